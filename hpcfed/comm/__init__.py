@@ -1,5 +1,6 @@
-"""How ranks meet: few collective verbs, over one process, threads or MPI; alone here mpi4py is
-used.
+"""Communication between ranks: a few collectives, over one process, threads or MPI.
+
+Only this package imports mpi4py.
 """
 
 from hpcfed.comm.connect import connect

@@ -1,5 +1,4 @@
-"""Values as bytes and back, without pickle: a JSON header, then the raw little-endian bytes of all
-arrays.
+"""Serialisation without pickle: a JSON header, then the raw little-endian bytes of all arrays.
 
 Carries None, bool, int, float, str, list, tuple, dict (keys str or int), numpy arrays and scalars
 of bool, int and float, torch tensors, and registered classes.
@@ -34,9 +33,7 @@ TENSORS = {
 
 
 class Kind(NamedTuple):
-    """A registered class: its name in the header, and the way to a value that the codec carries and
-    back.
-    """
+    """A registered class: its tag in the header and its conversion to and from a plain value."""
 
     tag: str
     to_plain: Callable[[Any], Any]
@@ -49,8 +46,10 @@ _KINDS: dict[type, Kind] = {}
 def register(
     cls: type, tag: str, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]
 ) -> None:
-    """Let values of exactly this class travel, as to_plain(value), which must not be of that class
-    itself.
+    """Register a class so that `encode` accepts its instances.
+
+    Instances are sent as to_plain(value), which must not be of the class itself. Subclasses are not
+    included. Raises ValueError if another class has the tag.
     """
     if any(kind.tag == tag and other is not cls for other, kind in _KINDS.items()):
         raise ValueError(f"codec: the tag {tag!r} is taken")
@@ -58,16 +57,20 @@ def register(
 
 
 def encode(item: Any) -> bytes:
-    """The item as bytes; raises TypeError that names the type of what cannot travel."""
+    """Return the item as bytes.
+
+    Raises TypeError for a type that the codec does not carry; the message names it.
+    """
     arrays: list[np.ndarray] = []
     header = json.dumps(_pack(item, arrays), separators=(",", ":")).encode()
     return b"".join([START.pack(MAGIC, len(header)), header, *(a.data for a in arrays)])
 
 
 def decode(data: bytes) -> Any:
-    """The item of these bytes, its arrays writable; tensors come back on the CPU, without gradient.
+    """Return the item that these bytes encode.
 
-    Raises ValueError for bytes that are damaged, cut off or too long.
+    Arrays are writable; tensors are on the CPU, without gradient. Raises ValueError for bytes that
+    are damaged, cut off or too long.
     """
     try:
         magic, length = START.unpack_from(data)
@@ -91,8 +94,9 @@ def decode(data: bytes) -> Any:
 
 
 def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
-    """The header's tree: plain values as they are, all else as [kind, ...]; arrays get each array's
-    bytes.
+    """Return the header's tree for an item, and append the bytes of its arrays to `arrays`.
+
+    Plain values stand for themselves, all others are lists [kind, ...].
     """
     if type(item) in PLAIN:
         return item
@@ -104,7 +108,7 @@ def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
         return ["kind", kind.tag, _pack(kind.to_plain(item), arrays)]
     if isinstance(item, np.ndarray | np.generic):
         return _pack_array(item, arrays)
-    torch = sys.modules.get("torch")  # who has a tensor has imported torch
+    torch = sys.modules.get("torch")  # a process with a tensor has imported torch
     if torch and isinstance(item, torch.Tensor):
         return _pack_tensor(item, arrays)
     raise TypeError(
@@ -193,7 +197,7 @@ def _unpack_tensor(name: str, shape: list[int], body: "_Body") -> Any:
 
 
 class _Body:
-    """The arrays' bytes, taken one array after the other."""
+    """Reader of the arrays' bytes, one array after the other."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0

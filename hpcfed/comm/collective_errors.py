@@ -1,6 +1,4 @@
-"""Errors that some ranks meet alone become the same error on all ranks, so that all leave
-together.
-"""
+"""Turns an error of some ranks into the same error on all ranks, so that all stop together."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,10 +10,10 @@ T = TypeVar("T")
 
 
 def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
-    """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first
-    rank's.
+    """Return fn() on every rank, or raise the same error on all of them; collective.
 
-    fn must not communicate: a rank that fails would leave the others waiting.
+    If fn raises HpcfedError on any rank, all ranks raise the error of the lowest such rank. fn must
+    not communicate: a rank that fails would leave the others waiting.
     """
     value, error = None, None
     try:
@@ -35,7 +33,10 @@ def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
 
 
 def common_error(messages: dict[int, str], first: int, error: HpcfedError | None) -> HpcfedError:
-    """The first failed rank's error, for all ranks; it names the rank where others fare better."""
+    """Return the error that all ranks raise, made from that of the first failed rank.
+
+    It names the rank unless that is rank 0 or all ranks have the same message.
+    """
     message = messages[first]
     alike = first == 0 or all(m == message for m in messages.values())
     same = type(error or HpcfedError())(message if alike else f"rank {first}: {message}")

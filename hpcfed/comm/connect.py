@@ -1,4 +1,4 @@
-"""Which Comm this process has: one of an MPI job's ranks, or alone."""
+"""Selection of this process's Comm: one rank of an MPI job, or a single process."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ RANKS = (
     "PMI_RANK",
     "PALS_RANKID",
     "FLUX_TASK_RANK",
-)  # tell of a launcher, but not the size
+)  # reveal a launcher, but not the size
 
 NUMBERS = (
     "OMPI_COMM_WORLD_RANK",
@@ -31,19 +31,18 @@ NUMBERS = (
     "PALS_RANKID",
     "FLUX_TASK_RANK",
     "SLURM_PROCID",
-)  # of a process among those that the launcher started
+)  # number of a process among those of the launcher
 
 
 def connect(limit: float = 0) -> Comm:
-    """The Comm of this process: MPI if a launcher (mpirun, mpiexec, srun) started it, else Serial.
+    """Return the Comm of this process: MPI if a launcher started it, else Serial.
 
-    The launcher is known by its environment variables alone. MPI is never started to find out: that
-    takes a second, can end the process on a login node, and leaves variables that child processes
-    would inherit. A job of one process is Serial too, and needs no MPI library. Call it once, on
-    the main thread.
-
-    limit: seconds to wait for ranks that may have died before they were here, where they do not end
-    the job themselves (`ulfm.limit_start`); 0: none.
+    The launcher (mpirun, mpiexec, srun) is detected by its environment variables alone. MPI is
+    never started to find out: that takes a second, can end the process on a login node, and leaves
+    variables that child processes would inherit. A job of one process is Serial too, and needs no
+    MPI library. Call it once, on the main thread.
+    limit: seconds to wait for ranks that may have died before MPI started, in case they do not end
+    the job themselves (`ulfm.limit_start`); 0 is no limit.
     Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the
     launcher started, or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
     """
@@ -55,7 +54,7 @@ def connect(limit: float = 0) -> Comm:
 
 
 def connect_mpi(name: str, size: int | None) -> Comm:
-    """What `connect` does for one of several processes."""
+    """Return the MPI Comm of one of several processes; part of `connect`."""
     try:
         from hpcfed.comm.mpi import Mpi
     except (ImportError, RuntimeError, OSError) as error:  # no mpi4py; no MPI library for it
@@ -79,7 +78,7 @@ def connect_mpi(name: str, size: int | None) -> Comm:
 
 
 def launcher_error(why: str) -> ConfigError:
-    """The error of processes that do not find one another: each of them raises it."""
+    """Return the error of processes that do not find one another; each of them raises it."""
     error = ConfigError(
         f"{why}\n  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
     )
@@ -88,14 +87,14 @@ def launcher_error(why: str) -> ConfigError:
 
 
 def other_process_reports(env: Mapping[str, str]) -> bool:
-    """Whether another process that the launcher started says what all of them have to say."""
+    """Return whether another process of this launcher prints the message that all of them have."""
     return next((env[name] for name in NUMBERS if name in env), "0") != "0"
 
 
 def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
-    """The variable that tells of a launcher, and how many processes it started (None: unknown).
+    """Return the variable that reveals a launcher, and the number of processes that it started.
 
-    "" and 1 without a launcher.
+    The number is None if unknown. Without a launcher the result is ("", 1).
     """
     for name in SIZES:
         if name in env:
@@ -111,7 +110,10 @@ def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def count(name: str, value: str) -> int:
-    """A launcher's variable as a number of processes; ConfigError for anything else."""
+    """Return a launcher's variable as a number of processes.
+
+    Raises ConfigError if it is no integer.
+    """
     try:
         return int(value)
     except ValueError as error:

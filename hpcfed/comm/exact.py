@@ -1,6 +1,6 @@
-"""Exact sums: values on a common grid, so that no rank count, placement or reduction tree changes a
-bit.
+"""Exact sums: values on a common grid, so that the order of summation does not change a bit.
 
+The result is the same for any number of ranks, placement of clients and reduction tree.
 All values v of one array, over all rows of all ranks, share the scale 2**s, and the integers q =
 rint(v * 2**s) are added. They are held in float64, where adding integers is exact up to 2**53,
 hence associative; the maximum and the number of rows, which determine s, are so too. With n rows, h
@@ -9,10 +9,9 @@ partial sum exceeds 2**53. A total is within n * 2**-(s + 1) <= 2**(2 h - 53) * 
 one; a mean of n = 1000 so within 2**-43 of the largest, where float32 itself ends at 2**-24. Values
 far below the largest of their array lose their low bits, so arrays of different magnitude are best
 passed as different arrays. Minus zero becomes zero.
-
-The integers travel in messages of a few hundred KiB that stay in the cache (`messages`); int64
-would carry nine bits more, and takes 1.4 times as long: processors turn float64 into int64 and back
-value by value.
+The integers travel in messages of a few hundred KiB that stay in the cache (`messages`). int64
+would carry nine more bits, but takes 1.4 times as long, because processors convert between float64
+and int64 value by value.
 """
 
 import math
@@ -30,10 +29,10 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
-    """The largest magnitude of each array, times its row's factor, over these rows, [A]; 0 without
-    rows.
+    """Return the largest magnitude of each array, times its row's factor, over these rows, [A].
 
-    Raises DivergedError for nan or inf, ValueError for a row whose arrays have other shapes.
+    Without rows all are 0. Raises DivergedError for nan or inf, ValueError for a row whose arrays
+    have other shapes.
     """
     peaks = np.zeros(len(shapes))
     for j, (row, factor) in enumerate(zip(rows, factors, strict=True)):
@@ -53,15 +52,17 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest |value|, without a temporary array; nan or inf if one is in it, 0 for an empty
-    array.
+    """Return the largest absolute value of an array, without a temporary array.
+
+    Returns nan or inf if the array has one, 0 if it is empty.
     """
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
 def scale(peak: float, n: int) -> int:
-    """s, such that n values of magnitude <= peak, each times 2**s and rounded, have a sum within
-    2**53.
+    """Return the exponent s of the grid for n values of magnitude <= peak.
+
+    The sum of n such values, each times 2**s and rounded, does not exceed 2**53.
     """
     return BITS - max(n - 1, 0).bit_length() - math.frexp(peak)[1] if peak else 0
 
@@ -73,10 +74,10 @@ def quantise(
     s: int,
     buffer: np.ndarray,
 ) -> None:
-    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64; values: [m]
-    each.
+    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64.
 
-    buffer: float64, at least [m], written over.
+    values: [m] each.
+    buffer: float64, at least [m]; it is overwritten.
     """
     if not values:
         out[:] = 0.0
@@ -88,22 +89,24 @@ def quantise(
 
 
 def restore(totals: np.ndarray, s: int, i: int) -> None:
-    """Array i's totals from the grid back to values, in place; raises DivergedError for one beyond
-    float64.
+    """Convert array i's totals from the grid back to values, in place.
+
+    Raises DivergedError for a total beyond float64.
     """
-    totals += 0.0  # from minus zero, which comes and goes with the ranks
+    totals += 0.0  # minus zero becomes zero: its sign would depend on the ranks
     times(totals, 1.0, -s, out=totals)
     if s < BITS - 1023 and not math.isfinite(magnitude(totals)):
         raise DivergedError(f"sum: the total of array {i} is beyond float64; the uploads diverge")
 
 
 def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndarray:
-    """values * factor * 2**s in float64; s is -1126..1126, so that 2**s itself may be beyond
-    float64.
+    """Return values * factor * 2**s in float64, written to `out`.
+
+    s is in -1126..1126, so 2**s itself may be beyond float64.
     """
     if (
         values.dtype != out.dtype
-    ):  # apart, for a multiplication that converts as well takes 1.5 times as long
+    ):  # separately: a multiplication with conversion takes 1.5 times as long
         np.copyto(out, values, casting="unsafe")
         values = out
     if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:

@@ -1,5 +1,6 @@
-"""Whether a launcher is that of the MPI library; decided before MPI starts, where it may end the
-process without a word.
+"""Check that the launcher belongs to the MPI library.
+
+It is made before MPI starts, because with a wrong launcher MPI may end the process silently.
 """
 
 from collections.abc import Mapping
@@ -11,12 +12,14 @@ INSIDE = ("PMI_SIZE", "PMI_RANK", "MV2_COMM_WORLD_SIZE")
 
 
 class Foreign(Exception):
-    """mpi4py's library is another one than the launcher's."""
+    """The launcher does not belong to the MPI library that mpi4py uses."""
 
 
 def check(library: str, env: Mapping[str, str]) -> None:
-    """Raise Foreign where Open MPI's mpirun started a process with another library: MPICH, say,
-    ends it with status 16, or starts a world of one rank. library: as MPI describes it.
+    """Raise Foreign if Open MPI's mpirun started a process that uses another MPI library.
+
+    MPICH, for example, would end the process with status 16, or start a world of one rank.
+    library: the library's own description of itself.
     """
     if STARTED not in env or any(name in env for name in INSIDE):
         return

@@ -1,5 +1,4 @@
-"""Arrays that the processes of a node read from the same memory: a file that lies in memory, mapped
-by each of them.
+"""Arrays in memory that the processes of a node share: a file in /dev/shm, mapped by each of them.
 
 MPI has windows for this, but those of Open MPI are not made for runs that outlive a rank, and it
 warns of them. A mapping stays valid when the process that made it dies.
@@ -19,7 +18,7 @@ ALIGN = 64  # bytes; arrays start on a cache line
 FOLDERS = (
     "/dev/shm",
     tempfile.gettempdir(),
-)  # the first is in memory; containers may give it little room
+)  # the first is in memory, but may be small in containers
 
 PREFIX = "hpcfed-"  # of the names of such files; the number of the process that made it follows
 
@@ -31,7 +30,10 @@ def plan_of(arrays: Arrays) -> Plan:
 
 
 def write(arrays: Arrays) -> str:
-    """Put the arrays into a new file, whose path is returned; DataError where there is no room."""
+    """Write the arrays to a new file and return its path.
+
+    Raises DataError if no folder has enough space.
+    """
     for folder in FOLDERS:
         with suppress(OSError):
             return _write(folder, arrays)
@@ -48,7 +50,7 @@ def _write(folder: str, arrays: Arrays) -> str:
     try:
         with open(
             handle, "wb"
-        ) as file:  # not through a mapping, which would end the process for want of room
+        ) as file:  # not through a mapping: without space that would end the process
             for start, array in zip(_starts(plan_of(arrays)), arrays.values(), strict=False):
                 file.seek(start)
                 file.write(np.ascontiguousarray(array).data)
@@ -60,8 +62,9 @@ def _write(folder: str, arrays: Arrays) -> str:
 
 
 def read(path: str, plan: Plan) -> Arrays:
-    """The arrays of a file that `write` made, read-only; the file may be removed as soon as they
-    are there.
+    """Return the arrays of a file written by `write`, read-only.
+
+    The file may be removed as soon as this returns.
     """
     memory = np.memmap(path, np.uint8, "r")
     parts = zip(plan, _starts(plan), strict=False)
@@ -71,7 +74,7 @@ def read(path: str, plan: Plan) -> Arrays:
 
 
 def _starts(plan: Plan) -> Iterator[int]:
-    """Where each array begins, and where the file ends, which is never empty."""
+    """Yield the offset of each array in bytes, then the size of the file, which is never 0."""
     at = 0
     for _, dtype, shape in plan:
         yield at

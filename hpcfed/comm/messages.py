@@ -1,11 +1,11 @@
-"""Exact sums over all ranks, message by message: a piece is put on the grid, added up and finished
-in the cache.
+"""Exact sums over all ranks in messages that fit the processor's cache.
 
-A large message has a part for each rank, which receives all ranks' shares of it, adds them up,
-finishes its totals (divides them by their weights, say) and sends the outcome, in its own type, to
-all. So each rank does its share of the work, and a float32 model moves 8 bytes a value on the way
-in and 4 on the way out. A small message is added up on all ranks in one call. No buffer is larger
-than a message.
+Each message is put on the grid (`exact`), added up and finished before the next one.
+A large message has one part for each rank. A rank receives all ranks' shares of its part, adds them
+up, finishes the totals (divides them by their weights, say) and sends the outcome, in its own type,
+to all. So each rank does its share of the work, and a float32 model moves 8 bytes a value on the
+way in and 4 on the way out. A small message is added up on all ranks in one call. No buffer is
+larger than a message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,28 +18,26 @@ from hpcfed.comm.protocol import Into, Row
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
-# bytes of a message that goes over TCP without being announced and asked for (comm.settings)
+# bytes of a message that goes over TCP without a handshake (comm.settings)
 EAGER = 1 << 21
-ITEM = 8  # bytes of a value on its way: a float64
-CACHE = 8  # values of a line of the processor's cache
-PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
-MOST = 1 << 23  # values of a message, of however many ranks: 64 MiB
-WORK = 2  # lines of float64 in which a rank works
+ITEM = 8  # bytes of a value in a message: a float64
+CACHE = 8  # values of a cache line
+PART = 1 << 13  # smallest number of values of a rank's part: fewer are not worth numpy's calls
+MOST = 1 << 23  # largest number of values of a message, for any number of ranks: 64 MiB
+WORK = 2  # lines of float64 of a rank's work space
 
 
 class Room(NamedTuple):
-    """The buffers of a message of R lines, m columns each: a line of values that each rank
-    finishes, and the counts.
-    """
+    """The buffers of a message of R lines with m columns each; each rank finishes one line."""
 
-    sent: np.ndarray  # [R, m] float64: what this rank gives
-    got: np.ndarray  # [R, m] float64: what each rank gives for this rank's line
+    sent: np.ndarray  # [R, m] float64: this rank's contributions
+    got: np.ndarray  # [R, m] float64: each rank's contribution to this rank's line
     line: np.ndarray  # [m]: this rank's line, finished
-    done: np.ndarray  # [R, m]: all of them
+    done: np.ndarray  # [R, m]: all finished lines
 
 
 def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
-    """Buffers of this rank alone: what others are to have is sent to them."""
+    """Return buffers in this rank's own memory; their contents are sent to the other ranks."""
     sent = np.zeros((lines, columns))
     return Room(
         sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype)
@@ -47,15 +45,17 @@ def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
 
 
 def private_buffer_bytes(lines: int, columns: int, item: int) -> int:
-    """Bytes of these buffers, with those in which a rank works. item: of a value that is
-    finished.
+    """Return the bytes of these buffers and of a rank's work space.
+
+    item: bytes of one finished value.
     """
     return columns * (ITEM * (2 * lines + WORK) + item * (lines + 1))
 
 
 class Ways(NamedTuple):
-    """How these ranks add up. Sums are of integers within 2**53, so that their order does not
-    matter.
+    """The operations by which these ranks add up.
+
+    Sums are of integers within 2**53, so their order does not matter.
     """
 
     rank: int
@@ -67,14 +67,14 @@ class Ways(NamedTuple):
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
     lines: Callable[
         [np.ndarray, np.ndarray], None
-    ]  # from [R, m] on each rank: this rank's line of all, to [R, m]
+    ]  # from [R, m] on each rank: this rank's line of each, to [R, m]
     collect: Callable[
         [np.ndarray, np.ndarray], None
     ]  # from [m] on each rank: all of them, to [R, m]
 
 
 class Totals:
-    """The totals themselves, float64: where `Comm.sum` writes unless told otherwise."""
+    """The totals themselves as float64 arrays: the default target of `Comm.sum`."""
 
     first = 0
 
@@ -82,13 +82,13 @@ class Totals:
         self.arrays = [np.empty(shape) for shape in shapes]
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        """Nothing more to be done."""
+        """Do nothing: the totals are stored as they are."""
 
 
 def exact_sum(
     ways: Ways, rows: Sequence[Row], shapes: Shapes, factors: Sequence[float], into: Into | None
 ) -> list[np.ndarray]:
-    """`Comm.sum`, by one maximum and as many messages as it takes."""
+    """Return the sum as `Comm.sum` does, by one maximum and as many messages as needed."""
     factors, into = factors or [1.0] * len(rows), into or Totals(shapes)
     counts = np.zeros(ways.size)
     counts[ways.rank] = len(rows)
@@ -105,33 +105,39 @@ def exact_sum(
 
 
 def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
-    """The arrays, by index, that can go in one message: all of a small sum, else those needed first
-    apart.
+    """Yield the indices of the arrays that share a message.
+
+    All arrays of a small sum go together. Of a large sum the first `first` arrays, which are needed
+    to finish the others, go on their own.
     """
     both = [range(len(sizes))] if sum(sizes) <= SMALL else [range(first), range(first, len(sizes))]
     return (group for group in both if len(group))
 
 
 def width(values: int, lines: int) -> int:
-    """Values of a line, of so many in all: in as few messages as can be, all of the same size."""
+    """Return the values of a line, so that a sum takes the fewest messages, all of one size."""
     messages = max(1, -(-values // (lines * most(lines))))
     return pad_columns(-(-values // (lines * messages))) - 1
 
 
 def most(lines: int) -> int:
-    """Values of a line of a large message that are asked for at most."""
+    """Return the largest number of values in a line of a large message."""
     return max(MESSAGE // lines, min(PART, MOST // lines))
 
 
 def pad_columns(values: int) -> int:
-    """Columns for so many values and the count of rows: they fill lines of the cache, so that none
-    has two owners.
+    """Return the columns of a line for so many values and the count of rows.
+
+    It is rounded up to whole cache lines, so that no cache line belongs to two ranks.
     """
     return -(-(values + 1) // CACHE) * CACHE
 
 
 def sum_lines(lines: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """The sum of lines [R, m], in out [m]; `np.add.reduce` would begin with a copy of the first."""
+    """Return the sum of lines [R, m], in out [m].
+
+    `np.add.reduce` would begin with a copy of the first line.
+    """
     np.add(lines[0], lines[1] if len(lines) > 1 else 0.0, out=out)
     for line in lines[2:]:
         out += line
@@ -139,7 +145,7 @@ def sum_lines(lines: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 class Piece(NamedTuple):
-    """Values start..stop of array i, which lie from `at` in line `line` of the message."""
+    """Values start..stop of array i, at column `at` of line `line` of the message."""
 
     i: int
     start: int
@@ -149,8 +155,9 @@ class Piece(NamedTuple):
 
 
 class Message:
-    """Values on their way, [lines, width + 1]: a line a rank, or one for all; the last column
-    counts the rows.
+    """A message under construction, [lines, width + 1].
+
+    It has one line for each rank, or a single line for all. The last column counts the rows.
     """
 
     def __init__(
@@ -168,7 +175,9 @@ class Message:
         self.width = width(size, self.lines)
         room = ways.room if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
-        self.total, self.buffer = np.empty((WORK, self.width + 1))  # made once: new memory is slow
+        self.total, self.buffer = np.empty(
+            (WORK, self.width + 1)
+        )  # allocated once, because new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:
@@ -186,21 +195,21 @@ class Message:
                 self.send()
 
     def send(self) -> None:
-        """Add up, finish and store what is in the message, which is empty then."""
+        """Add up, finish and store the values in the message, and empty it."""
         self.sent[:, -1] = self.rows
         if self.pieces:
             self.alone() if self.lines == 1 else self.reduce_lines()
         self.used, self.pieces = 0, []
 
     def alone(self) -> None:
-        """All of it is added up and finished here, as on every rank."""
+        """Add up and finish the single line here, as every other rank does too."""
         total = self.check_rows(self.ways.total(self.sent))
         for piece in self.pieces:
             self.finish(total[0], piece)
             self.store(total, piece)
 
     def reduce_lines(self) -> None:
-        """This rank's line is added up and finished here, each other one by its rank."""
+        """Add up and finish this rank's line, and exchange finished lines with the other ranks."""
         self.ways.lines(self.sent, self.got)
         self.check_rows(sum_lines(self.got, self.total))
         for piece in self.pieces:
@@ -212,7 +221,7 @@ class Message:
             self.store(self.done, piece)
 
     def finish(self, total: np.ndarray, piece: Piece) -> None:
-        """Make values of a piece's total; total: its line."""
+        """Turn a piece's total into values, in place. total: the line that holds the piece."""
         values = total[piece.at : piece.at + piece.stop - piece.start]
         restore(values, self.scales[piece.i], piece.i)
         self.into.finish(piece.i, piece.start, values)
@@ -221,7 +230,7 @@ class Message:
         self.into.arrays[piece.i].reshape(-1)[piece.start : piece.stop] = self.place(done, piece)
 
     def check_rows(self, total: np.ndarray) -> np.ndarray:
-        """The totals, if all ranks' rows are in them."""
+        """Return the totals. Raises RuntimeError unless they include the rows of all ranks."""
         if (total[..., -1] != self.n).any():
             raise RuntimeError(
                 f"the sum over {self.ways.size} ranks holds {int(total.flat[-1])} rows, but the "
@@ -232,5 +241,5 @@ class Message:
 
     @staticmethod
     def place(lines: np.ndarray, piece: Piece) -> np.ndarray:
-        """Where the piece lies in the lines; a view."""
+        """Return the view of the piece in these lines."""
         return lines[piece.line, piece.at : piece.at + piece.stop - piece.start]

@@ -25,25 +25,25 @@ T = TypeVar("T")
 SHORT, LONG = (
     2e-5,
     2e-4,
-)  # seconds between two looks whether the other ranks are there: at first, and later
+)  # seconds between two polls in a barrier: at first, and later
 
 
 class Mpi(Mortal):
-    """One MPI process of COMM_WORLD; the verbs are those of `Comm`.
+    """One MPI process of COMM_WORLD; its methods are those of `Comm`.
 
     limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers
-    go in pieces. Tests make it small.
+    are sent in pieces. Tests make it small.
     """
 
     @raise_rank_lost
     def __init__(self, limit: int = 2**31 - 1) -> None:
         self.limit, self._world, self._node = limit, MPI.COMM_WORLD, MPI.COMM_NULL
-        self._join(MPI.COMM_WORLD.Dup())  # so that a library's own messages never meet ours
+        self._join(MPI.COMM_WORLD.Dup())  # separates other libraries' messages from ours
 
     def _join(self, world: MPI.Comm) -> None:
-        """Be one of these ranks from now on."""
+        """Use this communicator from now on."""
         self._world, self._node = world, MPI.COMM_NULL
-        self.__dict__.pop("_ways", None)  # of the ranks before
+        self.__dict__.pop("_ways", None)  # cached for the former ranks
         self._node = self._near(world)
         self.rank, self.size = world.rank, world.size
         self.local_rank = self._node.rank
@@ -51,12 +51,12 @@ class Mpi(Mortal):
 
     @staticmethod
     def _near(world: MPI.Intracomm) -> MPI.Intracomm:
-        """The ranks that have memory in common with this one."""
+        """Return the communicator of the ranks that share this rank's memory."""
         return world.Split_type(MPI.COMM_TYPE_SHARED)
 
     def _nodes(self) -> tuple[int, ...]:
         first = np.array([self.rank])
-        self._node.Bcast(first, 0)  # a node is known by its first rank
+        self._node.Bcast(first, 0)  # a node is identified by its first rank
         firsts = self._allgather(int(first[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
@@ -72,7 +72,7 @@ class Mpi(Mortal):
 
     @cached_property
     def _ways(self) -> Ways:
-        """How these ranks add up; made by all of them in the same call."""
+        """The operations by which these ranks add up; collective on first use."""
         common = self._board() if self.size > max(self.node_of) + 1 else None
         nodes = Nodes(self._world, self._node, self.node_of, common) if common else None
         return Ways(
@@ -88,8 +88,9 @@ class Mpi(Mortal):
         )  # itself, several times slower
 
     def _board(self) -> NodeMemory | None:
-        """Memory that the ranks of each node share, where there is room for it on all nodes, and
-        all ranks see it.
+        """Return this rank's view of the memory that its node's ranks share; collective.
+
+        Returns None unless all nodes have space for it and all ranks can map it.
         """
         each = self._node.size
         found = self._in_memory(
@@ -98,11 +99,11 @@ class Mpi(Mortal):
         return found if min(self._allgather(found is not None)) else None
 
     def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:
-        """look(path, ...) on all ranks of a node at what make() has put into memory there; then its
-        name goes.
+        """Return look(path, ...) on all ranks of a node, for a shared file that one of them made.
 
-        make: called by one rank of each node; the path of a file, or "", and what else `look`
-        needs.
+        The file is removed afterwards.
+        make: called by one rank of each node; returns the path of the file, or "", and the other
+        arguments of `look`.
         """
         first, made = self.local_rank == 0, ("",)
         try:
@@ -147,8 +148,9 @@ class Mpi(Mortal):
 
     @raise_rank_lost
     def barrier(self, word: int = 0) -> int:
-        """Here ranks wait for one another's training: without keeping the core busy, which others
-        may need.
+        """Wait for all ranks, as `Comm.barrier` does, without keeping the core busy.
+
+        Ranks wait here for one another's training, and another rank may need the core.
         """
         highest, pause = np.array([word], np.int64), SHORT
         request = self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX)
@@ -175,7 +177,7 @@ class Mpi(Mortal):
     def close(self) -> None:
         self._world.Barrier()
         if self.lost:
-            return  # to free, or to end MPI, may wait for the dead: the process ends without
+            return  # freeing, or ending MPI, may wait for dead ranks: the process ends without
         self._node.Free()
         self._world.Free()
 
@@ -193,7 +195,7 @@ class Mpi(Mortal):
         return values.tolist()
 
     def _bcast(self, comm: MPI.Comm, data: bytes | None, root: int) -> bytes:
-        """The root's bytes on all ranks of comm; None on the others."""
+        """Return the root's bytes on all ranks of comm. data: None on the other ranks."""
         size = np.array([len(data or b"")], np.int64)
         comm.Bcast(size, root)
         flat = np.empty(size[0], np.uint8) if data is None else np.frombuffer(data, np.uint8)

@@ -1,6 +1,6 @@
-"""Importing this file starts MPI, as hpcfed wants it; MPI ends by itself when Python does.
+"""Starts MPI, with hpcfed's settings, when it is imported; MPI ends when Python does.
 
-Raises `foreign.Foreign`, before MPI starts, where the launcher is another library's.
+Raises `launcher_check.Foreign`, before MPI starts, if the launcher is another library's.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the MPI library says about itself; MPI is loaded for that, but not started."""
+"""The MPI library's description of itself. MPI is loaded for this, but not started."""
 
 import ctypes
 import re
@@ -9,11 +9,10 @@ MAPS = Path("/proc/self/maps")
 
 
 def library() -> dict[str, Any]:
-    """Name and version of the library, the MPI standard that it implements, mpi4py's version, and
-    its file.
+    """Return the library's name, version, MPI standard and file, and mpi4py's version.
 
-    cuda: whether it takes buffers in a GPU's memory; None where it does not say.
-    Raises ImportError, RuntimeError or OSError where there is no mpi4py, or no library for it.
+    cuda: whether it takes buffers in a GPU's memory; None if it does not say.
+    Raises ImportError, RuntimeError or OSError if mpi4py or an MPI library for it is missing.
     """
     import mpi4py
 
@@ -33,8 +32,9 @@ def library() -> dict[str, Any]:
 
 
 def library_path(stem: str) -> str:
-    """The file of a shared library that this process has loaded; "" if there is none, or no
-    /proc.
+    """Return the file of a shared library that this process has loaded.
+
+    Returns "" if there is none, or if the system has no /proc.
     """
     try:
         # five columns, and the path, which may hold spaces
@@ -46,8 +46,9 @@ def library_path(stem: str) -> str:
 
 
 def takes_gpu(path: str) -> bool | None:
-    """What Open MPI's extension says of buffers in a GPU's memory; other libraries do not have
-    it.
+    """Return whether Open MPI takes buffers in a GPU's memory, by its own extension.
+
+    Returns None for other libraries, which do not have the extension.
     """
     try:
         return bool(ctypes.CDLL(path).MPIX_Query_cuda_support()) if path else None

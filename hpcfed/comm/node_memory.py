@@ -1,5 +1,6 @@
-"""Memory of a node that all its ranks write and read: there a sum costs two meetings a message, and
-no copies.
+"""Memory that all ranks of a node write and read, for sums.
+
+A sum then costs two barriers for each message, and no copies.
 """
 
 import mmap
@@ -12,29 +13,30 @@ import numpy as np
 from hpcfed.comm.memory import FOLDERS, PREFIX
 from hpcfed.comm.messages import ITEM, most, pad_columns
 
-FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
+FOLDER = FOLDERS[0]  # if it is too small, ranks send messages instead
 
 
 def line(ranks: int) -> int:
-    """Bytes of a line at most."""
+    """Return the largest size of a line in bytes."""
     return ITEM * pad_columns(most(ranks))
 
 
 def size_of(each: int, ranks: int) -> int:
-    """Bytes for `each` ranks of a node: each gives a line for every rank; and for the lines of the
-    outcome.
+    """Return the bytes of the shared file for `each` ranks of a node.
+
+    It has a line from each of them for every rank, and the lines of the outcome.
     """
     return (each + 1) * ranks * line(ranks)
 
 
 def make(each: int, ranks: int) -> str:
-    """Such a file, whose path is returned; "" where there is no such memory, or no room in it."""
+    """Make such a file and return its path; "" if there is no such memory, or no space in it."""
     with suppress(OSError):
         handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", dir=FOLDER)
         try:
             os.posix_fallocate(
                 handle, 0, size_of(each, ranks)
-            )  # now, for a mapping without room ends the process
+            )  # now, because a mapping without space would end the process
         except OSError:
             os.unlink(path)
             raise
@@ -45,7 +47,7 @@ def make(each: int, ranks: int) -> str:
 
 
 def look(path: str, each: int, ranks: int) -> "NodeMemory | None":
-    """A rank's view of the file at that path, if it sees one."""
+    """Return a rank's view of the file at that path; None if the rank cannot open it."""
     try:
         return NodeMemory(path, each, ranks) if path else None
     except OSError:
@@ -53,10 +55,10 @@ def look(path: str, each: int, ranks: int) -> "NodeMemory | None":
 
 
 class NodeMemory:
-    """A rank's view of such a file, which may be removed as soon as all ranks have theirs.
+    """A rank's view of the shared file, which may be removed once all ranks have their view.
 
-    What is given and what is done never share a place, also where messages differ in size: a rank
-    may write the one while another still reads the other.
+    Contributions and totals never overlap, even if messages differ in size: a rank may write the
+    one while another still reads the other.
     """
 
     def __init__(self, path: str, each: int, ranks: int):
@@ -66,7 +68,7 @@ class NodeMemory:
         self.memory = np.frombuffer(memory, np.uint8)
 
     def contributions(self, columns: int) -> np.ndarray:
-        """What each rank of the node gives to every rank, [each, R, columns] float64."""
+        """Return each node rank's contribution to every rank, [each, R, columns] float64."""
         wide = self.memory[: self.each * self.ranks * line(self.ranks)].reshape(self.each, -1)
         return (
             wide[:, : self.ranks * columns * ITEM]
@@ -75,7 +77,7 @@ class NodeMemory:
         )
 
     def totals(self, columns: int, dtype: np.dtype) -> np.ndarray:
-        """The line that each rank has finished, [R, columns]."""
+        """Return the line that each rank has finished, [R, columns]."""
         last = self.memory[self.each * self.ranks * line(self.ranks) :]
         return (
             last[: self.ranks * columns * dtype.itemsize].view(dtype).reshape(self.ranks, columns)

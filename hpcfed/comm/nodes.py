@@ -1,7 +1,7 @@
-"""Sums of ranks that share nodes: what a node's ranks give is added up in its memory first.
+"""Hierarchical sums: contributions of a node's ranks are first added up in the node's memory.
 
-So a network carries a line of a message once for each node, and not once for each rank. A rank's
-line is added up on another node by one rank of it, the same one to which the finished line is sent.
+So the network carries a line of a message once for each node instead of once for each rank. On
+every other node one rank adds up a given rank's line; the finished line is sent to the same rank.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,14 @@ from hpcfed.comm.node_memory import NodeMemory
 
 Spread = tuple[
     np.ndarray, np.ndarray
-]  # counts and places of what a rank sends to, or has from, each other one
+]  # counts and offsets of values that a rank sends to, or receives from, each other rank
 
 
 class Nodes:
-    """The way of a large message (`messages.Ways`): room, lines and collect, in this order.
+    """The operations of a large message (`messages.Ways`): room, lines and collect, in this order.
 
-    world, node: all ranks, and those of this node.  node_of: the node of each rank, [R].
+    world, node: the communicators of all ranks and of this node's ranks.
+    node_of: the node of each rank, [R].
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Nodes:
         self.speakers = [r for one, r in enumerate(speaker[rank]) if one != here]
 
     def room(self, lines: int, columns: int, dtype: np.dtype) -> Room:
-        """The buffers of a message. sent, line and done lie in the node's memory.
+        """Return the buffers of a message. sent, line and done lie in the node's memory.
 
         A rank may write `sent` again after `collect`, and `line` after `lines` of the next message.
         """
@@ -60,8 +61,9 @@ class Nodes:
         return Room(sent, got, done[rank], done)
 
     def lines(self, sent: np.ndarray, got: np.ndarray) -> None:
-        """Every node's share of this rank's line, to `got`, [N, m]; of one node alone its ranks'
-        shares, [R, m].
+        """Write every node's share of this rank's line to `got`, [N, m].
+
+        With a single node `got` has its ranks' shares, [R, m].
         """
         self.node.Barrier()
         if not self.speakers:
@@ -75,8 +77,9 @@ class Nodes:
         )
 
     def collect(self, line: np.ndarray, done: np.ndarray) -> None:
-        """All ranks' finished lines, to the node's `done`, [R, m]; those of its own ranks are
-        there.
+        """Write all ranks' finished lines to the node's `done`, [R, m].
+
+        The lines of this node's own ranks are already there.
         """
         if self.speakers:
             self.world.Alltoallv(
@@ -86,7 +89,10 @@ class Nodes:
         self.node.Barrier()
 
     def spread(self, ranks: Sequence[int], rows: Sequence[int], columns: int) -> Spread:
-        """A row of so many columns for each of these ranks, nothing for the others."""
+        """Return counts and offsets for sending a row of so many columns to each of these ranks.
+
+        All other ranks get nothing.
+        """
         counts, places = np.zeros((2, self.world.size), np.int64)
         counts[list(ranks)], places[list(ranks)] = columns, columns * np.array(rows, np.int64)
         return counts, places

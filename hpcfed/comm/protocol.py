@@ -1,4 +1,4 @@
-"""What every Comm can do, and the helpers that its three implementations share."""
+"""The interface of every Comm, and helpers that its three implementations share."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -15,43 +15,41 @@ Arrays = dict[str, np.ndarray]
 
 
 class Into(Protocol):
-    """Where a sum is written, and what becomes of its totals.
+    """The target of a sum: where totals are stored, and how they are finished.
 
-    arrays: of the sum's shapes, float32 or float64, the last ones of one type.  first: so many of
-    the arrays are needed to finish the others; they are complete before any of those is finished.
+    arrays: of the sum's shapes, float32 or float64; all but the first `first` have one type.
+    first: the number of arrays that are needed to finish the others; they are complete before any
+    of those is finished.
     """
 
     arrays: list[np.ndarray]
     first: int
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        """Make of a stretch of array i's totals, [m] float64, from its flat position `start`, what
-        is to be stored.
+        """Convert part of array i's totals, [m] float64 from flat position `start`, for storage.
 
-        In place, by value for value: some stretches are finished on one rank alone, and sent to the
-        others.
+        It works in place and value by value: some parts are finished on one rank alone and sent to
+        the others.
         """
 
 
 class Comm(Protocol):
-    """Ranks that meet in collectives: each verb is called by all ranks, in the same order.
+    """A group of ranks; each collective is called by all ranks, in the same order.
 
-    A rank with nothing to give calls as well, with no rows, no items or None. What `gather`,
-    `bcast` and `move` return is always a copy that came through `codec`, on one rank too: nobody
-    shares memory by accident, and a type that cannot travel is found on the first laptop run.
-
+    A rank without data makes the call too, with no rows, no items or None. `gather`, `bcast` and
+    `move` always return a copy made by `codec`, also on a single rank: no memory is shared by
+    accident, and a type that cannot be sent is found in the first run on a laptop.
     Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in
-    the verb that it is in, or in a later one; then nothing but `shrink` and `abort` can be called.
-    What verbs gave in between may be
-    wrong, without an error: Open MPI's collectives do that. So nothing counts before `confirm` has
-    returned.
+    the call that it is in, or in a later one; then only `shrink` and `abort` can be called. Results
+    of calls in between may be wrong, without an error: Open MPI's collectives do that. So no result
+    is valid before `confirm` has returned.
     """
 
     rank: int  # 0..size-1
     size: int
     local_rank: int  # 0.. among the ranks of this node
     node_of: tuple[int, ...]  # [size], node index 0.. of every rank
-    lost: int  # ranks that died so far, and without which this one goes on
+    lost: int  # number of ranks that have died so far
 
     def sum(
         self,
@@ -60,78 +58,80 @@ class Comm(Protocol):
         factors: Sequence[float] = (),
         into: Into | None = None,
     ) -> list[np.ndarray]:
-        """Add the rows of all ranks, array by array, to arrays of these shapes: float64, or those
-        of `into`.
+        """Add the rows of all ranks, array by array, to arrays of these shapes.
 
-        The same bits on all ranks, for any number of ranks and any placement of the rows; `exact`
-        says how and how near. No rows anywhere: zeros. factors: each row's arrays are multiplied by
-        its own, in float64; 1 by default. A row may be lazy: each of its items is taken twice, and
-        must be the same both times. Raises DivergedError for a nan or infinite value (before any
-        communication) and, on one rank at least, for a total beyond float64; ValueError for a row
-        of other shapes.
+        Returns float64 arrays, or the arrays of `into`. They have the same bits on all ranks, for
+        any number of ranks and any placement of the rows; `exact` describes the method and its
+        accuracy. Without any rows the sum is zero.
+        factors: each row's arrays are multiplied by its factor, in float64; 1 by default.
+        A row may be lazy: each of its items is read twice, and must be the same both times.
+        Raises DivergedError for a nan or infinite value (before any communication) and, on one rank
+        at least, for a total beyond float64; ValueError for a row of other shapes.
         """
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
-        """The union of all ranks' items, in the order of the client ids, on all ranks.
+        """Return the union of all ranks' items, in the order of the client ids, on all ranks.
 
         Raises ValueError if two ranks give the same id, TypeError for an item that `codec` does not
         carry.
         """
 
     def bcast(self, item: T, root: int = 0) -> T:
-        """The root's item, on all ranks; what the others pass is ignored."""
+        """Return the root's item on all ranks; the items of the other ranks are ignored."""
 
     def move(self, item: T | None, src: int, dst: int) -> T | None:
-        """Rank src's item on rank dst, None on all other ranks."""
+        """Return rank src's item on rank dst, None on all other ranks."""
 
     def barrier(self, word: int = 0) -> int:
-        """Return when all ranks have called: the highest word that one gave."""
+        """Wait until all ranks have called, and return the highest `word` of any rank."""
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
-        """Arrays that one rank of each node builds and all ranks of that node read from the same
-        memory.
+        """Return arrays that one rank of each node builds and all ranks of that node share.
 
         They are read-only, and stay valid. An error of build() is raised on the building rank only;
-        its caller must abort the run, for the other ranks wait.
+        its caller must abort the run, because the other ranks wait.
         """
 
     def confirm(self) -> None:
-        """Return when all ranks have called and none has died: all that verbs gave so far is right.
+        """Wait for all ranks, and confirm that all results so far are right.
 
-        Else RankLost, on all ranks alike.
+        Raises RankLost, on all ranks alike, if a rank has died.
         """
 
     def has_lost_rank(self) -> bool:
-        """Whether a rank has died, for who meets an error that may come of that; not collective."""
+        """Return whether a rank has died; not collective.
+
+        It is for callers that meet an error which a death may have caused.
+        """
 
     def shrink(self) -> list[int]:
-        """After RankLost: go on without the dead ranks, which are returned by their numbers of
-        before.
+        """Continue without the dead ranks after RankLost, and return their former numbers.
 
-        Collective among those that are left. They are numbered anew, in the same order. What
-        `share` gave stays valid. Deaths meanwhile are dealt with.
+        Collective among the remaining ranks, which are renumbered in the same order. Arrays from
+        `share` stay valid. Further deaths during the call are handled too.
         """
 
     def abort(self, status: int) -> NoReturn:
         """End all ranks at once, wherever they are, with this exit status."""
 
     def close(self) -> None:
-        """End in order, all ranks together.
+        """End communication in order; collective.
 
-        Where ranks were lost, the process must end by os._exit then: MPI would wait for them at
+        If ranks were lost, the process must then end by os._exit: MPI would wait for them at
         Python's exit.
         """
 
 
 def valid_rank(name: str, rank: int, size: int) -> None:
-    """Raise ValueError unless there is such a rank."""
+    """Raise ValueError unless 0 <= rank < size. name: of the argument, for the message."""
     if not 0 <= rank < size:
         raise ValueError(f"{name} = {rank}: ranks are 0..{size - 1}")
 
 
 def union(parts: Iterable[bytes]) -> dict[int, Any]:
-    """All ranks' encoded items as one dict in the order of the ids; parts: one a rank, in rank
-    order.
+    """Return all ranks' encoded items as one dict in the order of the ids.
+
+    parts: one for each rank, in rank order. Raises ValueError if two ranks give the same id.
     """
     merged: dict[int, Any] = {}
     for rank, part in enumerate(parts):
@@ -145,7 +145,7 @@ def union(parts: Iterable[bytes]) -> dict[int, Any]:
 
 
 def read_only(arrays: Arrays) -> Arrays:
-    """Views of the same memory that cannot be written."""
+    """Return read-only views of the arrays."""
     views = {name: np.asarray(array).view() for name, array in arrays.items()}
     for view in views.values():
         view.flags.writeable = False

@@ -1,10 +1,9 @@
-"""What becomes of MPI ranks when one of them dies: the others are told, agree, and go on without
-it.
+"""Recovery of MPI ranks from the death of one of them: notification, agreement and shrinking.
 
-By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective that has met a death may
-fail on some ranks only, and in Open MPI 5 return wrong data on others, without an error. The one
-call that gives all ranks the same answer is the agreement, and all ranks must make it: each makes
-one for each `confirm`, or in place of it where it has met a death before.
+By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective during which a rank dies may
+fail on some ranks only, and in Open MPI 5 return wrong data on others, without an error. Only the
+agreement gives all ranks the same answer, and all ranks must make it: each makes one for each
+`confirm`, or in place of it if it has met a death before.
 """
 
 import time
@@ -25,11 +24,11 @@ LOST = (
     if ulfm.available()
     else set()
 )
-NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds were seen
+NEWS = 1.0  # seconds within which a rank learns of a death; measured: tens of milliseconds
 
 
 def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
-    """A verb that raises RankLost where a rank has died; the others do so soon."""
+    """Decorate a method so that it raises RankLost if a rank has died; other ranks soon do too."""
 
     @wraps(verb)
     def told(self: "Mortal", *args: Any, **kwargs: Any) -> T:
@@ -45,17 +44,17 @@ def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
 
 
 class Mortal:
-    """The part of `Mpi` that deals with deaths."""
+    """The part of `Mpi` that deals with ranks that die."""
 
     rank: int
     size: int
     lost = 0
     _world: MPI.Intracomm
     _node: MPI.Intracomm
-    _agreed = False  # whether the agreement has told of a death: `shrink` needs no other one
+    _agreed = False  # whether the agreement has reported a death: `shrink` needs no other one
 
     def _join(self, world: MPI.Intracomm) -> None:
-        """Be one of these ranks from now on."""
+        """Use this communicator from now on."""
         raise NotImplementedError
 
     def confirm(self) -> None:
@@ -66,15 +65,16 @@ class Mortal:
     def has_lost_rank(self) -> bool:
         end = time.monotonic() + NEWS
         while ulfm.available() and time.monotonic() < end:
-            MPI.COMM_SELF.Iprobe()  # news come in while MPI is called
+            MPI.COMM_SELF.Iprobe()  # MPI progresses only while it is called
             if self._failed():
                 return True
             time.sleep(0.01)
         return False
 
     def shrink(self) -> list[int]:
-        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen
-        no more deaths.
+        """Continue with the remaining ranks, as `Comm.shrink` does.
+
+        It repeats until an agreement of all of them reports no further death.
         """
         before, size, was = self.rank, self.size, list[int]()
         if not self._agreed:
@@ -83,23 +83,21 @@ class Mortal:
         while not was or not self._agree(True):
             self._revoke()
             self._world, was = self._world.Shrink(), [before]
-            with suppress(
-                RankLost
-            ):  # one more death, while the ranks meet: the agreement will tell
+            with suppress(RankLost):  # one more death meanwhile: the agreement will report it
                 was = self._meet(before)
         self.lost, self._agreed = self.lost + size - len(was), False
         return sorted(set(range(size)) - set(was))
 
     @raise_rank_lost
     def _meet(self, before: int) -> list[int]:
-        """Be one of the ranks that are left; returns who they were."""
+        """Join the remaining ranks, and return their former numbers."""
         self._join(self._world)
         was = np.empty(self._world.size, np.int64)
         self._world.Allgather(np.array([before], np.int64), was)
         return was.tolist()
 
     def _agree(self, fine: bool) -> bool:
-        """Whether all ranks find all fine, and none has died: the same answer on all ranks."""
+        """Return whether all ranks pass `fine` and none has died; the same answer on all ranks."""
         answer = np.array([fine], np.int32)
         try:
             asked = self._world.Iagree(answer)
@@ -114,7 +112,7 @@ class Mortal:
         return bool(answer[0])
 
     def _failed(self) -> bool:
-        """Whether this rank knows of a death."""
+        """Return whether this rank knows of a death."""
         if self._world.Is_revoked():
             return True
         dead = self._world.Get_failed()
@@ -124,8 +122,9 @@ class Mortal:
             dead.Free()
 
     def _revoke(self) -> None:
-        """Let no rank wait in a call that others will not make; what has begun fails there as
-        well.
+        """Revoke the communicators, so that no rank waits in a call that others will not make.
+
+        Calls that have begun fail on the other ranks as well.
         """
         for comm in (self._world, self._node):
             if comm != MPI.COMM_NULL and not comm.Is_revoked():

@@ -1,4 +1,4 @@
-"""Comm of a single process: what a laptop run needs, without any MPI library."""
+"""Comm of a single process, as a run on a laptop needs it; works without an MPI library."""
 
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Serial:
-    """One rank, which is alone; the verbs are those of `Comm`."""
+    """The only rank; its methods are those of `Comm`."""
 
     rank, size, local_rank, lost = 0, 1, 0, 0
     node_of: tuple[int, ...] = (0,)
@@ -55,17 +55,17 @@ class Serial:
         return read_only(build())
 
     def confirm(self) -> None:
-        """Nobody to die."""
+        """Do nothing: there is no other rank that could die."""
 
     def has_lost_rank(self) -> bool:
         return False
 
     def shrink(self) -> list[int]:
-        """Nobody dies alone."""
+        """Return an empty list: there is no other rank that could die."""
         return []
 
     def abort(self, status: int) -> NoReturn:
         raise SystemExit(status)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,5 +1,6 @@
-"""What Open MPI is told before it starts, where nobody has told it otherwise; this file needs no
-MPI library.
+"""Settings of Open MPI that hpcfed makes before MPI starts, unless the user has set them.
+
+This file needs no MPI library.
 """
 
 import os
@@ -12,14 +13,14 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 def prepare(env: MutableMapping[str, str], cores: int) -> None:
-    """Settings for long messages over TCP, and for ranks that share cores. cores: that this rank
-    may use.
+    """Set environment variables for long messages over TCP, and for ranks that share cores.
 
-    Open MPI's word that a long message may come waits behind what goes the same way: over TCP an
-    exchange both ways then goes one way after the other, and takes 1.7 times as long. So messages
-    of sums go unasked. And ranks that wait in a call keep their core busy, also where another rank
-    has work for it, unless Open MPI knows of more ranks than
-    slots: it does not count the cores that ranks may use.
+    cores: the number of cores that this rank may use.
+    Open MPI announces a long message before it sends it. Over TCP the announcement waits behind
+    messages in the same direction, so an exchange in both directions goes one way after the other,
+    and takes 1.7 times as long. So messages of sums are sent without it. Ranks that wait in a call
+    keep their core busy, even if another rank could use it, unless Open MPI knows of more ranks
+    than slots; it does not count the cores that ranks may use.
     """
     for limit in ("eager_limit", "rndv_eager_limit", "max_send_size"):
         env.setdefault(f"OMPI_MCA_btl_tcp_{limit}", str(EAGER))
@@ -29,5 +30,5 @@ def prepare(env: MutableMapping[str, str], cores: int) -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

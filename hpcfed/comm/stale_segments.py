@@ -1,9 +1,9 @@
-"""Shared memory that killed processes of this user left behind on this machine.
+"""Removal of shared memory that killed processes of this user left behind on this machine.
 
-Open MPI's segments and ours have names, but lie in memory as long as nobody removes them. One is
-removed only where it is provably nobody's: its name says that it was made here, by this user, whom
-it belongs to; no process that can be seen has it in memory; the process that its name gives, if
-any, has ended; and it is not so new that it may just be about to be used.
+Segments of Open MPI and of hpcfed have names, and stay in memory until they are removed. One is
+removed only if it is provably unused: by its name it was made here by this user, who owns it; no
+visible process maps it; the process that its name gives, if any, has ended; and it is not so new
+that it may be about to be used.
 """
 
 import os
@@ -21,7 +21,7 @@ PROCESSES = Path("/proc")
 
 
 def remove(folder: Path = Path(FOLDERS[0])) -> list[Path]:
-    """Remove them; those that were removed."""
+    """Remove unused segments, and return their paths."""
     removed = []
     found = [path for path in candidates(folder) if not in_use(path)]
     for path in set(found) - files_in_use(found):
@@ -32,7 +32,7 @@ def remove(folder: Path = Path(FOLDERS[0])) -> list[Path]:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Files of this user with such names that are not new."""
+    """Return this user's files with such names that are older than YOUNG seconds."""
     host, uid = re.escape(socket.gethostname()), os.getuid()
     ours = re.compile(rf"sm_segment\.{host}\.{uid}\.[0-9a-f]+\.\d+|{PREFIX}\d+-\w+")
     found = []
@@ -47,19 +47,20 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether the process that the name gives is there."""
+    """Return whether the process that the file's name gives still runs."""
     made_by = re.match(rf"{PREFIX}(\d+)-", path.name)
     return made_by is not None and (PROCESSES / made_by[1]).exists()
 
 
 def files_in_use(paths: list[Path]) -> set[Path]:
-    """Those of these files that a process has in memory, or that may be: all where processes of
-    this user cannot be looked at.
+    """Return those of these files that a process maps, or may map.
+
+    Returns all of them if a process of this user cannot be inspected.
     """
     held: set[Path] = set()
     for entry in PROCESSES.glob("[0-9]*") if paths else ():
         try:
-            # the first process starts all others, and computes nothing itself
+            # the init process does not compute
             if entry.name == "1" or entry.stat().st_uid != os.getuid():
                 continue
             text = (entry / "maps").read_text(errors="replace")

@@ -1,6 +1,4 @@
-"""Comm whose ranks are threads of one process: for tests of everything that must not depend on
-ranks.
-"""
+"""Comm whose ranks are threads of one process, for tests that results do not depend on ranks."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,8 +16,9 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where the ranks exchange one value each, and are found out if they do not make the same
-    call.
+    """The meeting point of the ranks: each exchange takes one value from each rank.
+
+    It detects ranks that do not make the same call.
     """
 
     def __init__(self, ranks: int, timeout: float) -> None:
@@ -29,8 +28,10 @@ class Meeting:
         self.last = ["start"] * ranks
 
     def exchange(self, turn: int, rank: int, call: str, value: Any) -> list[Any]:
-        """All ranks' values, [R]. Turns alternate between two tables: nobody writes into one still
-        read.
+        """Return all ranks' values, [R].
+
+        Turns alternate between two tables, so that no rank writes into one that is still read.
+        Raises RuntimeError if the ranks make different calls.
         """
         calls, values = self.calls[turn % 2], self.values[turn % 2]
         calls[rank], values[rank], self.last[rank] = call, value, call
@@ -42,7 +43,7 @@ class Meeting:
 
 
 class Threads:
-    """One rank of `spmd`; the verbs are those of `Comm`."""
+    """One rank of `spmd`; its methods are those of `Comm`."""
 
     lost = 0
 
@@ -62,7 +63,7 @@ class Threads:
         factors: Sequence[float] = (),
         into: Into | None = None,
     ) -> list[np.ndarray]:
-        """As `Comm.sum` has it."""
+        """Return the sum as `Comm.sum` does."""
 
         def all_ranks(
             x: np.ndarray,
@@ -111,23 +112,23 @@ class Threads:
         return False
 
     def shrink(self) -> list[int]:
-        """Nobody dies alone."""
+        """Return an empty list: a thread does not die alone."""
         return []
 
     def abort(self, status: int) -> NoReturn:
         raise SystemExit(status)  # spmd releases the others
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def spmd(ranks: int, fn: Callable[[Threads], T], nodes: int = 1, timeout: float = 60.0) -> list[T]:
-    """Run fn on each rank, a thread each, and return what the ranks returned, [R].
+    """Run fn on each rank, in one thread each, and return the ranks' results, [R].
 
-    nodes: ranks are dealt to so many nodes in blocks. The first error of a rank ends all and is
-    raised again here, with the rank noted. Ranks that make different calls, or of which one returns
-    too early, raise RuntimeError; a rank that does not come to a meeting within `timeout` seconds
-    of the others raises TimeoutError.
+    nodes: the number of nodes, to which ranks are assigned in blocks. The first error of a rank
+    ends all ranks and is raised again here, with a note that names the rank. Raises RuntimeError if
+    ranks make different calls, or if one returns too early; TimeoutError if a rank does not join an
+    exchange within `timeout` seconds of the others.
     """
     meeting, done = Meeting(ranks, timeout), SimpleQueue[tuple[int, Any, BaseException | None]]()
     node_of = tuple(rank * nodes // ranks for rank in range(ranks))
@@ -141,7 +142,7 @@ def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: Simp
     result, error = None, None
     try:
         result = fn(comm)
-        comm.exchange("end")  # who leaves early is found out here
+        comm.exchange("end")  # detects ranks that leave early
     except BaseException as caught:  # is raised again by spmd, also SystemExit
         error = caught
     done.put((comm.rank, result, error))
@@ -150,8 +151,9 @@ def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: Simp
 
 
 def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) -> list[Any]:
-    """Each rank's result; when all have ended, raises the first error that is not the echo of
-    another one.
+    """Return each rank's result, when all ranks have ended.
+
+    Raises the first error that is not a mere consequence of another rank's error.
     """
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
@@ -159,7 +161,7 @@ def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) ->
         try:
             rank, results[rank], error = done.get(timeout=timeout if errors else None)
         except Empty:
-            break  # a rank that is stuck outside of any meeting: it is left behind
+            break  # a rank that is stuck outside of any exchange is abandoned
         if error:
             error.add_note(f"(on rank {rank} of {ranks})")
             errors.append(error)

@@ -1,8 +1,7 @@
-"""Fault tolerance of MPI (User-Level Failure Mitigation): a dead rank fails the others' calls, not
-the whole run.
+"""Fault tolerance of MPI (User-Level Failure Mitigation, ULFM).
 
-Open MPI 5 has it, and is told to use it by `mpirun --with-ft ulfm`. This file decides before MPI
-starts; it needs no MPI library.
+A dead rank makes the others' calls fail, instead of ending the whole run. Open MPI 5 has it, and
+enables it by `mpirun --with-ft ulfm`. This file decides before MPI starts; it needs no MPI library.
 """
 
 import faulthandler
@@ -21,24 +20,26 @@ COLL = "OMPI_MCA_coll"
 
 
 def available() -> bool:
-    """Whether this run's MPI goes on without ranks that die."""
+    """Return whether this run's MPI can continue without ranks that die."""
     return os.environ.get(SWITCH, "").lower() in ("1", "true", "yes")
 
 
 def prepare(env: MutableMapping[str, str]) -> None:
-    """Take the parts of Open MPI that survive a death, whatever else `env` asks for; before MPI
-    starts.
+    """Select the components of Open MPI that survive a death, whatever else `env` asks for.
+
+    Call it before MPI starts.
     """
     env[COLL] = fit(env.get(COLL, ""))
-    env["OMPI_MCA_pml"] = "ob1"  # the others are not made for faults
+    env["OMPI_MCA_pml"] = "ob1"  # the others do not tolerate faults
     env.setdefault(
         "OMPI_MCA_btl_base_warn_peer_error", "false"
-    )  # deaths are expected, and told of by us
+    )  # deaths are expected, and reported by hpcfed
 
 
 def fit(choice: str) -> str:
-    """A choice of collective components (`a,b` for these, `^a,b` for all but these) without the
-    unfit ones.
+    """Return a choice of collective components without those that do not survive a death.
+
+    choice: `a,b` for these components, `^a,b` for all but these.
     """
     names = [name for name in choice.removeprefix("^").split(",") if name]
     if choice and not choice.startswith("^"):
@@ -48,12 +49,12 @@ def fit(choice: str) -> str:
 
 @contextmanager
 def limit_start(seconds: float) -> Iterator[None]:
-    """MPI starts inside the block, for which it has so many seconds; 0: as many as it takes.
+    """Limit the seconds in which MPI may start inside the block; 0 is no limit.
 
     MPI waits there for ever for a rank that is stopped, Open MPI 5 with ULFM also for one that has
-    ended before, and lets no Python run meanwhile. So faulthandler ends this process, with status
-    1; what it would say, a traceback, goes to a shell that says it in one line. To end by a signal
-    would not do: with ULFM, mpirun takes that for no failure.
+    ended before, and no Python code runs meanwhile. So faulthandler ends this process, with status
+    1. Its traceback goes to a shell, which prints a one-line message instead. A signal would not
+    do: with ULFM, mpirun does not take that for a failure.
     """
     if not seconds:
         yield
@@ -76,7 +77,10 @@ def limit_start(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def speaker(text: str) -> Iterator[int]:
-    """Where anything is written, this text goes to stderr, also when this process has ended."""
+    """Yield a file descriptor: once a line is written to it, this text is printed on stderr.
+
+    It is printed even if this process has ended.
+    """
     with subprocess.Popen(
         ["/bin/sh", "-c", 'read -r line && echo "$0" >&2; cat > /dev/null', text],
         stdin=subprocess.PIPE,

@@ -1,1 +1,1 @@
-"""What starts and judges runs: Slurm, sweeps, doctor, plan, and the commands of `hpcfed`."""
+"""Starting and planning of runs: Slurm, sweeps, doctor, plan, and the commands of `hpcfed`."""

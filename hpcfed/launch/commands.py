@@ -1,7 +1,6 @@
-"""The commands of `hpcfed` and their arguments: one line each names the function that is called,
-and with what.
+"""The commands of `hpcfed`, their arguments, and the functions that they call.
 
-What several commands take has a name of its own; what only one takes stands with it.
+Arguments of several commands have a name of their own; those of a single command stand with it.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_arg
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """One argument of a command, as ArgumentParser.add_argument takes it."""
+    """Return one argument of a command, as ArgumentParser.add_argument takes it."""
     return names, options
 
 
@@ -22,8 +21,8 @@ def argument(*names: str, **options: Any) -> Argument:
 class Command(Entry):
     """One command: its target is called with the values of its arguments, by name.
 
-    fields: whether it takes a job's command line too, all words that are not its own; they are its
-    `words`.
+    fields: whether it also takes a job's command line, that is all words that are not its own
+    arguments; they become the argument `words`.
     """
 
     arguments: tuple[Argument, ...] = ()

@@ -1,4 +1,4 @@
-"""What a call in Python gives for a job, as a job has it: tables, classes, functions, arrays."""
+"""Conversion of a Python call's arguments to a job: tables, classes, functions, arrays."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ DIGITS = 12  # of the name of arrays
 
 
 class Call:
-    """A call of `hpcfed.run`, taken apart.
+    """The arguments of `hpcfed.run`.
 
-    files: job files.  given: tables of plain values, over and under the environment.  lent: classes
-    and functions that no other process could import, by the names that the job has for them.
+    files: job files.
+    given: tables of plain values, with higher and with lower priority than the environment.
+    lent: classes and functions that no other process could import, by their names in the job.
     """
 
     def __init__(self, job: Any, fields: Mapping[str, Any]):
@@ -53,7 +54,7 @@ class Call:
         self.given = Given(self.plain(under, root), self.plain(over, root))
 
     def root(self, *tables: dict[str, Any]) -> Path:
-        """The folder of data, where arrays are put."""
+        """Return the folder of data, where arrays are written."""
         parts = [table["data"] for table in tables if isinstance(table.get("data"), Mapping)]
         call = [{"data": {"root": str(part["root"])}} for part in parts if "root" in part]
         files = merge(*(values for _, values in read(*self.files)))
@@ -64,7 +65,7 @@ class Call:
         )
 
     def plain(self, table: dict[str, Any], root: Path) -> dict[str, Any]:
-        """The table with names in the place of classes, functions and arrays."""
+        """Return the table with names in place of classes, functions and arrays."""
         found = {name: plain(value) for name, value in table.items()}
         for path in NAMED:
             part, name = path.split(".")
@@ -80,7 +81,11 @@ class Call:
         return found
 
     def name(self, field: str, thing: Any) -> Any:
-        """What a job calls a class or function; anything else as it is, for the job's own check."""
+        """Return a job's name for a class or function.
+
+        Other values are returned as they are, for the job's own check. Raises ConfigError for
+        objects that are not callable.
+        """
         if isinstance(thing, str) or thing is None:
             return thing
         if not callable(thing):
@@ -107,7 +112,7 @@ class Call:
 
 
 def job_of(job: Any) -> tuple[list[Path], dict[str, Any]]:
-    """The job files and the table that a call begins with."""
+    """Return the job files and the table that a call begins with."""
     if job is None:
         return [], {}
     if isinstance(job, Mapping):
@@ -127,8 +132,9 @@ def job_of(job: Any) -> tuple[list[Path], dict[str, Any]]:
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as tables: `data.alpha` as alpha of the table data, and `model` by its name in a
-    job.
+    """Return fields as nested tables: `data.alpha` as alpha of the table data.
+
+    `model` is renamed to its name in a job.
     """
     found: dict[str, Any] = {}
     for name, value in fields.items():
@@ -145,8 +151,9 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_table(value: Any) -> dict[str, Any]:
-    """The table [algorithm] or [data] of what may stand for it: a name or class, a method's object
-    with its parameters, arrays.
+    """Return the table [algorithm] or [data] for a value that stands for it.
+
+    The value may be a name, a class, a method's object with its parameters, or arrays.
     """
     if isinstance(value, dict) and not set(value) & set(ARRAYS):
         return value
@@ -156,20 +163,20 @@ def as_table(value: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value in Python's own types: numpy's numbers and rows are not a job's."""
+    """Return a value in Python's own types instead of numpy's."""
     if isinstance(value, Mapping):
         return {str(name): plain(v) for name, v in value.items()}
     return value.item() if isinstance(value, np.generic) else value
 
 
 def registered(cls: type) -> str | None:
-    """The name of a method that comes with hpcfed, by its class."""
+    """Return the name of a method that comes with hpcfed, by its class; None for others."""
     target = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, entry in ALGORITHMS.items() if entry.target == target), None)
 
 
 def importable(thing: Any, module: str, name: str) -> bool:
-    """Whether another process would find the same thing under this name."""
+    """Return whether another process would import the same object under this name."""
     found = sys.modules.get(module)
     return (
         found is not None
@@ -179,11 +186,11 @@ def importable(thing: Any, module: str, name: str) -> bool:
 
 
 def put(data: Any, root: Path) -> str:
-    """Write arrays into the folder of data, once; the file's name there, which their content
-    determines.
+    """Write arrays into the folder of data, once, and return the file's name.
 
+    The name is determined by the contents.
     data: (x, y) or (x, y, x_test, y_test); or a dict, or an object with attributes, of the names in
-    ARRAYS.  What they may hold: `hpcfed.data.files.read`.
+    ARRAYS. `hpcfed.data.files.read` describes what they may hold.
     """
     arrays = {name: as_array(name, value) for name, value in parts_of(data).items()}
     total = hashlib.sha256()
@@ -196,12 +203,12 @@ def put(data: Any, root: Path) -> str:
         with convert_write_errors(root / file):
             root.mkdir(parents=True, exist_ok=True)
             with instead(root / file) as new, open(new, "wb") as raw:
-                np.savez(raw, **arrays)  # type: ignore[arg-type]  # none is allow_pickle
+                np.savez(raw, **arrays)  # type: ignore[arg-type]  # no array may be named allow_pickle
     return file
 
 
 def parts_of(data: Any) -> dict[str, Any]:
-    """The arrays of a data set by their names. DataError for what is none."""
+    """Return the arrays of a data set by name. Raises DataError for other values."""
     usage = (
         "give (x, y), (x, y, x_test, y_test), or a dict or object with "
         f"{join_few(list(ARRAYS), len(ARRAYS))}"
@@ -223,7 +230,7 @@ def parts_of(data: Any) -> dict[str, Any]:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """An array of an .npz file, which holds numbers and texts."""
+    """Return a value as an array of an .npz file, which holds numbers and texts."""
     to_numpy: Callable[[], Any] | None = getattr(value, "numpy", None)
     if callable(getattr(value, "detach", None)):  # a tensor, of a GPU perhaps
         value = value.detach().cpu().numpy()
@@ -243,7 +250,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def check_importable(lent: Iterable[str], ranks: int) -> None:
-    """ConfigError for what only this process has, where others are to run it."""
+    """Raise ConfigError if other ranks need objects that only this process has."""
     if names := list(lent):
         raise ConfigError(
             f"hpcfed.run: ranks = {ranks}, but {join_few(names, 4)} is defined in this script or "

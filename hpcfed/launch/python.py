@@ -1,7 +1,7 @@
 """`hpcfed.run(...)`: a run from a script or a notebook, in this process or on ranks of its own.
 
-The process goes on afterwards: nothing ends it, its settings and signal handlers are as before, and
-what goes wrong is an exception.
+The process continues afterwards: its settings and signal handlers are restored, and errors are
+exceptions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from hpcfed.results.run import Run
 from hpcfed.storage.record import load as load_results
 
 ONE = threading.Lock()  # held by the run of this process
-LOOK = 0.2  # seconds between two looks at a run on ranks of its own
-LINES = 30  # of what they wrote last, where it is no message of hpcfed
-SAYS = "hpcfed: "  # how its messages begin
-RULE = "-----"  # above and below those of launchers
+LOOK = 0.2  # seconds between two polls of a run on ranks of its own
+LINES = 30  # last lines of their output that are shown without a message of hpcfed
+SAYS = "hpcfed: "  # prefix of hpcfed's messages
+RULE = "-----"  # above and below messages of launchers
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
     launcher: str = "",
     **fields: Any,
 ) -> Run:
-    """What `hpcfed.run` does; its docstring says the rest."""
+    """Run a job and return its results; see the docstring of `hpcfed.run`."""
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"hpcfed.run: ranks = {ranks!r}: give a whole number from 1")
     name, size = detect_launcher(os.environ)
@@ -81,15 +81,16 @@ def run(
 
 
 def forget_own_models() -> None:
-    """What was measured of models by name: a name may stand for another function now, where a cell
-    of a notebook is run again.
+    """Clear the caches of facts about models by name.
+
+    A name may stand for another function now, if a cell of a notebook was run again.
     """
     cost.work.cache_clear()
     widths.structure.cache_clear()
 
 
 def checked(call: Call, resume: bool | str | Path) -> Any:
-    """The job, checked as the command checks it."""
+    """Return the job, checked as the command checks it."""
     words, given = [str(file) for file in call.files], call.given
     with own_folder():
         if resume is True:
@@ -111,8 +112,9 @@ def checked(call: Call, resume: bool | str | Path) -> Any:
 
 
 def own_folder() -> ExitStack:
-    """Inside, methods and models of one's own are found in the folder where one is, as with python
-    -m.
+    """Return a context in which methods and models in the current folder can be imported.
+
+    This is as with `python -m`.
     """
     stack = ExitStack()
     if not {"", os.getcwd()} & set(sys.path):
@@ -126,13 +128,13 @@ def with_field(given: Given, name: str, value: str | None) -> Given:
 
 
 def where_it_is(words: Sequence[str], given: Given) -> str | None:
-    """The folder of the run that this job has begun; None where there is nothing to go on with."""
+    """Return the folder of the run that this job has begun; None if there is none to continue."""
     place = load(words, folder.read_job, given=given).folder
     return str(place) if folder.holds(place) else None
 
 
 def here(job: Any) -> tuple[int, int | None]:
-    """Run it in this process; the exit status, and the signal that stopped it."""
+    """Run the job in this process; return the exit status and the signal that stopped it."""
     if not ONE.acquire(blocking=False):
         raise ConfigError(
             "hpcfed.run: another run goes on in this process, and torch's settings are "
@@ -154,8 +156,9 @@ def here(job: Any) -> tuple[int, int | None]:
 
 
 def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
-    """Run it on ranks of its own, and show how far they are; the exit status, and the signal that
-    stopped it.
+    """Run the job on ranks of its own, and show their progress.
+
+    Returns the exit status, and the signal that stopped it.
     """
     words = find_launcher("hpcfed.run", ranks, launcher, "give launcher = ...")
     with tempfile.TemporaryDirectory(prefix="hpcfed-run-") as scratch:
@@ -175,8 +178,10 @@ def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
 
 
 def environment(job: Any) -> dict[str, str]:
-    """For the ranks: the job is whole, so variables that fill one do not count; they find the
-    modules that this process finds.
+    """Return the environment of the ranks.
+
+    The job is complete, so variables that set its fields are removed. The ranks find the modules
+    that this process finds.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if os.path.isdir(place))
@@ -185,10 +190,11 @@ def environment(job: Any) -> dict[str, str]:
 
 
 class Child:
-    """A launcher and its ranks, which have ended when the block has. Signals that ask this process
-    to stop ask them: first to save and stop, then, where one comes again, to end at once.
+    """A launcher and its ranks, which have ended when the block ends.
 
-    got: the first signal that came.
+    Signals that ask this process to stop are passed on: the first asks the ranks to save and stop,
+    a second one to end at once.
+    got: the first signal received, or None.
     """
 
     def __init__(self) -> None:
@@ -201,7 +207,10 @@ class Child:
         return self
 
     def start(self, words: Sequence[str], log: Any, env: Mapping[str, str]) -> None:
-        """In a process group of its own, so that Ctrl-C in a terminal does not reach it."""
+        """Start the launcher in a process group of its own.
+
+        Ctrl-C in a terminal does not reach it.
+        """
         try:
             self.process = subprocess.Popen(
                 words,
@@ -213,7 +222,7 @@ class Child:
             )
         except OSError as error:
             raise ConfigError(f"hpcfed.run: cannot start {words[0]}: {error.strerror}") from error
-        if self.got:  # before there was a process to be told
+        if self.got:  # before there was a process to signal
             self.process.send_signal(signal.SIGUSR1)
 
     def ask(self, number: int, _: object) -> None:
@@ -229,7 +238,7 @@ class Child:
 
 
 def watch(child: Child, job: Any, said: Path) -> None:
-    """Show rounds as they come, and warnings, until the process has ended."""
+    """Show new rounds and warnings until the process has ended."""
     place, told, begun = folder.of(job), 0, time.time()
     with Rounds(job) as shown:
         while True:
@@ -246,7 +255,7 @@ def watch(child: Child, job: Any, said: Path) -> None:
 
 
 def rounds_of(place: Path, since: float) -> Any:
-    """The record of a run, as it is now; None where it has written nothing since then."""
+    """Return the present record of a run; None if it has written nothing since then."""
     try:
         record = load_results(place)
         return record if os.path.getmtime(record.path) >= since - 1 or record.rounds else None
@@ -255,7 +264,7 @@ def rounds_of(place: Path, since: float) -> Any:
 
 
 def reason(text: str, status: int) -> str:
-    """What the ranks said about why they ended: the message of hpcfed, or else their last lines."""
+    """Return the ranks' message about why they ended: hpcfed's, or else their last lines."""
     lines = text.splitlines()
     starts = [
         i
@@ -274,10 +283,10 @@ def reason(text: str, status: int) -> str:
 
 
 def stopped(number: int | None, place: Path) -> NoReturn:
-    """Pass on the signal that stopped the run, now that all is saved."""
+    """Pass on the signal that stopped the run, after everything is saved."""
     text = f"the run is saved in {place}; hpcfed.run(..., resume=True) goes on with it"
     if number == signal.SIGINT:
         raise KeyboardInterrupt(text)
     if number is not None:
-        signal.raise_signal(number)  # what it does here is the program's own affair
+        signal.raise_signal(number)  # its effect is up to the calling program
     raise StoppedError(text)

@@ -1,1 +1,1 @@
-"""The real cluster: devices and their memory, placement of clients on ranks, clocks, heartbeat."""
+"""The real machine: devices and their memory, placement of clients on ranks, clocks, heartbeat."""

@@ -1,4 +1,4 @@
-"""Where a rank's time goes, by phase."""
+"""Timing of a rank by phase."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Clock:
 
     @contextmanager
     def rest(self, phase: str) -> Iterator[None]:
-        """The block's time but for what other phases take inside it."""
+        """Time the block under this phase, less the time of other phases inside it."""
         start, before = perf_counter(), sum(self.seconds.values())
         try:
             yield
@@ -39,6 +39,6 @@ class Clock:
         self.seconds[phase] += seconds
 
     def reset(self) -> dict[str, float]:
-        """The seconds since the last reset."""
+        """Return the seconds since the last reset, by phase, and reset them."""
         seconds, self.seconds = dict(self.seconds), defaultdict(float)
         return seconds

@@ -1,4 +1,4 @@
-"""Where each rank computes: its device, and its share of a GPU."""
+"""Choice of each rank's device, and its share of a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """share: bytes of the GPU's memory for this rank, 0 on a CPU.  warning: of ranks that share one
-    unasked; or "".
+    """The device of a rank.
+
+    share: bytes of the GPU's memory for this rank, 0 on a CPU.
+    warning: a message if ranks share a GPU although the job does not say so, else "".
     """
 
     device: torch.device
@@ -27,8 +29,9 @@ class DeviceChoice:
 
 
 def choose_device(job: Job, comm: Comm) -> DeviceChoice:
-    """This rank's device, prepared; collective. Raises ConfigError on all ranks where the job wants
-    another.
+    """Choose and prepare this rank's device; collective.
+
+    Raises ConfigError on all ranks if a device that the job asks for is not available.
     """
     seen = comm.gather({comm.rank: (comm.node_of[comm.rank], gpu_sharing.visible(job.run.device))})
     gpu, shared = gpu_sharing.take(seen).get(comm.rank), gpu_sharing.sharers(seen)

@@ -13,10 +13,11 @@ CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measu
 
 
 def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
-    """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda"; the CPU where it
-    is None.
+    """Return the device of this rank: GPU number `gpu`, or the CPU if it is None.
 
-    Raises ConfigError for cuda without a GPU, and for a precision that the device does not have.
+    wanted: run.device.
+    gpu: the number from `gpu_sharing.take`.
+    Raises ConfigError for "cuda" without a GPU, and for a precision that the device does not have.
     """
     if wanted == "cuda" and gpu is None:
         raise ConfigError(
@@ -30,11 +31,10 @@ def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.de
 
 
 def prepare(device: torch.device, threads: int, precision: str = "float32") -> None:
-    """Fix what changes the bits of a result: threads, and on a GPU the choice and precision of
-    kernels.
+    """Set what changes the bits of a result: threads, and a GPU's choice of kernels and precision.
 
-    precision: "tf32" rounds what matrix products and convolutions multiply to 10 bits, in all that
-    the rank computes.
+    precision: "tf32" rounds the inputs of all matrix products and convolutions of this rank to 10
+    bits.
     """
     torch.set_num_threads(threads)
     keep_memory()
@@ -53,21 +53,22 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
             True, warn_only=True
         )  # torch warns where it has no such kernel
         torch.utils.deterministic.fill_uninitialized_memory = (  # type: ignore[attr-defined]  # not in its stubs
-            False  # a kernel more for each tensor that is made
+            False  # it costs one more kernel for each new tensor
         )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """Inside, a local objective is computed: with "bf16" products in bfloat16, and in float32 what
-    needs its range.
+    """Return a context in which a local objective is computed in the given precision.
+
+    With "bf16" products are computed in bfloat16, and operations that need its range in float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def full(device: torch.device) -> AbstractContextManager:
-    """Inside, nothing is lowered: for the few products whose rounding a loss multiplies.
+    """Return a context without autocast, for the few products whose rounding a loss magnifies.
 
-    What was computed in bfloat16 before has to be made float32 by `raised`.
+    Tensors computed in bfloat16 before must be converted by `raised`.
     """
     kind = device.type
     if not torch.is_autocast_enabled(kind):
@@ -76,12 +77,12 @@ def full(device: torch.device) -> AbstractContextManager:
 
 
 def raised(tensor: torch.Tensor) -> torch.Tensor:
-    """A bfloat16 tensor as float32; others as they are."""
+    """Return a bfloat16 tensor as float32, and any other tensor as it is."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def share(device: torch.device, ranks: int) -> float:
-    """Bytes of a GPU's memory for each of the ranks that compute on it; 0 on a CPU."""
+    """Return the bytes of a GPU's memory for each of the ranks that compute on it; 0 on a CPU."""
     return (
         torch.cuda.get_device_properties(device).total_memory / ranks
         if device.type == "cuda"
@@ -90,10 +91,11 @@ def share(device: torch.device, ranks: int) -> float:
 
 
 def cap(device: torch.device, ranks: int) -> None:
-    """Let this rank take no more of a GPU than its share, of which its CUDA context takes a part.
+    """Limit this rank to its share of a GPU's memory, which includes its CUDA context.
 
-    A rank that wants more gives back what it only keeps, and fails where that is not enough:
-    without a cap another rank would, which is within its share. Where it is alone nothing is done.
+    A rank that exceeds its share releases its cached memory, and fails if that is not enough.
+    Without a limit another rank would fail, although it stays within its share. Does nothing for a
+    single rank.
     """
     if device.type == "cuda" and ranks > 1:
         own = (share(device, ranks) - CONTEXT) / share(device, 1)
@@ -101,10 +103,10 @@ def cap(device: torch.device, ranks: int) -> None:
 
 
 def room(device: torch.device) -> float:
-    """Bytes of a GPU that this process may take."""
+    """Return the bytes of a GPU that this process may use."""
     return share(device, 1) * torch.cuda.get_per_process_memory_fraction(device)
 
 
 def describe(device: torch.device) -> str:
-    """The device's name as results record it."""
+    """Return the device's name as results record it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

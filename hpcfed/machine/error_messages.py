@@ -1,4 +1,4 @@
-"""What can fail in a client's turn, and how it is told."""
+"""Classification and messages of errors in a client's training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ TRIED = re.compile(r"Tried to allocate ([\d.]+) (B|KiB|MiB|GiB)")  # in torch's 
 
 
 class MemoryFault(HpcfedError):
-    """A client's training takes more memory than there is."""
+    """A client's training needs more memory than there is."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it is that, of a GPU or of the host; torch's allocator of the host raises a plain
-    RuntimeError.
+    """Return whether the error means that memory of a GPU or the host is exhausted.
+
+    torch's allocator of host memory raises a plain RuntimeError.
     """
     return isinstance(
         error, torch.OutOfMemoryError | MemoryError
@@ -34,7 +35,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def kind(error: BaseException) -> str:
-    """The failure's kind, of `replay_log.WHY`; "": none of a client, but a bug."""
+    """Return the kind of a client's failure (`replay_log.WHY`), or "" if the error is a bug."""
     kinds = {
         "memory": out_of_memory(error),
         "diverged": isinstance(error, DivergedError),
@@ -44,15 +45,17 @@ def kind(error: BaseException) -> str:
 
 
 def memory_allocated(device: torch.device) -> int:
-    """Bytes that this rank's tensors take on a GPU now."""
+    """Return the bytes of this rank's tensors on a GPU now; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def explain_fault(
     error: Exception, where: str, job: Job, device: torch.device, steady: int
 ) -> Exception:
-    """The error that is told: one message that names the client.  steady: `memory_allocated` before
-    its turn.
+    """Return the error to be raised: one with a message that names the client.
+
+    where: the client, in words.
+    steady: `memory_allocated` before its training.
     """
     if out_of_memory(error):
         return MemoryFault(f"{where}: {no_room(error, job.local.batch, device, steady)}")
@@ -66,7 +69,7 @@ def explain_fault(
 
 
 def no_room(error: Exception, batch: int, device: torch.device, steady: int) -> str:
-    """What was missing, and what might do."""
+    """Return a message that says which memory was exhausted, and what may help."""
     advice = "set a smaller local.batch, or start fewer ranks on this machine"
     if device.type != "cuda":
         return f"out of memory at local.batch = {batch}\n  {advice}"
@@ -79,11 +82,14 @@ def no_room(error: Exception, batch: int, device: torch.device, steady: int) -> 
 
 
 def estimate(message: str, batch: int, total: int, peak: int, steady: int) -> str:
-    """A batch that may fit: what a step takes is thought to grow with its examples.
+    """Return a message with the memory in use and a batch size that may fit.
 
-    total: bytes of the device that this rank may take.  peak: the most that this rank has had.
-    steady: what it has without the step. The step takes at least what made the peak and what it
-    asked for in vain, so that less may be needed yet.
+    The memory of a step is assumed to be proportional to its examples.
+    total: bytes of the device that this rank may use.
+    peak: the largest number of bytes that this rank has had.
+    steady: bytes in use without the step.
+    A step needs at least its share of the peak and the allocation that failed, so the right batch
+    size may be smaller still.
     """
     found = TRIED.search(message)
     need = peak - steady + (float(found[1]) * UNITS[found[2]] if found else 0)

@@ -1,8 +1,8 @@
-"""Which GPU each rank takes, and who shares one; plain lists of names, so that it needs no GPU to
-be tested.
+"""Assignment of GPUs to ranks, and which ranks share one.
 
-A GPU is known by a name that is the same for all ranks of its node, whatever number it has for
-them: Slurm's `--gpus-per-task` shows each rank one GPU, which is number 0 for all of them.
+It works on plain lists of names, so it can be tested without a GPU. A GPU's name is the same for
+all ranks of its node, whatever number it has for them: Slurm's `--gpus-per-task` shows each rank
+one GPU, which has number 0 for all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ MPS = (
 
 
 def visible(wanted: str) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; none where the CPU is
-    wanted.
+    """Return the names of the GPUs that this process may use, in torch's order.
+
+    Returns an empty list if the CPU is wanted.
     """
     import torch
 
@@ -35,11 +36,12 @@ def visible(wanted: str) -> list[str]:
 
 
 def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
-    """The name of GPU number i. mask: the parts of CUDA_VISIBLE_DEVICES.
+    """Return the name of GPU number i.
 
-    A part of a GPU (MIG) has the name in the mask, for its uuid may be that of the whole; without a
-    uuid the mask's number stands, which is right as long as all ranks of the node have masks of the
-    same GPUs.
+    mask: the parts of CUDA_VISIBLE_DEVICES.
+    A partition of a GPU (MIG) has its name from the mask, because its uuid may be that of the whole
+    GPU. Without a uuid the number in the mask is used, which is right as long as the masks of all
+    ranks of the node refer to the same GPUs.
     """
     given = mask[i] if i < len(mask) else ""
     if given.startswith("MIG-") or not uuid:
@@ -48,12 +50,12 @@ def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
 
 
 def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
-    """The number of the GPU that each rank takes, as that rank counts; ranks that see none are left
-    out.
+    """Return the number of each rank's GPU, as that rank counts them.
 
-    seen: by rank, its node and the names of the GPUs that it sees.  Each takes the one with the
-    fewest ranks so far: where all ranks of a node see the same GPUs that is (local rank modulo
-    GPUs), where each sees one, it is 0.
+    Ranks that see no GPU are left out.
+    seen: by rank, its node and the names of the GPUs that it sees.
+    Each rank takes the GPU with the fewest ranks so far. If all ranks of a node see the same GPUs,
+    that is (local rank modulo GPUs); if each sees one, it is 0.
     """
     taken: Counter[tuple[int, str]] = Counter()
     numbers = {}
@@ -65,8 +67,9 @@ def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
 
 
 def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int]]:
-    """By rank, the ranks that compute on its GPU, itself included; nobody for a rank without
-    one.
+    """Return, by rank, the ranks that compute on its GPU, itself included.
+
+    The list is empty for a rank without a GPU.
     """
     gpu = {rank: (seen[rank][0], seen[rank][1][i]) for rank, i in take(seen).items()}
     return {
@@ -76,9 +79,9 @@ def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int
 
 
 def check_sharing(shared: Mapping[int, Sequence[int]], allowed: int | None) -> str:
-    """A warning where ranks share a GPU unasked; "" otherwise. allowed: run.ranks_per_gpu.
+    """Return a warning if ranks share a GPU although the job does not say so, else "".
 
-    Raises ConfigError for more ranks on a GPU than are allowed.
+    allowed: run.ranks_per_gpu. Raises ConfigError if more ranks than that share a GPU.
     """
     most = max(shared.values(), key=len, default=[])
     ranks = ", ".join(map(str, most))

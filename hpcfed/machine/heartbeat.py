@@ -1,4 +1,4 @@
-"""What a rank is doing at this moment, and whether it has been asked to stop."""
+"""The current activity of a rank, and requests to stop it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,47 @@ from time import monotonic
 
 
 class Stopped(Exception):
-    """A signal ends the run inside a round. everywhere: all ranks raise it; else the others do not
-    know of it yet.
+    """A signal ends the run inside a round.
+
+    everywhere: whether all ranks raise it; if not, the others do not know of it yet.
     """
 
     everywhere = False
 
 
 class Heartbeat:
-    """A count that grows as long as the rank gets on, and where it is; to keep it costs next to
-    nothing.
-    """
+    """A counter of a rank's progress, and where the rank is. Updates cost next to nothing."""
 
     def __init__(self) -> None:
         self.beats = 0
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
-        self.done, self.total = 0, 0  # turns of this rank's clients in the round; its clients in it
-        # told when a client begins or ends
+        self.done, self.total = (
+            0,
+            0,
+        )  # clients of this rank done in the round; all its clients in it
+        # called when a client begins or ends
         self.look: Callable[[Heartbeat], None] = lambda heartbeat: None
-        self.latest = inf  # monotonic seconds until which a client in hand may be trained on
+        self.latest = (
+            inf  # monotonic time until which the current client may train after a stop request
+        )
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal has asked to stop."""
+        """Whether a signal has requested a stop."""
         return self.latest < inf
 
     def ask(self, seconds: float) -> None:
-        """Stop before the next client, and after so many seconds in the middle of one too."""
+        """Request a stop before the next client, or after so many seconds also during a client."""
         self.latest = min(self.latest, monotonic() + seconds)
 
     def enter(self, phase: str) -> None:
-        """The rank is in this phase now."""
+        """Record that the rank enters this phase."""
         self.beats += 1
         self.phase = phase
 
     def visit(self, client: str) -> None:
-        """The rank begins with this client; raises Stopped where it has been asked to stop."""
+        """Record that the rank begins this client. Raises Stopped if a stop is requested."""
         self.beats += 1
         self.client = client
         if self.stop_requested:
@@ -52,17 +56,17 @@ class Heartbeat:
         self.look(self)
 
     def expect(self, clients: int) -> None:
-        """A round begins, also again, in which so many of this rank's clients take part."""
+        """Record the start, or restart, of a round with so many of this rank's clients."""
         self.done, self.total = 0, clients
         self.look(self)
 
     def finish(self, clients: int) -> None:
-        """So many clients are through with their turn."""
+        """Record that so many clients are done."""
         self.done += clients
         self.look(self)
 
     def step(self) -> None:
-        """A step of training is done; raises Stopped where there is no time left for more."""
+        """Record a training step. Raises Stopped if the time after a stop request is over."""
         self.beats += 1
         if self.latest < inf and monotonic() > self.latest:
             raise Stopped

@@ -1,13 +1,15 @@
-"""Bytes that models take on a rank."""
+"""Memory that models take on a rank."""
 
 from collections.abc import Iterable, Mapping
 
 
 def weights(kinds: Iterable[str], size: Mapping[str, int], stateless: bool) -> int:
-    """A flat vector per client that keeps one, and a module, its gradient and two moments per
-    architecture.
+    """Return the bytes of models on a rank.
 
-    kinds: architectures of the rank's clients.  size: bytes of each one's weights.
+    These are one flat vector for each client, unless clients are stateless, and for each
+    architecture a module, its gradient and two moments.
+    kinds: the architectures of the rank's clients.
+    size: bytes of the weights of each architecture.
     """
     held = list(kinds)
     return sum(4 * size[kind] for kind in set(held)) + (

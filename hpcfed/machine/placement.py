@@ -1,8 +1,7 @@
-"""Which rank holds which client: heaviest first, each to the rank that is done with it first; then
-exchanges of pairs.
+"""Placement of clients on ranks: a greedy assignment, improved by exchanges of pairs.
 
-Ranks may differ in speed (GPUs of two kinds): a client's cost over its rank's speed is the time
-that it takes there.
+The heaviest client comes first; each goes to the rank that would finish it first. Ranks may differ
+in speed (GPUs of two kinds): a client's cost over its rank's speed is the time that it takes there.
 """
 
 import heapq
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-ENOUGH = 1.001  # times the bound: nearer is not worth looking for
+ENOUGH = 1.001  # ratio to the bound that is near enough
 STEPS = 20  # exchanges, at most, for each rank
 # Pairs looked at for one exchange, at most: with more there are so many clients a rank that the
 # rule is near the bound.
@@ -20,13 +19,15 @@ Floats = Sequence[float] | np.ndarray
 
 
 def place(costs: Floats, ranks: int, speeds: Floats = ()) -> list[int]:
-    """The rank of each client. Deterministic: equal costs go by client id, equal times by rank.
+    """Return the rank of each client.
 
-    costs: [K], any unit, >= 0.  speeds: [R], > 0, any unit; without them all ranks are alike.
-    Graham's longest-processing-time rule, makespan at most 4/3 of the best (twice, where speeds
+    It is deterministic: equal costs are ordered by client id, equal times by rank.
+    costs: [K], any unit, >= 0.
+    speeds: [R], > 0, any unit; if empty, all ranks have the same speed.
+    Graham's longest-processing-time rule, makespan at most 4/3 of the best (twice, if speeds
     differ: Gonzalez, Ibarra, Sahni, SIAM J. Comput. 1977), then improved as long as an exchange
-    helps the rank that takes longest. O(K log R) for each kind of rank, where the rule alone is
-    good enough, as it is for many clients a rank.
+    helps the rank that takes longest. O(K log R) for each kind of rank if the rule alone is good
+    enough, as it is for many clients a rank.
     """
     speeds = every(speeds, ranks)
     kinds = {
@@ -45,14 +46,12 @@ def place(costs: Floats, ranks: int, speeds: Floats = ()) -> list[int]:
 
 
 def every(speeds: Floats, ranks: int) -> np.ndarray:
-    """The speed of every rank, [R]."""
+    """Return the speed of every rank, [R]."""
     return np.array(speeds, dtype=float) if len(speeds) else np.ones(ranks)
 
 
 def improve(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """The placement after exchanges that each take load from the rank that takes longest, until
-    none does.
-    """
+    """Return the placement after exchanges that each relieve the slowest rank, until none does."""
     ranks = len(speeds)
     loads, enough = np.bincount(placement, costs, ranks), ENOUGH * bound(costs, ranks, speeds)
     for _ in range(STEPS * ranks if len(costs) ** 2 <= PAIRS * ranks else 0):
@@ -75,15 +74,15 @@ def improve(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.
 def exchange(
     costs: np.ndarray, placement: np.ndarray, loads: np.ndarray, speeds: np.ndarray, top: int
 ) -> tuple[int, int | None, int] | None:
-    """Client a of rank `top`, client b or nobody, and b's rank, whose exchange leaves the longer of
-    both times least.
+    """Return the exchange of clients that helps rank `top` most.
 
-    None where no exchange makes it shorter.
+    The result is a client of `top`, the client that it gets in return or None, and the other rank.
+    It minimises the longer of both ranks' times. Returns None if no exchange makes it shorter.
     """
     mine, others = np.flatnonzero(placement == top), np.flatnonzero(placement != top)
     ranks = np.concatenate(
         [placement[others], np.arange(len(loads))]
-    )  # to each rank also without anything back
+    )  # also without a client in return
     shift = costs[mine, None] - np.concatenate(
         [costs[others], np.zeros(len(loads))]
     )  # [mine, others + R]
@@ -97,11 +96,11 @@ def exchange(
 
 
 def bound(costs: Floats, ranks: int, speeds: Floats = ()) -> float:
-    """What no placement can be below: the mean load, the largest client, and clients that must
-    share a rank.
+    """Return a lower bound of every placement's makespan.
 
-    Of the j R + 1 largest clients some rank, at best the fastest, holds j + 1, so at least the j +
-    1 smallest of them.
+    It is the largest of the mean load, the largest client, and the load of clients that must share
+    a rank: some rank, at best the fastest, holds j + 1 of the j R + 1 largest clients, so at least
+    the j + 1 smallest of them.
     """
     speeds = every(speeds, ranks)
     falling = np.sort(np.asarray(costs, dtype=float))[::-1]
@@ -113,7 +112,7 @@ def bound(costs: Floats, ranks: int, speeds: Floats = ()) -> float:
 
 
 def makespan(costs: Floats, placement: Sequence[int], speeds: Floats = ()) -> float:
-    """The time of the rank that takes longest."""
+    """Return the time of the rank that takes longest."""
     loads: dict[int, float] = {}
     for cost, rank in zip(costs, placement, strict=True):
         loads[rank] = loads.get(rank, 0.0) + cost

@@ -1,4 +1,4 @@
-"""Torch and numpy as a fresh process has them, for a run in a process that others use too."""
+"""Default settings of torch and numpy, for a run in a process that other code uses too."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 @contextmanager
 def usual_settings() -> Iterator[None]:
-    """Inside, what changes the bits of a result is as a fresh process has it; afterwards all is as
-    it was before, the state of torch's generators too.
+    """Run the block with a fresh process's settings, as far as they change the bits of a result.
 
-    Not given back is memory that the C library keeps (`allocator.keep_memory`).
+    Afterwards all settings are restored, and the state of torch's generators too. Only the memory
+    that the C library keeps (`allocator.keep_memory`) is not released.
     """
     before = settings()
     variables = {name: os.environ.get(name) for name in VARIABLES}
@@ -53,7 +53,7 @@ def usual_settings() -> Iterator[None]:
 
 
 def settings() -> dict[str, Any]:
-    """Torch's own, which a run or a user may set."""
+    """Return the current settings of torch that a run or a user may change."""
     utils: Any = torch.utils.deterministic
     return {
         "cudnn": {name: getattr(torch.backends.cudnn, name) for name in CUDNN},
@@ -69,7 +69,7 @@ def settings() -> dict[str, Any]:
 
 
 def restore(before: dict[str, Any]) -> None:
-    """Set what `settings` found."""
+    """Restore the settings that `settings` returned."""
     utils: Any = torch.utils.deterministic
     torch.set_default_dtype(before["dtype"])
     cpu = before["device"] == torch.device("cpu")

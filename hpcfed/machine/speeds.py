@@ -1,4 +1,4 @@
-"""How fast ranks compute, relative to one another: a cluster may have GPUs of two kinds."""
+"""Relative speeds of ranks: a cluster may have GPUs of two kinds."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,12 @@ from hpcfed.core.errors import ConfigError
 
 
 def of_ranks(given: Sequence[float], node_of: Sequence[int], lost: int = 0) -> list[float]:
-    """The speed of each rank, [R]: given for each rank, or for each node; 1 where nothing is given.
+    """Return the speed of each rank, [R].
 
-    node_of: [R], the node of each rank.  lost: ranks that died; whose factors theirs were is not
-    known any more, so where those were given by rank all that are left count as alike.
+    given: one factor for each rank, or one for each node; empty for equal speeds.
+    node_of: [R], the node of each rank.
+    lost: the number of ranks that died. If factors were given by rank, they can no longer be
+    assigned after a death, so all remaining ranks count as equal.
     Raises ConfigError for another number of factors.
     """
     ranks, nodes = len(node_of), len(set(node_of))

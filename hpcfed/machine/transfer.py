@@ -1,34 +1,34 @@
-"""Tensors between a GPU and the host, beside what the GPU computes."""
+"""Transfers of tensors between a GPU and the host, concurrent with the GPU's computation."""
 
 import torch
 from torch import Tensor
 
 
 def locked(nbytes: int) -> int:
-    """Bytes of the host's memory that torch takes to hold so many page-locked: the next power of
-    two.
+    """Return the bytes of page-locked memory that torch allocates for so many bytes.
+
+    It is the next power of two.
     """
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 class Transfer:
-    """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
-    the background.
+    """Copies to page-locked host memory and back, on a CUDA stream of its own.
 
-    Each call returns when its copy is there, so that any thread and stream may use it, and the
-    original may go.
+    It is for one background thread. Each call returns when its copy is complete, so that any thread
+    and stream may use the copy, and the original may be freed.
     """
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
 
     def down(self, tensor: Tensor) -> Tensor:
-        """The tensor in the host's memory."""
+        """Return the tensor in the host's memory."""
         with torch.cuda.device(self.device):  # page-locking would else start on GPU 0
             return self.carry(tensor, torch.empty_like(tensor, device="cpu", pin_memory=True))
 
     def up(self, tensor: Tensor) -> Tensor:
-        """The tensor on the GPU."""
+        """Return the tensor on the GPU."""
         # a thread begins on GPU 0: leaving the stream would set it back there, with a context of
         # its own, which takes half a GB
         with torch.cuda.device(self.device):

@@ -1,1 +1,1 @@
-"""What a result file tells: tables, pictures and references, from the file alone."""
+"""Reports from result files alone: tables, figures, pages and references."""

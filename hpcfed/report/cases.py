@@ -1,4 +1,4 @@
-"""The fields by which rows and columns of a table tell runs apart."""
+"""Fields by which the rows and columns of a table distinguish runs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SKEW = {
     "inner-dirichlet": "data.alpha",
     "pathological": "data.classes_per_client",
     "distribution": "data.classes_per_client",
-}  # of each partition, what says how skewed it is
+}  # the field of each partition that gives its skew
 FIRST = (
     "data.name",
     "data.partition",
     "clients",
     "participation",
-)  # of the fields that may head columns
+)  # fields of columns, in this order
 COMPARED = (
     "data.name",
     "data.partition",
     "clients",
-)  # numbers of other values never stand in one column
+)  # numbers with different values of these are never in one column
 UNCOUNTED = (
     "algorithm",
     "evaluate.every",
@@ -39,19 +39,20 @@ UNCOUNTED = (
     "evaluate.received",
     "evaluate.common",
     "evaluate.batch",
-)  # a method's own, which its row names, and what is measured beside the last accuracy
+)  # a method's own fields, which its row shows, and further measurements
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
 def find_cases(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these paths, and all of the sweeps among them, told apart as these define
-    them.
+    """Return the runs at these paths, and all of the sweeps among them.
+
+    Runs of a sweep have the fields that the sweep defines.
     """
     return [run.with_fields(run.member[1].fields) if run.member else run for run in find(paths)]
 
 
 def rename_data(found: list[Run]) -> list[Run]:
-    """The same with their data under the names that tables show."""
+    """Return the runs with the data names that tables show."""
     names = data_names(run.fields for run in found if "data.name" in run.fields)
     return [
         run.with_fields({**run.fields, "data.name": names[run.fields["data.name"]]})
@@ -62,8 +63,9 @@ def rename_data(found: list[Run]) -> list[Run]:
 
 
 def name_skew(found: list[Run], axes: Sequence[str]) -> list[Run]:
-    """The partition with what says how skewed it is as one value, `dirichlet(0.5)`, unless an axis
-    names that.
+    """Return the runs with partition and skew as one value, `dirichlet(0.5)`.
+
+    They are unchanged if an axis names the field of the skew.
     """
     if set(axes) & set(SKEW.values()):
         return found
@@ -82,12 +84,12 @@ def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
 def axes(
     found: list[Run], rows: list[str] | None, columns: list[str] | None
 ) -> tuple[list[str], list[str]]:
-    """The fields of rows and of columns, so that the runs of a cell differ in their seed alone.
+    """Return the fields of rows and of columns, so that runs of a cell differ only in their seed.
 
-    Those that are not given are chosen: rows by method and its own parameters, columns by all else
-    that differs. Other data are another column even where each method has its own: their numbers
-    are not compared. Raises ConfigError where runs of a cell would differ in a field that neither
-    axis may take, or have one seed.
+    Axes that are not given are chosen: rows by method and its own parameters, columns by all other
+    fields that differ. Other data are another column even if each method has its own, because their
+    numbers are not comparable. Raises ConfigError if runs of a cell would differ in a field that
+    neither axis may take, or have the same seed.
     """
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
     known = {name for run in found for name in run.fields}
@@ -117,8 +119,9 @@ def axes(
 def drop_redundant(
     found: list[Run], axis: list[str], other: list[str], given: set[str], known: set[str]
 ) -> list[str]:
-    """An axis without the fields that those chosen after them decide too; given: those that
-    stay.
+    """Return an axis without the fields that are determined by those chosen after them.
+
+    given: fields that stay.
     """
     kept = list(axis)
     for name in (name for name in axis if name not in given):
@@ -129,16 +132,19 @@ def drop_redundant(
 
 
 def order(found: list[Run], name: str) -> tuple[int, int, str]:
-    """Which field is looked at first: data and clients may decide a method's own, these the others,
-    few values many.
+    """Return the sort key of fields to be considered for axes.
+
+    Data and clients come first, because they may determine a method's own parameters; these come
+    before other fields, and fields with few values before those with many.
     """
     place = FIRST.index(name) if name in FIRST else len(FIRST) + (not name.startswith("algorithm."))
     return place, len({run.at([name]) for run in found}), name
 
 
 def conflicting_values(found: list[Run], axes: list[str], name: str) -> set[str]:
-    """Two or more values of a field among the runs of one cell; nothing where there is no such
-    cell.
+    """Return two or more values of a field among the runs of one cell.
+
+    Returns an empty set if there is no such cell.
     """
     if covers(ASIDE, name):
         return set()
@@ -149,10 +155,10 @@ def conflicting_values(found: list[Run], axes: list[str], name: str) -> set[str]
 
 
 def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
-    """ "also differ: rounds 1/3, local.lr 0.0005/0.1": what differs within these groups of runs
-    beside the fields that are shown; "" where nothing does.
+    """Return the fields that differ within these groups of runs, apart from those shown.
 
-    The seed and a method's own parameters are not meant, nor fields on which no number depends.
+    For example "also differ: rounds 1/3, local.lr 0.0005/0.1", or "" if none does. The seed, a
+    method's own parameters, and fields on which no number depends are ignored.
     """
     values: dict[str, dict[str, None]] = {}
     for group in groups:

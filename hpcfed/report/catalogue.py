@@ -1,6 +1,4 @@
-"""What a job can name, and which figures there are: `hpcfed list` and `hpcfed show`, read from the
-registries.
-"""
+"""`hpcfed list` and `hpcfed show`: names that a job can use, and figures, from the registries."""
 
 from __future__ import annotations
 
@@ -36,24 +34,24 @@ REGISTRIES = {
 IMAGES = {
     "1x28x28": (1, 28, 28),
     "3x32x32": (3, 32, 32),
-}  # what a model's size and cost are given for,
-TEXTS = {"32 tokens": (32,)}  # one for texts with so many
-SENSES = {  # and one for several modalities
+}  # inputs for which a model's size and cost are given
+TEXTS = {"32 tokens": (32,)}  # for models of texts
+SENSES = {  # for models of several modalities
     "3x128 + 3x128": Shapes([Modality("accelerometer", (3, 128)), Modality("gyroscope", (3, 128))])
 }
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
-INDENT = 4  # characters before what a parameter means
+INDENT = 4  # characters before a parameter's description
 
 
 def registry(kind: str) -> Mapping[str, Entry]:
-    """The names of one kind, a key of REGISTRIES; imports no code that they stand for."""
+    """Return the entries of one kind, a key of REGISTRIES, without importing their code."""
     module, attribute = REGISTRIES[kind].split(":")
     return getattr(import_module(module), attribute)
 
 
 def listing(kind: str | None = None, json: bool = False) -> Any:
-    """All names of one kind or of all kinds, each with its line."""
+    """Return all names of one kind or of all kinds, with one line each."""
     rows = {
         k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)
     }
@@ -70,7 +68,7 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
 
 
 def list_algorithms() -> Iterator[RenderableType]:
-    """The algorithms, each kind under its title."""
+    """Yield the algorithms, each kind under its title."""
     width = max(map(len, ALGORITHMS)) + INDENT
     for title, entries in by_kind().items():
         named = [(f"{'':{INDENT}}{name}".ljust(width), e.line) for name, e in entries.items()]
@@ -81,18 +79,18 @@ def list_algorithms() -> Iterator[RenderableType]:
 
 
 def fact(name: str, entry: Entry) -> dict[str, Any]:
-    """One name as JSON; of an algorithm its kind too."""
+    """Return one entry as JSON, for an algorithm with its kind."""
     kind = {"group": KINDS[kind_of(entry)]} if ALGORITHMS.get(name) is entry else {}
     return {"name": name, "line": entry.line, "cite": keys(entry), **kind}
 
 
 def keys(entry: Entry) -> list[str]:
-    """The keys of references.bib that stand for this name; some have none."""
+    """Return the keys of references.bib for this entry, which may be none."""
     return [key for key in entry.cite.split(",") if key]
 
 
 def show(name: str, json: bool = False) -> Any:
-    """All that is known about one name. Raises ConfigError for a name that no registry has."""
+    """Return all facts about one name. Raises ConfigError for a name that no registry has."""
     known = {n: kind for kind in reversed(REGISTRIES) for n in registry(kind)}
     spelt = {plain(n): n for n in reversed(known)}
     name = name if name in known else spelt.get(plain(name), name)
@@ -113,18 +111,18 @@ def show(name: str, json: bool = False) -> Any:
 
 
 def plain(name: str) -> str:
-    """A name without case and hyphens: fedavg for FedAvg, ktpfl for KT-pFL."""
+    """Return a name without case and hyphens: fedavg for FedAvg, ktpfl for KT-pFL."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-ACCEPTS = {  # which models clients may have, in words
+ACCEPTS = {  # models that clients may have, as text
     "one architecture": "the same architecture on all clients",
     "widths": "one architecture, in several widths (models.widths)",
     "depths": "architectures of one family, which differ in their number of equal blocks",
     "a common head": "any architectures; their heads (last layers) have one shape",
     "any models": "any architectures",
 }
-NEEDS = {  # what a method may need, in words
+NEEDS = {  # requirements of methods, as text
     "public": "public examples (data.public)",
     "proxy": "a second model on each client, which is shared (models.proxy)",
     "server": "a model on the server (models.server)",
@@ -132,9 +130,7 @@ NEEDS = {  # what a method may need, in words
 
 
 def algorithm(name: str, entry: Entry) -> dict[str, Any]:
-    """An algorithm's parameters, the models it accepts with their defaults, and the text of its
-    file.
-    """
+    """Return an algorithm's parameters, accepted models, defaults, and the text of its file."""
     cls = entry.load()
     parameters = [parameter(n, field) for n, field in cls.model_fields.items()]
     text = import_module(cls.__module__).__doc__
@@ -150,8 +146,9 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def data_fields(name: str, entry: Entry) -> dict[str, Any]:
-    """The fields of [data] that count for one partition or data set alone: their help begins with
-    its name.
+    """Return the fields of [data] that apply only to one partition or data set.
+
+    Their help begins with its name.
     """
     from hpcfed.config.parts import Data
 
@@ -160,15 +157,16 @@ def data_fields(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def concerns(name: str, meaning: str | None) -> bool:
-    """Whether a field counts for this partition or data set: its help begins with names, and a
-    colon.
+    """Return whether a field applies to this partition or data set.
+
+    Its help then begins with names, followed by a colon.
     """
     names, colon, _ = (meaning or "").lower().partition(":")
     return bool(colon) and name in names.split(", ")
 
 
 def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
-    """One field of a part of a job as JSON."""
+    """Return one field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
     from hpcfed.config.limits import limits
@@ -185,13 +183,14 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def inputs(entry: Any) -> Mapping[str, Any]:
-    """The shapes for which a model's size is given, by label."""
+    """Return the input shapes for which a model's size is given, by label."""
     return SENSES if entry.modal else TEXTS if entry.text else IMAGES
 
 
 def model(name: str, entry: Any) -> dict[str, Any]:
-    """A model's parameters and multiply-adds of one forward pass, by input; computes shapes
-    only.
+    """Return a model's parameters and multiply-adds of one forward pass, by input.
+
+    Only shapes are computed.
     """
     import torch
 
@@ -211,7 +210,7 @@ def model(name: str, entry: Any) -> dict[str, Any]:
 
 
 def page(facts: dict[str, Any]) -> RenderableType:
-    """The facts of one name for people: as wide as the terminal, 80 columns where there is none."""
+    """Return the facts of one name for people, as wide as the terminal, else 80 columns."""
     parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
     if "text" in facts:
         needs = f"\nalso needs: {', '.join(facts['needs'])}" if facts["needs"] else ""
@@ -241,12 +240,12 @@ def page(facts: dict[str, Any]) -> RenderableType:
 
 
 def unwrap(text: str) -> str:
-    """A docstring whose paragraphs are one line each, for the terminal to wrap."""
+    """Return a docstring with one line for each paragraph, for the terminal to wrap."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def format_flag_value(default: Any) -> str:
-    """A default as flags take it: `true`, `none`, `head`, `1.0,1.0`."""
+    """Return a default as flags take it: `true`, `none`, `head`, `1.0,1.0`."""
     if isinstance(default, list):
         return ",".join(map(format_flag_value, default)) or "none"
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

@@ -1,5 +1,6 @@
-"""`hpcfed table --choose FIELDS`: of the values that runs tried, those with the best validation
-score, never those with the best test score.
+"""`hpcfed table --choose FIELDS`: selection of hyper-parameters by validation score.
+
+The test score is never used.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ ACCURACY, LOSS = "clients/accuracy_validation", "clients/loss_validation"
 
 
 def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """For each method, data set and whatever else differs, the runs with those values of the fields
-    whose validation score, mean over clients and then over seeds, is best; and what was chosen, in
-    words. The fields are then no part of the runs' jobs, so that no axis tells them apart.
+    """Return the runs with the best values of these fields, and notes on the values chosen.
 
-    Raises ConfigError for a field that no job has, and for runs that held nothing out.
+    For each method, data set and whatever else differs these are the values with the best
+    validation score, mean over clients and then over seeds. The fields are removed from the runs'
+    jobs, so that no axis distinguishes them. Raises ConfigError for a field that no job has, and
+    for runs without validation examples.
     """
     known = {name for run in found for name in run.fields}
     for name in fields:
@@ -65,7 +67,7 @@ def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run
 
 
 def found_name(run: Run, others: Sequence[str]) -> str:
-    """What tells a group from the others, in words."""
+    """Return the fields that distinguish a group from the others, as text."""
     parts = [
         value if name.endswith(".name") else f"{name} = {value}"
         for name in sorted(others, key=lambda name: name != "algorithm.name")
@@ -79,15 +81,16 @@ def strip(run: Run, fields: Sequence[str]) -> Run:
 
 
 def mean_score(cases: Sequence[Run]) -> float | None:
-    """The mean over seeds; None where a run is not finished, for then it cannot be compared."""
+    """Return the mean score over seeds; None if a run is not finished."""
     if any(not run.finished for run in cases):
         return None
     return float(np.mean([score(run.record) for run in cases]))
 
 
 def score(record: Record) -> float:
-    """The validation score of a run after its last evaluated round, mean over clients: accuracy, or
-    of survival times the loss with its sign changed.
+    """Return the validation score of a run after its last evaluated round, mean over clients.
+
+    It is the accuracy, or for survival times the negative loss.
     """
     if LOSS not in record.columns:
         raise ConfigError(
@@ -103,7 +106,7 @@ def score(record: Record) -> float:
 
 
 def title(found: Sequence[Run]) -> str:
-    """What the runs are chosen by."""
+    """Return the name of the score by which runs are chosen."""
     records = [run.record for run in found if run.finished]
     accurate = any(len(rounds_with_values(r, ACCURACY)) for r in records if LOSS in r.columns)
     return "accuracy" if accurate or not records else "loss"

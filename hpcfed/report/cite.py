@@ -1,4 +1,4 @@
-"""What a run used, as BibTeX: `hpcfed cite`."""
+"""`hpcfed cite`: BibTeX entries for a run."""
 
 from pathlib import Path
 
@@ -9,10 +9,9 @@ from hpcfed.storage.results import Record, load
 
 
 def citation_keys(record: Record) -> list[str]:
-    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition, choice of
-    cohorts and models, each once.
+    """Return keys of references.bib for hpcfed and for the parts of the run, each once.
 
-    A user's own data file has no key.
+    Parts are its algorithm, data set, partition, choice of cohorts and models. A user's own data file has no key.
     """
     job = record.header["job"]
     names = [
@@ -29,5 +28,5 @@ def citation_keys(record: Record) -> list[str]:
 
 
 def cite(run: Path) -> str:
-    """BibTeX of what the run used. Raises CheckpointError where there are no readable results."""
+    """Return BibTeX for a run. Raises CheckpointError if there are no readable results."""
     return bibtex(citation_keys(load(run)))

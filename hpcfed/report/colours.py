@@ -1,6 +1,6 @@
-"""Colours and dashes of all that is drawn, in pictures, pages and the terminal.
+"""Colours and dashes of all drawings, in figures, pages and the terminal.
 
-After Okabe and Ito: nearly all eyes tell these colours apart.
+After Okabe and Ito: they can be distinguished with nearly all kinds of colour vision.
 """
 
 from typing import Any
@@ -35,10 +35,10 @@ PHASES = {
 
 
 def phase(name: str) -> str:
-    """The colour of a phase on light ground."""
+    """Return the colour of a phase on light ground."""
     return LIGHT[PHASES[name]]
 
 
 def for_scripts() -> dict[str, Any]:
-    """All of it for the scripts of a page; the ground is theirs to choose."""
+    """Return colours and dashes for the scripts of a page, on light and on dark ground."""
     return {"colours": list(zip(LIGHT, DARK, strict=True)), "dashes": DASHES, "phases": PHASES}

@@ -1,9 +1,8 @@
-"""`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds; from
-result files alone.
+"""`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds.
 
-As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction
-where several methods are held against one. In the place of his data sets are seeds: they are
-independent, clients of one run are not.
+It needs only result files. As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's
+signed-rank test, Holm's correction if several methods are compared with one. Seeds take the place
+of his data sets, because they are independent; clients of one run are not.
 """
 
 from __future__ import annotations
@@ -100,10 +99,10 @@ def compare(
     out: Path | None = None,
     metric: str | None = None,
 ) -> str:
-    """The command. baseline: a method as the table names it, or one of its runs; default: that of
-    the first run. anyway: also runs of other rounds, data, partitions or clients.
+    """Return the comparison as a table, or the path of the file that it was written to.
 
-    Returns the table, or the path of the file that it was written to.
+    baseline: a method as the table names it, or one of its runs; default: that of the first run.
+    anyway: whether runs of other rounds, data, partitions or clients are accepted.
     """
     known = find_cases(runs)
     view = view_of((run.record for run in known if run.finished), value, metric, percent=percent)
@@ -115,9 +114,10 @@ def compare(
 
 
 def result(found: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
-    """All others against the baseline. ConfigError where there are none, or they cannot be paired.
+    """Return the comparisons of all other methods with the baseline.
 
-    anyway: also runs of other rounds, data, partitions or clients.
+    anyway: whether runs of other rounds, data, partitions or clients are accepted.
+    Raises ConfigError if there are no others, or they cannot be paired.
     """
     if len(found) < 2:
         raise ConfigError(
@@ -127,7 +127,7 @@ def result(found: list[Method], base: Method, view: View, anyway: bool = False) 
 
 
 def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
-    """The method that the others are held against, by its name; None where the name is a path."""
+    """Return the baseline method of this name; None if the name is a path."""
     if baseline is None:
         return found[0]
     known = [one for one in found if baseline in (one.label, one.label.partition(",")[0])]
@@ -143,7 +143,7 @@ def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
 
 
 def also(found: list[Method], baseline: Path) -> Method:
-    """The method of which the run at this path is one."""
+    """Return the method to which the run at this path belongs."""
     places = {results_of(run.path).resolve() for run in find_cases([baseline])}
     known = [one for one in found if places & {results_of(run.path).resolve() for run in one.all()}]
     if len(known) > 1:
@@ -154,7 +154,7 @@ def also(found: list[Method], baseline: Path) -> Method:
 
 
 def lines(result: Result) -> list[list[str]]:
-    """Head and rows as words; a column that is empty is left out."""
+    """Return head and rows as text, without empty columns."""
     baseline = [f"{result.base.label} (baseline)", alone(result), *[""] * (len(HEADS) - 2)]
     table = [list(HEADS), baseline, *(cells(one, result.view) for one in result.done)]
     kept = [i for i in range(len(HEADS)) if any(row[i] for row in table[1:])]
@@ -162,13 +162,13 @@ def lines(result: Result) -> list[list[str]]:
 
 
 def alone(result: Result) -> str:
-    """The baseline's own number: mean over all its runs."""
+    """Return the baseline's own number: mean over all its runs."""
     found = (result.view.measure.of(run.record)[0] for run in result.base.runs.values())
     return result.view.number(float(np.mean([mean for mean in found if mean is not None])))
 
 
 def cells(one: Comparison, view: View) -> list[str]:
-    """A comparison as words."""
+    """Return a comparison as text."""
     interval = " to ".join(format_signed(end, view) for end in one.interval or ())
     single = f"{count_noun(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
@@ -193,7 +193,7 @@ def likely(p: float | None) -> str:
 
 
 def notes(result: Result) -> list[str]:
-    """How the numbers are to be read, and what did not count."""
+    """Return notes on how to read the numbers, and on runs that do not count."""
     absent = (
         run for one in (result.base, *(one.method for one in result.done)) for run in one.absent
     )
@@ -209,7 +209,7 @@ def notes(result: Result) -> list[str]:
 
 
 def how(done: list[Comparison]) -> list[str]:
-    """What the intervals and tests are over, and what they cannot tell."""
+    """Return notes on the units of intervals and tests, and their limits."""
     seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
     told = [OVER_SEEDS] if seeds else []
     told += [
@@ -243,7 +243,7 @@ def latex(result: Result) -> str:
 
 
 def to_csv(result: Result) -> str:
-    """A line for each comparison, with the numbers in full."""
+    """Return a CSV line for each comparison, with the numbers in full."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(NAMES)

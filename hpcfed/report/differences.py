@@ -1,5 +1,6 @@
-"""Paired differences: how large, how sure. The choice of tests follows Demšar (JMLR 7, 2006,
-sections 3.1 and 3.2).
+"""Paired differences: intervals and tests.
+
+The choice of tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import numpy as np
 
 SURE = 0.95  # of a confidence interval
 DRAWS = 10_000  # of the bootstrap
-FEW = 13  # up to so many pairs all 2 ** n signs are counted where ranks are tied
+FEW = 13  # pairs up to which all 2 ** n signs are counted if ranks are tied
 PLACES = 12  # decimals: differences that are equal but for rounding are tied
 Interval = tuple[float, float]
 
 
 def t_interval(differences: np.ndarray) -> Interval:
-    """Mean ± t(n - 1) sd / sqrt(n), sd with n - 1. differences: [n], n >= 2, one of each seed."""
-    from scipy import stats  # here: it takes a second, which no other report should wait for
+    """Return the interval mean ± t(n - 1) sd / sqrt(n), sd with n - 1.
+
+    differences: [n], n >= 2, one for each seed.
+    """
+    from scipy import stats  # here, because importing it takes a second
 
     n, mean = len(differences), float(differences.mean())
     reach = float(stats.t.ppf((1 + SURE) / 2, n - 1)) * float(differences.std(ddof=1)) / n**0.5
@@ -25,8 +29,9 @@ def t_interval(differences: np.ndarray) -> Interval:
 
 
 def bootstrap(differences: np.ndarray, seed: int) -> Interval:
-    """Percentiles of the means of DRAWS samples with replacement. differences: [n], n >= 2, one of
-    each client.
+    """Return percentiles of the means of DRAWS samples with replacement.
+
+    differences: [n], n >= 2, one for each client.
     """
     from scipy import stats
 
@@ -45,8 +50,9 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """p of the two-sided signed-rank test. [n]; the ranks of zeros are split between both signs, as
-    Demšar has it.
+    """Return p of the two-sided signed-rank test.
+
+    differences: [n]; the ranks of zeros are split between both signs, as in Demšar.
     """
     from scipy import stats
 
@@ -60,13 +66,14 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 
 def least(n: int) -> float:
-    """The smallest p that the signed-rank test can give for n pairs: all of one sign."""
+    """Return the smallest possible p of the signed-rank test for n pairs: all of one sign."""
     return 2.0 / 2**n
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p corrected for several comparisons: the i-th smallest of m, from 0, times m - i, never below
-    one before it.
+    """Return p values corrected for several comparisons by Holm's method.
+
+    The i-th smallest of m, from 0, is multiplied by m - i, and is never below the one before it.
     """
     corrected, reached = [0.0] * len(ps), 0.0
     for i, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):

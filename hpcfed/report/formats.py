@@ -1,4 +1,4 @@
-"""A table of results as text, Markdown, LaTeX and CSV."""
+"""Formats of a table of results: text, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ TEX = {
 
 @dataclass
 class Shown:
-    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so
-    many runs.
+    """One cell of a table.
 
+    text, std: as shown.
+    note: a remark about it.
+    seeds: number of runs that count.
+    runs: number of all runs.
     paper: the number that a paper has in its place, as printed there.
     """
 
@@ -51,9 +54,12 @@ class Shown:
 class Grid:
     """The whole table.
 
-    value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads:
-    their values.  notes: what stands below it.  best: what the marked cells are the best of.
-    spoken: fields and values are words already.
+    value: name of the value of the cells.
+    down, across: fields of rows and columns.
+    rows, heads: their values.
+    notes: text below it.
+    best: "row" or "column" of which marked cells are the best.
+    spoken: whether fields and values are text already.
     """
 
     caption: str
@@ -68,7 +74,7 @@ class Grid:
     spoken: bool = False
 
     def labels(self) -> list[str]:
-        """What each row is called: `fedprox, mu=0.1`."""
+        """Return the labels of the rows: `fedprox, mu=0.1`."""
         return [", ".join(filter(None, self.words(self.down, row))) for row in self.rows]
 
     def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
@@ -88,7 +94,7 @@ class Grid:
         )
 
     def levels(self) -> list[list[str]]:
-        """The lines of heads over the columns, outermost first."""
+        """Return the lines of heads over the columns, outermost first."""
         heads = [self.words(self.across, head) for head in self.heads]
         return [list(level) for level in zip(*heads, strict=True)] or [[self.value]]
 
@@ -104,7 +110,7 @@ class Grid:
 
 
 def label_value(field: str, value: str) -> str:
-    """A value, with the name of its field where it does not speak for itself."""
+    """Return a value, with the name of its field unless it is clear without."""
     value = printable(value)
     short = field.rpartition(".")[2]
     if short in ("name", "partition", "mix"):
@@ -113,7 +119,7 @@ def label_value(field: str, value: str) -> str:
 
 
 def text(grid: Grid) -> str:
-    """Aligned columns for a terminal."""
+    """Return aligned columns for a terminal."""
     lines = [["", *once(level, grid.heads, i)] for i, level in enumerate(grid.levels())]
     lines[-1][0] = grid.corner()
     for label, row in zip(grid.labels(), grid.cells, strict=True):
@@ -122,7 +128,7 @@ def text(grid: Grid) -> str:
 
 
 def align_columns(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
-    """Caption, columns of even width, notes."""
+    """Return caption, columns of even width, and notes."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
@@ -132,13 +138,13 @@ def align_columns(caption: str, lines: Sequence[Sequence[str]], notes: list[str]
 
 
 def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str]:
-    """The words of a line of heads, each at the first of the columns that it heads."""
+    """Return a line of heads, with each word at the first of its columns."""
     same = [i > 0 and heads[i][: depth + 1] == heads[i - 1][: depth + 1] for i in range(len(heads))]
     return ["" if again else word for again, word in zip(same, level, strict=True)]
 
 
 def markdown(grid: Grid) -> str:
-    """A table as GitHub shows it; the lines of heads are one."""
+    """Return a Markdown table, with the lines of heads joined to one."""
     heads = [", ".join(words) for words in zip(*grid.levels(), strict=True)]
     lines = [[grid.corner(), *heads]]
     for label, row in zip(grid.labels(), grid.cells, strict=True):
@@ -155,7 +161,7 @@ def markdown(grid: Grid) -> str:
 
 
 def markdown_table(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
-    """The same with bars, as Markdown has it; the first line is the head."""
+    """Return the lines as a Markdown table; the first line is the head."""
     ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in ruled]
     return "\n".join(
@@ -164,9 +170,7 @@ def markdown_table(caption: str, lines: Sequence[Sequence[str]], notes: list[str
 
 
 def latex(grid: Grid) -> str:
-    """A table with the rules of the package booktabs, and a head that spans the columns below
-    it.
-    """
+    """Return a LaTeX table for the package booktabs, with heads that span their columns."""
     heads = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
     body = [
         [tex(label), *map(tex_cell, row)]
@@ -178,7 +182,11 @@ def latex(grid: Grid) -> str:
 def booktabs(
     caption: str, heads: list[str], body: Sequence[Sequence[str]], notes: list[str]
 ) -> str:
-    """heads: whole lines; body: cells. Both are LaTeX already; caption and notes are not."""
+    """Return a LaTeX table of these lines.
+
+    heads: whole lines.
+    body: cells. Both are LaTeX already; caption and notes are not.
+    """
     lines = [" & ".join(line) + r" \\" for line in body]
     return "\n".join(
         [
@@ -200,7 +208,7 @@ def booktabs(
 
 
 def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
-    """One line of heads, and the rules below those that span several columns."""
+    """Return one line of heads, and the rules below heads that span several columns."""
     groups = [
         len(list(group)) for _, group in groupby(grid.heads, key=lambda head: head[: depth + 1])
     ]
@@ -231,7 +239,7 @@ def tex(words: str) -> str:
 
 
 def to_csv(grid: Grid) -> str:
-    """A line for each cell, with the numbers in full, for other programs."""
+    """Return a CSV line for each cell, with the numbers in full."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     own = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
@@ -263,7 +271,7 @@ FORMATS: dict[str, Callable[[Grid], str]] = {
 
 
 def save_or_return(text: str, out: Path | None) -> str:
-    """The text, or where it is to be written to a file, that file's path."""
+    """Return the text, or write it to a file and return that file's path."""
     if out is None:
         return text
     with output(out, "the table"):

@@ -1,5 +1,6 @@
-"""`hpcfed table --layout fedclassavg-2`: runs in the rows and columns of a paper's table;
-papers.toml has them all.
+"""`hpcfed table --layout fedclassavg-2`: runs in the rows and columns of a paper's table.
+
+papers.toml defines the layouts.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ FILE = Path(__file__).with_name("papers.toml")
 
 @dataclass(frozen=True)
 class Slot:
-    """A row or a column. where: the fields of its runs.  setting: what the jobs have beside, by
-    name.
+    """A row or a column.
 
-    value: what it shows, where that is not the whole table's.  paper: of a row, the numbers of the
-    paper's cells.
+    where: the fields of its runs.
+    setting: other fields that the jobs have, by name.
+    value: what it shows, if that is not the whole table's value.
+    paper: of a row, the numbers of the paper's cells.
     """
 
     label: tuple[str, ...]
@@ -40,8 +42,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of a paper. down, across: what rows and columns are.  best: whether of its row or
-    column.
+    """A table of a paper.
+
+    down, across: titles of rows and columns.
+    best: "row" or "column" of which the best cell is marked.
     """
 
     name: str
@@ -62,8 +66,9 @@ def papers() -> dict[str, Any]:
 
 
 def layout(name: str) -> Layout:
-    """The layout of this name; ConfigError for others. What holds for the whole table stands with
-    each row.
+    """Return the layout of this name. Raises ConfigError for others.
+
+    Fields that hold for the whole table are stored with each row.
     """
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")
@@ -92,9 +97,10 @@ def slot(each: dict[str, Any], value: str) -> Slot:
 
 
 def fill_layout(found: list[Run], made: Layout, paper: bool) -> Grid:
-    """The table, with what the runs given come to; paper: and beside it the paper's own numbers.
+    """Return the table with the results of these runs.
 
-    Raises ConfigError where no run has a cell, or runs of one cell differ in more than their seed.
+    paper: whether the paper's own numbers are added. Raises ConfigError if no run has a cell, or
+    runs of one cell differ in more than their seed.
     """
     groups = [
         [[run for run in found if fits(run, row, column)] for column in made.columns]
@@ -142,7 +148,7 @@ def fill_layout(found: list[Run], made: Layout, paper: bool) -> Grid:
 
 
 def fits(run: Run, row: Slot, column: Slot) -> bool:
-    """Whether a run belongs to this cell."""
+    """Return whether a run belongs to this cell."""
     several = len(set(run.fields.get("models.mix", ()))) > 1
     known = run.fields | {"models.several": several}
     return all(
@@ -152,13 +158,13 @@ def fits(run: Run, row: Slot, column: Slot) -> bool:
 
 
 def agrees(value: Any, want: Any) -> bool:
-    """Whether a field has this value, or one of these alternatives."""
+    """Return whether a field has this value, or one of these alternatives."""
     options = want if isinstance(want, list) and not isinstance(value, list) else [want]
     return format_value(value) in map(format_value, options)
 
 
 def alike(group: list[Run], made: Layout, row: Slot, column: Slot) -> None:
-    """ConfigError where the runs of a cell differ in more than their seed."""
+    """Raise ConfigError if the runs of a cell differ in more than their seed."""
     for name in sorted({name for run in group for name in run.fields} - {SEED}):
         if values := conflicting_values(group, [], name):
             raise ConfigError(
@@ -169,7 +175,7 @@ def alike(group: list[Run], made: Layout, row: Slot, column: Slot) -> None:
 
 
 def absence_notes(found: list[Run], placed: set[str]) -> Iterator[str]:
-    """What of the runs given is not in the table, and why."""
+    """Yield notes on runs that are not in the table, and why."""
     yield from (
         f"{run.name}: {why}" for run in found if (why := run.absence()[1]) and run.name in placed
     )
@@ -181,7 +187,7 @@ def absence_notes(found: list[Run], placed: set[str]) -> Iterator[str]:
 
 
 def otherwise(groups: list[list[list[Run]]], made: Layout) -> Iterator[str]:
-    """In what the runs that count are not as the jobs of this table."""
+    """Yield a note on fields in which the counted runs differ from the jobs of this table."""
     runs: set[str] = set()
     odd: dict[tuple[str, str, str], set[str]] = {}
     for line, row in zip(groups, made.rows, strict=True):

@@ -1,4 +1,4 @@
-"""Which number of a run a table shows."""
+"""Measures: the number of a run that a table shows."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ Numbers = tuple[
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is
-    better.  unit: B or s.
+    """One number of a run.
 
-    each: the numbers of the clients, by client, of which `of` tells the mean; None: it is not one
-    of clients.
+    what: description for the caption.
+    share: whether it is in 0..1.
+    high: whether more is better.
+    unit: B or s.
+    each: returns the numbers of the clients, by client, of which `of` returns the mean; None if it
+    is not a number of clients.
     """
 
     what: str
@@ -46,8 +49,9 @@ class Measure:
 
 
 def last(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
-    """Of the last evaluated round, mean over clients: of their own models, or of another phase that
-    the summary has.
+    """Return a function for the last evaluated round, mean over clients.
+
+    It is of the clients' own models, or of another phase of the summary.
     """
 
     def numbers(record: Record) -> Numbers:
@@ -59,7 +63,7 @@ def last(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
 
 
 def pooled(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
-    """The same over all clients' test examples together."""
+    """Return a function for the last evaluated round, over all clients' test examples together."""
 
     def numbers(record: Record) -> Numbers:
         found = metric_facts(record, metric)
@@ -69,7 +73,7 @@ def pooled(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
 
 
 def best(metric: str) -> Callable[[Record], Numbers]:
-    """Of the round with the highest mean."""
+    """Return a function for the round with the highest mean."""
 
     def numbers(record: Record) -> Numbers:
         means = [summary_statistics(row) for row in column(record, f"clients/{metric}")]
@@ -84,7 +88,7 @@ def best(metric: str) -> Callable[[Record], Numbers]:
 
 
 def lately(metric: str, n: int) -> Callable[[Record], Numbers]:
-    """Mean over the last n evaluated rounds, and of their deviations."""
+    """Return a function for the means over the last n evaluated rounds, of means and deviations."""
 
     def numbers(record: Record) -> Numbers:
         name = f"clients/{metric}"
@@ -99,7 +103,7 @@ def lately(metric: str, n: int) -> Callable[[Record], Numbers]:
 
 
 def lately_pooled(metric: str, n: int) -> Callable[[Record], Numbers]:
-    """Mean over the last n evaluated rounds of what `pooled` tells of the last."""
+    """Return a function for the mean of `pooled` over the last n evaluated rounds."""
 
     def numbers(record: Record) -> Numbers:
         values = by_round(record, f"{metric}_pooled")[rounds_with_values(record)[-n:]]
@@ -114,7 +118,7 @@ def mean_of(values: list[float]) -> float:
 
 
 def each_of(record: Record, name: str, rounds: Sequence[int] | np.ndarray) -> dict[int, float]:
-    """Mean over these rounds, of every client that has a number in one of them."""
+    """Return the mean over these rounds, for every client that has a number in one of them."""
     found: dict[int, list[float]] = {}
     for t in rounds:
         row = column(record, name)[t]
@@ -128,7 +132,7 @@ def each_of(record: Record, name: str, rounds: Sequence[int] | np.ndarray) -> di
 
 
 def each_last(name: str, n: int = 1) -> Callable[[Record], dict[int, float]]:
-    """Over the last n evaluated rounds; none where there are fewer."""
+    """Return a function for the last n evaluated rounds, by client; empty if there are fewer."""
 
     def clients(record: Record) -> dict[int, float]:
         rounds = rounds_with_values(record, name)
@@ -146,7 +150,7 @@ def each_best(metric: str) -> Callable[[Record], dict[int, float]]:
 
 
 def each_final(name: str) -> Callable[[Record], dict[int, float]]:
-    """After what the method does at its end."""
+    """Return a function for the numbers after the method's final step, by client."""
 
     def clients(record: Record) -> dict[int, float]:
         values = record.arrays.get(f"final/{name}", np.empty(0))
@@ -165,7 +169,7 @@ def seconds(record: Record) -> Numbers:
 
 OVER = "mean over clients"
 POOLED = "over the test examples of all clients together"
-FLOWS = {  # what no metric is part of
+FLOWS = {  # numbers that are not of a metric
     "down": Measure(
         "Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"
     ),
@@ -177,7 +181,7 @@ FLOWS = {  # what no metric is part of
 
 
 def measures_of(metric: str) -> dict[str, Measure]:
-    """The values that a table may show of one metric."""
+    """Return the measures of one metric, by name."""
     title = f"Test {title_metric(metric)}"
     return {
         "last": Measure(
@@ -226,9 +230,9 @@ def measures_of(metric: str) -> dict[str, Measure]:
 
 
 def measure(name: str = "last", metric: str | None = None) -> Measure:
-    """The measure of this name; `last:10` is the mean over the last 10 evaluated rounds,
-    `pooled:10` that of the pooled metric. ConfigError for others.
+    """Return the measure of this name. Raises ConfigError for unknown ones.
 
+    `last:10` is the mean over the last 10 evaluated rounds, `pooled:10` that of the pooled metric.
     metric: of which it is; default: accuracy.
     """
     if metric is not None and metric not in METRICS:
@@ -258,16 +262,14 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
 
 
 def usual_metric(records: Iterable[Record | None]) -> str:
-    """The metric that a table of these runs shows where none is asked for: that of all of them,
-    else accuracy.
-    """
+    """Return the default metric of a table of these runs: that of all of them, else accuracy."""
     found = {main_metric(record) for record in records if record}
     return found.pop() if len(found) == 1 and found <= METRICS.keys() else "accuracy"
 
 
 @dataclass(frozen=True)
 class View:
-    """Which number is shown, and how. deviation: over seeds or clients, or none."""
+    """The number that is shown, and its format. deviation: over seeds or clients, or none."""
 
     value: str
     measure: Measure
@@ -296,7 +298,10 @@ def view_of(
     deviation: str = "seeds",
     percent: bool = False,
 ) -> View:
-    """What a table of these runs shows. value, metric: as asked for; None: what is usual."""
+    """Return the view of a table of these runs.
+
+    value, metric: as asked for; None for the default.
+    """
     if metric is None and value not in (*FLOWS, "accuracy"):
         metric = usual_metric(records)
     if metric in (None, "accuracy"):

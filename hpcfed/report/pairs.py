@@ -1,6 +1,4 @@
-"""Runs of the same clients side by side: what differs between two methods, seed by seed and client
-by client.
-"""
+"""Paired comparison of two methods, seed by seed and client by client."""
 
 from __future__ import annotations
 
@@ -18,19 +16,21 @@ from hpcfed.report.measures import View
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.record import Record
 
-WHO = ("clients", "data.name")  # fields that must agree beside the partition itself
+WHO = ("clients", "data.name")  # fields that must be equal, in addition to the partition
 ROWS = (
     "partition",
     "train_sizes",
     "test_sizes",
     "label_counts",
-)  # arrays that say who holds which examples
+)  # arrays that give the examples of each client
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone. runs: by seed, those that are finished.  absent: the
-    others.
+    """Runs that differ only in their seed.
+
+    runs: by seed, those that are finished.
+    absent: the others.
     """
 
     label: str
@@ -43,11 +43,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs of one seed: means over the clients of both, and the differences of these clients,
-    [K].
+    """Two runs of one seed.
 
-    lone: how many clients have a number in one run alone. A number that is not of clients has no
-    differences.
+    mean, base: means over the clients of both.
+    clients: [K], differences of these clients; empty for a number that is not of clients.
+    lone: number of clients with a value in only one of the runs.
     """
 
     seed: int
@@ -58,7 +58,7 @@ class Pair:
 
 
 def methods(found: list[Run]) -> list[Method]:
-    """The runs by all fields of the job but the seed, in the order in which they were given."""
+    """Return the runs grouped by all fields of the job but the seed, in their order."""
     down, across = axes(found, None, None)
     groups: dict[str, list[Run]] = {}
     for run in found:
@@ -70,7 +70,7 @@ def methods(found: list[Run]) -> list[Method]:
 
 
 def method(label: str, group: Sequence[Run]) -> Method:
-    """Runs of one method by their seeds; ConfigError where two have the same."""
+    """Return runs of one method by their seeds. Raises ConfigError if two have the same."""
     runs: dict[int, Run] = {}
     for run in (run for run in group if run.finished):
         seed = run.fields[SEED]
@@ -86,10 +86,10 @@ def method(label: str, group: Sequence[Run]) -> Method:
 
 
 def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> list[Pair]:
-    """A pair for each seed that both have.
+    """Return a pair for each seed that both methods have.
 
-    Raises ConfigError where there is none, or (unless anyway) where their rounds or clients are
-    not the same.
+    Raises ConfigError if there is none, or (unless anyway) if their rounds or clients are not the
+    same.
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
@@ -102,7 +102,10 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
 
 
 def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
-    """Two runs of the same clients. anyway: of others too, whose means alone are compared."""
+    """Return a pair of two runs.
+
+    anyway: whether runs of other clients are accepted, of which only the means are compared.
+    """
     same = comparable(ours, theirs, anyway)
     if view.measure.each is None or not same:
         mean, base = (view.measure.of(run.record)[0] for run in (ours, theirs))
@@ -123,10 +126,10 @@ def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
 
 
 def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
-    """Whether two runs have the same clients with the same examples.
+    """Return whether two runs have the same clients with the same examples.
 
-    Raises ConfigError, unless anyway, where they have not, or where their rounds differ; it says
-    which fields do.
+    Raises ConfigError, unless anyway, if they have not, or if their rounds differ; it names the
+    fields that differ.
     """
     fields = [
         name
@@ -154,8 +157,9 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
 
 
 def same_examples(ours: Record, theirs: Record) -> bool | None:
-    """Whether the files say that client by client the examples are the same; None: they do not say
-    who holds which.
+    """Return whether the examples are the same, client by client, by the runs' files.
+
+    Returns None if the files do not say.
     """
     parts = [
         {name: rows for name, rows in record.arrays.items() if name.startswith(ROWS)}
@@ -170,13 +174,13 @@ def same_examples(ours: Record, theirs: Record) -> bool | None:
 
 
 def counts(found: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
-    """Clients that are better, worse and equal, over all pairs."""
+    """Return the numbers of clients that are better, worse and equal, over all pairs."""
     every = np.concatenate([one.clients for one in found]).round(PLACES) * (1 if high else -1)
     return int((every > 0).sum()), int((every < 0).sum()), int((every == 0).sum())
 
 
 def explain_unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[str]:
-    """What of two methods did not count, and why."""
+    """Yield notes on runs and clients of two methods that do not count, and why."""
     for one, other in ((ours, theirs), (theirs, ours)):
         alone = [str(seed) for seed in one.runs if seed not in other.runs]
         if alone:
@@ -197,11 +201,11 @@ ENOUGH = 3  # seeds for an interval and a test over them
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method against the baseline: over seeds, or over the clients of the one seed that there
-    is.
+    """Comparison of one method with the baseline, over seeds or over the clients of a single seed.
 
-    pairs: one of each seed.  interval, p: None where there are too few of them.  counts: clients
-    that are better, worse and equal, over all pairs.
+    pairs: one for each seed.
+    interval, p: None if there are too few pairs.
+    counts: clients that are better, worse and equal, over all pairs.
     """
 
     method: Method
@@ -219,7 +223,7 @@ class Comparison:
 
     @property
     def clients(self) -> int:
-        """Over all seeds; 0 for a number that is not of clients."""
+        """Number of clients over all seeds; 0 for a number that is not of clients."""
         return sum(len(pair.clients) for pair in self.pairs)
 
     @property
@@ -228,7 +232,10 @@ class Comparison:
 
 
 def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comparison:
-    """A method against the baseline. anyway: also where they are not comparable."""
+    """Return the comparison of a method with the baseline.
+
+    anyway: whether runs that are not comparable are accepted.
+    """
     found = pairs(one, base, view, anyway)
     mean, other = (
         float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base")
@@ -244,7 +251,7 @@ def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comp
 
 
 def apply_holm(found: list[Comparison]) -> list[Comparison]:
-    """With Holm's correction, where there are several tests."""
+    """Return the comparisons with Holm's correction, if there are several tests."""
     tested = [one.p for one in found if one.p is not None]
     if len(tested) < 2:
         return found
@@ -255,5 +262,5 @@ def apply_holm(found: list[Comparison]) -> list[Comparison]:
 def compare_all(
     found: list[Method], base: Method, view: View, anyway: bool = False
 ) -> list[Comparison]:
-    """All others against the baseline."""
+    """Return the comparisons of all other methods with the baseline."""
     return apply_holm([against(one, base, view, anyway) for one in found if one is not base])

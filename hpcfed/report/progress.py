@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar on a terminal, plain lines elsewhere; rank 0 only."""
+"""Progress display of a run: a bar on a terminal, plain lines elsewhere; rank 0 only."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from hpcfed.storage.results import Results
 
 
-OFTEN = 60.0  # seconds in which a long round says nothing where there is no terminal
-LINE = 40  # characters of what a rank does
+OFTEN = 60.0  # seconds between two lines in a long round, without a terminal
+LINE = 40  # characters of a rank's activity
 
 
 class TwoLines(Bar):
-    """A bar as wide as the terminal, and what is known of the round in a line of its own below it:
-    beside the bar it would leave a narrow terminal no room for one.
+    """A bar as wide as the terminal, with facts about the round in a line below it.
+
+    Beside the bar they would leave no space for it on a narrow terminal.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
@@ -46,7 +47,7 @@ class TwoLines(Bar):
 
 
 def round_bar(console: Console, shown: bool) -> TwoLines:
-    """A bar over rounds."""
+    """Return a bar over rounds."""
     return TwoLines(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -59,17 +60,17 @@ def round_bar(console: Console, shown: bool) -> TwoLines:
 
 
 class Cell:
-    """A bar in a notebook's output, which is drawn again in its place; no widgets are needed."""
+    """A bar in a notebook's output, which is redrawn in place; no widgets are needed."""
 
     def __init__(self, name: str, total: int):
         self.name, self.total, self.done, self.line = name, total, 0, ""
         self.handle: Any = None
 
     def update(self, done: int, line: str) -> None:
-        """So many are done; line: what is known of the last."""
+        """Show the number of rounds done, and a line about the last one."""
         self.done, self.line = done, line
         if self.handle is None:
-            from IPython.display import display  # here: a notebook has it, others need it not
+            from IPython.display import display  # here, because only a notebook has and needs it
 
             self.handle = display(self, display_id=True)
         else:
@@ -87,14 +88,14 @@ class Cell:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return getattr(shell, "kernel", None) is not None
 
 
 class Rounds:
-    """How far a run is whose rounds other processes compute, read from its results."""
+    """Progress of a run that other processes compute, read from its results."""
 
     def __init__(self, job: Job):
         self.job, self.seen, self.console = job, 0, console()
@@ -113,7 +114,7 @@ class Rounds:
         self.bar.stop()
 
     def show(self, record: Record | None) -> None:
-        """Show what is new in the record of the run."""
+        """Show new rounds of the run's record."""
         if self.job.quiet or record is None or record.rounds <= self.seen:
             return
         first, self.seen = self.seen, record.rounds
@@ -132,7 +133,7 @@ class Rounds:
 
 
 class Progress:
-    """Shows rounds as they come; says nothing where it is not active or the job is quiet."""
+    """Progress of this process's run; silent if it is not active or the job is quiet."""
 
     def __init__(self, job: Job, folder: Path, facts: World, active: bool):
         self.job, self.folder, self.facts, self.active = job, folder, facts, active
@@ -144,7 +145,7 @@ class Progress:
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
-        self.spoken = monotonic()  # when the last line was said
+        self.spoken = monotonic()  # when the last line was printed
         self.metric, self.value = "accuracy", float("nan")
 
     def __enter__(self) -> Self:
@@ -166,11 +167,11 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self.active and not self.job.quiet:
-            with suppress(OSError):  # where the disk of a log is full the run goes on
+            with suppress(OSError):  # a full disk of a log does not end the run
                 self.bar.console.print(text)
 
     def round(self, t: int, row: dict[str, Any]) -> None:
-        """One more round is done: t of them."""
+        """Show that t rounds are done."""
         self.metric, value = first_metric(row, self.metric)
         loss = mean(row["clients/train_loss"])
         self.value = self.value if np.isnan(value) else value  # of the last evaluation
@@ -187,8 +188,10 @@ class Progress:
             self.clients(t, row)
 
     def look(self, heartbeat: Heartbeat) -> None:
-        """A client of this rank begins or ends inside a round: a bar over them, or where there is
-        no terminal a line now and then.
+        """Show the progress of this rank's clients inside a round.
+
+        It is called when a client begins or ends, and shows a bar, or without a terminal an
+        occasional line.
         """
         if not self.active or self.job.quiet or self.cell:
             return
@@ -214,7 +217,7 @@ class Progress:
             self.spoken = monotonic()
 
     def left(self, t: int) -> str:
-        """The time left, from the rounds seen so far; nothing after the first, or the last."""
+        """Return the time left, from the rounds seen so far; "" after the first or the last."""
         now, first = monotonic(), self.begun is None
         if first:
             self.begun, self.first_t = now, t
@@ -239,8 +242,9 @@ class Progress:
             self.say(f"moved {n} clients between ranks by measured cost")
 
     def finish(self, results: Results | None, picture: Callable[[Record, Path], Path]) -> None:
-        """The table, and the files that were made. picture: draws a record into a folder; the
-        path.
+        """Print the summary, and the files that were written.
+
+        picture: draws a record into a folder and returns the path.
         """
         if not self.active or results is None:
             return
@@ -258,8 +262,10 @@ class Progress:
 
 
 def first_metric(row: dict[str, Any], usual: str) -> tuple[str, float]:
-    """The first metric that clients of this round have, and its mean over them; nan where none was
-    evaluated. usual: the name where none has any.
+    """Return the first metric that clients of this round have, and its mean over them.
+
+    The mean is nan if none was evaluated.
+    usual: the name if no client has any.
     """
     for name in METRICS:
         if f"clients/{name}" in row and np.isfinite(value := mean(row[f"clients/{name}"])):
@@ -268,14 +274,16 @@ def first_metric(row: dict[str, Any], usual: str) -> tuple[str, float]:
 
 
 def brief(value: float, loss: float, metric: str = "accuracy") -> str:
-    """The same beside a bar, which shows how long a round takes."""
+    """Return a round's numbers without its seconds, for use beside a bar."""
     known = {f"{title_metric(metric)} {value:.3f}": value, f"train loss {loss:.3g}": loss}
     return " ".join(text for text, value in known.items() if not np.isnan(value))
 
 
 def line(value: float, loss: float, seconds: float, metric: str = "accuracy") -> str:
-    """A round in a few words; nothing about what is nan: a metric before the first evaluation,
-    say. loss: of training, the mean of the method's own objective.
+    """Return a round's numbers in one line, without those that are nan.
+
+    A metric is nan before the first evaluation.
+    loss: of training, the mean of the method's own objective.
     """
     known = {f"{title_metric(metric)} {value:.4f}  ": value, f"train loss {loss:.3f}  ": loss}
     return (

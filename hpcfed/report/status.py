@@ -1,4 +1,4 @@
-"""`hpcfed status RUN...`: how far runs are, and whether they go on; read from their files alone."""
+"""`hpcfed status RUN...`: progress of runs, and whether they go on, from their files alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcfed.storage import sweep as store
 
 
 def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | Table:
-    """The command: a line for each run, and for each run of a sweep."""
+    """Return a table with a line for each run, and for each run of a sweep."""
     found = [
         (str(run), member(*of) if of else state(run))
         for path in runs
@@ -33,20 +33,20 @@ def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | T
 
 
 def metric_head(states: Sequence[State]) -> str:
-    """The head of a column of the runs' first metrics: its name, where all have the same one."""
+    """Return the head of the column of first metrics: their name, if all runs have the same."""
     names = {one.metric for one in states if one.value is not None}
     return title_metric(names.pop()) if len(names) == 1 else "metric" if names else "accuracy"
 
 
 def metric_cell(one: State, head: str) -> str:
-    """The run's first metric; with its name where the head does not say it."""
+    """Return the run's first metric, with its name unless the head has it."""
     if one.value is None or head == title_metric(one.metric):
         return share(one.value)
     return f"{title_metric(one.metric)} {share(one.value)}"
 
 
 def row(name: str, one: State, now: float, head: str) -> tuple[str, ...]:
-    """A run as cells of the table."""
+    """Return a run's cells of the table."""
     total = "" if one.total is None else f"{one.rounds}/{one.total}"
     saved = "-" if one.saved is None else f"round {one.saved}" + ago(one.saved_at, now)
     times = ("-" if seconds is None else duration(seconds) for seconds in (one.seconds, one.left))

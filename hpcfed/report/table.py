@@ -1,5 +1,6 @@
-"""`hpcfed table SWEEP...`: methods against data sets, as the tables of papers are; from result
-files alone.
+"""`hpcfed table SWEEP...`: methods against data sets, like the tables of papers.
+
+It needs only result files.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ def table(
     metric: str | None = None,
     choose: str | None = None,
 ) -> str:
-    """The command. rows, columns: fields of the job, separated by commas; what is not given is
-    chosen. value: which number of a run; metric: of which metric it is.
+    """Return the table, or the path of the file that it was written to.
 
-    layout: rows, columns and all else as a table of a paper has them; paper: with that one's
-    numbers.  choose: fields, separated by commas, of which the values with the best validation
-    score are taken. Returns the table, or the path of the file that it was written to.
+    rows, columns: fields of the job, separated by commas; chosen automatically if not given.
+    value: which number of a run.
+    metric: of which metric it is.
+    layout: rows, columns and other options as in a table of a paper.
+    paper: whether the paper's numbers are added.
+    choose: fields, separated by commas, of which the values with the best validation score are
+    taken.
     """
     if layout:
         refuse(
@@ -67,7 +71,7 @@ def table(
 
 
 def refuse(layout: str, **given: object) -> None:
-    """ConfigError for what a layout tells by itself."""
+    """Raise ConfigError for options that a layout sets itself."""
     for name in (name for name, value in given.items() if value):
         raise ConfigError(
             f"table: --{name}, but --layout {layout} has its own; leave one of them away"
@@ -77,8 +81,9 @@ def refuse(layout: str, **given: object) -> None:
 def grid(
     found: list[Run], down: list[str], across: list[str], view: View, how: Sequence[str] = ()
 ) -> Grid:
-    """The cells, row by row, and what is to be said about them. how: values were chosen, in
-    words.
+    """Return the cells, row by row, with notes.
+
+    how: notes on values that were chosen.
     """
     lines, heads = order_values(found, down), order_values(found, across)
     cells = [
@@ -97,9 +102,7 @@ def grid(
 
 
 def order_values(found: list[Run], names: list[str]) -> list[tuple[str, ...]]:
-    """The values of these fields: the first field's in the order of the runs, within each the next
-    one's.
-    """
+    """Return the values of these fields, sorted field by field in the order of the runs."""
     known = list(dict.fromkeys(run.at(names) for run in found))
     place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
     return sorted(

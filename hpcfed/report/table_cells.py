@@ -1,4 +1,4 @@
-"""The cells of a table: what the runs of one come to, and what is said about them."""
+"""The cells of a table: mean and deviation of a cell's runs, and notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLUS_MINUS = {
 
 
 def cell(group: list[Run], view: View, seeds: int) -> Shown:
-    """Mean and deviation over the runs of a cell; what is absent is said."""
+    """Return mean and deviation over the runs of a cell, with a note on missing ones."""
     twice = {seed: name for seed, name in ((run.at([SEED]), run.name) for run in group)}
     if len(twice) < len(group):
         names = ", ".join(run.name for run in group)
@@ -50,7 +50,7 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
 
 
 def absence_note(absent: list[str], n: int, runs: int) -> str:
-    """What is missing in a cell that has a number."""
+    """Return a note on runs that are missing in a cell with a number."""
     return (
         f"{n} of {runs}; "
         f"{', '.join(f'{absent.count(word)} {word}' for word in dict.fromkeys(absent))}"
@@ -60,8 +60,9 @@ def absence_note(absent: list[str], n: int, runs: int) -> str:
 def compute_deviation(
     known: list[tuple[float | None, float | None]], deviation: str
 ) -> float | None:
-    """The deviation; None where there is none: over one seed, of a number that is not of clients,
-    or not asked for.
+    """Return the deviation; None if there is none.
+
+    That is with a single seed, for a number that is not of clients, or if it is not asked for.
     """
     if deviation == "clients":
         stds = [std for _, std in known if std is not None]
@@ -71,8 +72,9 @@ def compute_deviation(
 
 
 def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
-    """The table with the best of each column marked, where there are several; all that are equal as
-    they are shown.
+    """Return the table with the best cell of each column marked, if there are several.
+
+    All cells with the same text as the best one are marked.
     """
     for column in zip(*table, strict=True):
         known = [cell for cell in column if cell.mean is not None]
@@ -84,7 +86,7 @@ def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
 
 
 def caption(what: str, deviation: str, seeds: int) -> str:
-    """What the numbers are."""
+    """Return a description of the numbers."""
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     told = deviation == "clients" or (deviation == "seeds" and seeds > 1)
     each = " of each run, mean over seeds" if deviation == "clients" and seeds > 1 else ""

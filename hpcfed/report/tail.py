@@ -1,5 +1,6 @@
-"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come; read from its
-files alone.
+"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f new ones as they come.
+
+It needs only the run's files.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
 
 
 def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
-    """The command. follow: print what comes too, until the run is finished; Ctrl-C ends it
-    before.
+    """Return the last rounds of a run as lines.
+
+    follow: whether to print new rounds until the run is finished, and return the exit status;
+    Ctrl-C ends it earlier.
     """
     if lines < 0:
         raise ConfigError(f"tail: -n {lines}: give at least 0")
@@ -39,7 +42,7 @@ def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
 
 
 def follow_rounds(run: Path, lines: int) -> Iterator[str]:
-    """Lines of the last rounds, and of each that comes, to the last."""
+    """Yield lines of the last rounds, and of each new one, to the last."""
     seen: object = stamp(run)
     record = load(run)
     shown = max(0, record.rounds - lines)
@@ -58,15 +61,16 @@ def follow_rounds(run: Path, lines: int) -> Iterator[str]:
 
 
 def wait_for_change(run: Path, seen: object) -> object:
-    """Wait until the files are others than those seen; what they are then."""
+    """Wait until the files have changed, and return their new stamp."""
     while (now := stamp(run)) == seen:
         sleep(EVERY)
     return now
 
 
 def round_lines(record: Record, first: int) -> Iterator[str]:
-    """A line for each round from `first` on, counted from 0; its metric is that of the last
-    evaluation.
+    """Yield a line for each round from `first` on, counted from 0.
+
+    Its metric is that of the last evaluation.
     """
     total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
     metric = main_metric(record)

@@ -1,4 +1,5 @@
-"""A run for whoever reads it: one class (`run`), and what it is made of: numbers by round
-(`columns`), what came out (`summary`), how it stands (`state`), tables and files of them (`tables`,
-`export`).
+"""Reading of runs: the class `Run` (`run`), and its parts.
+
+These are numbers by round (`columns`), the final results (`summary`), the state (`state`), tables
+and files of them (`tables`, `export`).
 """

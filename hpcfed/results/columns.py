@@ -1,4 +1,4 @@
-"""Columns of a result file as reports want them."""
+"""Columns of a result file as reports use them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from hpcfed.config.metrics import METRICS
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
 
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
+FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
 
 def metrics(record: Record) -> list[str]:
-    """The names of the metrics that a run has measured; of older files accuracy."""
+    """Return the names of the metrics that a run has measured; accuracy for older files."""
     return record.header.get("metrics") or ["accuracy"]
 
 
 def main_metric(record: Record) -> str:
-    """The metric that stands for a run where none is asked for: accuracy, where it has one."""
+    """Return the metric that is used if none is asked for: accuracy, if the run has it."""
     return metrics(record)[0]
 
 
 def title_metric(name: str) -> str:
-    """What a metric is called in text and on axes."""
+    """Return the name of a metric in text and on axes."""
     return METRICS[name].title if name in METRICS else name
 
 
 def metric_by_client(record: Record, name: str) -> np.ndarray:
-    """A metric of clients, [T, K], or with `_pooled` at its end of all of them together, [T, 1].
+    """Return a metric of clients, [T, K], or of all of them pooled, [T, 1].
 
-    name: of a metric, perhaps with `_before` or `_received`, as columns have it.
+    name: of the metric, followed by `_before`, `_received` or `_pooled` as in the columns' names.
     """
     if name.endswith("_pooled"):
         return by_round(record, name)[:, None]
@@ -37,11 +37,10 @@ def metric_by_client(record: Record, name: str) -> np.ndarray:
 
 
 def last(record: Record, name: str) -> np.ndarray:
-    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever
-    was.
+    """Return the last row of a column [T, K] in which any client was evaluated.
 
-    Of more than 10,000 clients each row has only those that took part or were evaluated, in the
-    order of `clients/id`.
+    All values are nan if there is none. With more than 10,000 clients a row has only those that
+    took part or were evaluated, in the order of `clients/id`.
     """
     t = rounds_with_values(record, name)
     return (
@@ -52,8 +51,9 @@ def last(record: Record, name: str) -> np.ndarray:
 
 
 def architectures(record: Record) -> np.ndarray:
-    """Those of the clients of the last evaluated round: all clients, or where they are many a row's
-    own.
+    """Return the architectures of the clients of the last evaluated round.
+
+    These are all clients, or with more than 10,000 clients those of the row.
     """
     kinds, t = np.array(record.header["architectures"]), rounds_with_values(record)
     if not len(t) or "clients/architecture" not in record.columns:
@@ -62,38 +62,41 @@ def architectures(record: Record) -> np.ndarray:
 
 
 def rounds_with_values(record: Record, name: str = "") -> np.ndarray:
-    """The rounds, from 0, in which some client has a value in a column [T, K]; by default in that
-    of the main metric.
+    """Return the rounds, from 0, in which any client has a value in a column [T, K].
+
+    name: of the column; by default that of the main metric.
     """
     found = column(record, name or f"clients/{main_metric(record)}")
     return np.flatnonzero(np.isfinite(found).any(1))
 
 
 def column(record: Record, name: str) -> np.ndarray:
-    """A column; nan for all rounds and clients where it was not recorded."""
+    """Return a column; nan for all rounds and clients if it was not recorded."""
     return record.columns.get(
         name, np.full((record.rounds, len(record.header["architectures"])), np.nan)
     )
 
 
 def phases(record: Record) -> dict[str, np.ndarray]:
-    """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not
-    there.
+    """Return the seconds of the ranks, [T, R], in each phase that was recorded.
+
+    Values are nan if a rank did not exist in a round.
     """
     known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
     return {phase: seconds for phase, seconds in known.items() if seconds is not None}
 
 
 def by_round(record: Record, name: str) -> np.ndarray:
-    """A number of each round, [T]; nan where it was not recorded."""
+    """Return a number of each round, [T]; nan if it was not recorded."""
     return record.columns.get(f"rounds/{name}", np.full(record.rounds, np.nan))
 
 
 def so_far(record: Record) -> dict[str, np.ndarray]:
-    """What it took to get to the end of each round, [T] each, never falling.
+    """Return the cumulative costs up to the end of each round, [T] each.
 
-    epochs, bytes: local epochs, bytes down and up, mean over all clients.  virtual: seconds; nan
-    where there are none.
+    epochs: local epochs, mean over all clients.
+    bytes: bytes down and up, mean over all clients.
+    virtual: virtual seconds; nan if there are none.
     """
     K = record.header["job"]["clients"]
     epochs, down, up = (
@@ -109,8 +112,9 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
 
 
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation [T] over the clients that have a finite value; nan
-    where none has.
+    """Return mean and population standard deviation, [T], over clients with a finite value.
+
+    Both are nan if no client has one.
     """
     known = np.isfinite(values)
     n, kept = known.sum(1), np.where(known, values, 0.0)
@@ -120,9 +124,7 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def faults(record: Record) -> list[tuple[int, int, str]]:
-    """Clients that failed and left a round, in order: the round, from 1, the client, and how it
-    failed.
-    """
+    """Return the failures of clients in order: round, from 1, client, and kind of failure."""
     numbers, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
     if numbers is None:
         return []

@@ -1,6 +1,4 @@
-"""`hpcfed export RUN`: a run's tables as CSV or Parquet, what it says of itself as JSON, and its
-job as a job file.
-"""
+"""`hpcfed export RUN`: a run's tables as CSV or Parquet, its header as JSON, its job as TOML."""
 
 from __future__ import annotations
 
@@ -21,11 +19,12 @@ from hpcfed.storage.record import load
 
 
 def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
-    """The command: a file for each table that has rows, `job.json` and `header.json`, and
-    `job.toml`, which runs the job again. Returns what was written.
+    """Write a file for each table that has rows, `job.json`, `header.json` and `job.toml`.
 
-    out: the folder to write to; default: `export` in the run's.  ConfigError where Parquet's
-    package is missing, or no job file can hold a field of the job.
+    `job.toml` runs the job again. Returns a message that lists the files.
+    out: the folder to write to; default: `export` in the run's folder.
+    Raises ConfigError if Parquet's package is missing, or if no job file can hold a field of the
+    job.
     """
     write, record = writer(format), load(run)
     folder = out or record.path.parent / "export"
@@ -49,8 +48,10 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
 
 
 def job_file(job: dict[str, Any]) -> str:
-    """The text of a job file that runs the job again: of an older run too, whose method has new
-    fields now. A method of a user's own is not imported for that.
+    """Return the text of a job file that runs the job again.
+
+    Fields that the method of an older run has gained since get their former defaults. A user's own
+    method is not imported for that.
     """
     name = job["algorithm"]["name"]
     known = job if ":" in name else fill_former_defaults(job, name)
@@ -62,7 +63,10 @@ def length(rows: Table) -> int:
 
 
 def writer(format: str) -> Callable[[Path, Table], object]:
-    """What writes a table to a path; ConfigError where its package is missing."""
+    """Return the function that writes a table to a path.
+
+    Raises ConfigError if its package is missing.
+    """
     if format == "csv":
         return to_csv
     arrow, parquet = (
@@ -72,8 +76,9 @@ def writer(format: str) -> Callable[[Path, Table], object]:
 
 
 def to_csv(path: Path, rows: Table) -> None:
-    """A line a row. Numbers have all the digits that they need to be read back to the bit; nan is
-    an empty cell.
+    """Write a table as CSV, one line a row.
+
+    Numbers have all the digits that are needed to read them back exactly; nan is an empty cell.
     """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -82,8 +87,9 @@ def to_csv(path: Path, rows: Table) -> None:
 
 
 def cells(column: np.ndarray) -> list[Any]:
-    """As Python's values: csv writes a float as repr does, with the fewest digits that tell it from
-    any other.
+    """Return a column as Python values, with "" for nan.
+
+    csv writes a float as repr does, with the fewest digits that distinguish it from any other.
     """
     values = column.tolist()
     return (

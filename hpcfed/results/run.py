@@ -1,4 +1,4 @@
-"""One class for whoever reads a run: notebooks (`hpcfed.load(RUN)`), tables, figures, pages."""
+"""The class `Run` for readers of a run: notebooks (`hpcfed.load(RUN)`), tables, figures, pages."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results of a run, read-only, as they were when it was made or last refreshed. It may
-    still go on.
+    """The results of a run, read-only, as they were when it was made or last refreshed.
 
+    The run may still go on.
     Letters: T rounds done, K clients, C classes, R ranks. Arrays are nan where nothing was
-    recorded, e.g. of clients that were not evaluated in a round. Of more than 10,000 clients a row
-    has only those that took part or were
-    evaluated: `column("clients/id")` tells which.
-
-    name: what it is called among the runs that were found with it.  member: the sweep that it is
-    of, and what it is there; None: of none.  data_label: what its data are called; "": by their own
-    name.  figure_metric: the metric that figures draw, as columns have it (`f1`, `f1_pooled`); "":
-    its first one.  record: its results, where they were read already.
-
-    Raises CheckpointError where there are no readable results; with required=False only where
-    `record` is used.
+    recorded, e.g. for clients that were not evaluated in a round. With more than 10,000 clients a
+    row has only those that took part or were evaluated; `column("clients/id")` gives their numbers.
+    name: its name among the runs that were found with it.
+    member: its sweep and its entry there; None if it is of no sweep.
+    data_label: name of its data; "" for their own name.
+    figure_metric: the metric that figures draw, as in the columns' names (`f1`, `f1_pooled`); ""
+    for its first one.
+    record: its results, if they have been read already.
+    Raises CheckpointError if there are no readable results; with required=False only when `record`
+    is used.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Run:
             self.refresh()
 
     def refresh(self) -> bool:
-        """Read what the run has written since; whether there was anything new."""
+        """Read what the run has written since, and return whether there was anything new."""
         seen = stamp(self.path)
         if seen == self._seen and self._record:
             return False
@@ -87,14 +86,14 @@ class Run:
 
     @property
     def record(self) -> Record:
-        """Its result file as it was read; CheckpointError where there is none."""
+        """The result file as it was read. Raises CheckpointError if there is none."""
         if self._record is None:
             raise self._error or AbsentError(f"{self.path}: has no results")
         return self._record
 
     @property
     def begun(self) -> bool:
-        """Whether it has results that can be read."""
+        """Whether the run has readable results."""
         return self._record is not None
 
     @property
@@ -104,8 +103,9 @@ class Run:
 
     @property
     def fields(self) -> Fields:
-        """The job by dotted names: `run.fields["data.alpha"]`; of a run that has not begun as its
-        sweep defines it.
+        """The job by dotted names: `run.fields["data.alpha"]`.
+
+        For a run that has not begun they are those that its sweep defines.
         """
         if self._fields is None and self._record is None and self.member:
             return self.member[1].fields
@@ -114,29 +114,29 @@ class Run:
         return self._fields
 
     def with_fields(self, fields: Fields) -> Self:
-        """The same run, told apart from others by these fields."""
+        """Return the same run with these fields, which distinguish it from others."""
         run = copy(self)
         run._fields = fields
         return run
 
     def at(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """Its values of these fields, as they are told apart; "" for a field that its method does
-        not have.
-        """
+        """Return its values of these fields as text; "" for a field that its method lacks."""
         own = self.fields
         return tuple(format_value(own[name]) if name in own else "" for name in fields)
 
     @property
     def finished(self) -> bool:
-        """Whether it has results of all rounds, of a sweep's run those that its sweep asks for, so
-        that its last numbers count.
+        """Whether the run has results of all rounds, so that its last numbers are final.
+
+        For a run of a sweep these are the rounds that the sweep asks for.
         """
         total = self.member[1].fields["rounds"] if self.member else self.fields["rounds"]
         return self._record is not None and self._record.rounds >= total
 
     def absence(self) -> tuple[str, str]:
-        """Why its last numbers do not count, in one or two words and as a sentence; "" where they
-        do.
+        """Return why its last numbers are not final, in one or two words and as a sentence.
+
+        Both are "" if they are final.
         """
         if self.finished:
             return "", ""
@@ -155,29 +155,27 @@ class Run:
 
     @property
     def data(self) -> str:
-        """What its data are called."""
+        """The name of its data in tables and titles."""
         return self.data_label or data_name(self.job["data"])
 
     @property
     def title(self) -> str:
-        """Its method and its name, where that does not say it."""
+        """Its name, preceded by its method unless the name begins with it."""
         return self.name if self.name.startswith(self.method) else f"{self.method} ({self.name})"
 
     @property
     def main_metric(self) -> str:
-        """The metric that stands for the run: accuracy, where it has one."""
+        """The metric that is used if none is asked for: accuracy, if the run has it."""
         return main_metric(self.record)
 
     @property
     def drawn_metric(self) -> str:
-        """The metric that figures draw, as columns have it: `f1`, `f1_received`, `f1_pooled`."""
+        """The metric that figures draw, as in column names: `f1`, `f1_received`, `f1_pooled`."""
         return self.figure_metric or self.main_metric
 
     @property
     def header(self) -> dict[str, Any]:
-        """All that the run says of itself: job, versions, commit, hardware, ranks, placement,
-        faults and so on.
-        """
+        """The header of its results: job, versions, commit, hardware, ranks, placement etc."""
         return self.record.header
 
     @property
@@ -187,13 +185,13 @@ class Run:
 
     @property
     def state(self) -> state.State:
-        """Whether the run goes on, how far it is, and what time is left, now."""
+        """Whether the run goes on, how far it is, and the time left, at present."""
         now = state.of(self._record, self.folder) if self._record else state.state(self.folder)
         return state.add_sweep_end(*self.member, now) if self.member else now
 
     @property
     def rounds(self) -> np.ndarray:
-        """[T], the numbers of the rounds done, 1..T: the axis to draw the others over."""
+        """[T], the numbers of the rounds done, 1..T: the x axis for the other arrays."""
         return np.arange(1, self.record.rounds + 1)
 
     @property
@@ -208,13 +206,14 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of what was measured: `run.metric("f1")` has one's values."""
+        """The names of the metrics measured: `run.metric("f1")` returns one's values."""
         return metrics(self.record)
 
     def metric(self, name: str) -> np.ndarray:
-        """[T, K], a metric of each client after the round; [T], with `_pooled` at the end of its
-        name, over all clients' test examples together. CheckpointError for one that was not
-        measured.
+        """Return a metric of each client after the round, [T, K].
+
+        With `_pooled` at the end of its name it is over all clients' test examples together, [T].
+        Raises CheckpointError for a metric that was not measured.
         """
         place = "rounds" if name.endswith("_pooled") else "clients"
         return self.record.column(f"{place}/{name}")
@@ -241,24 +240,25 @@ class Run:
 
     @property
     def seconds(self) -> np.ndarray:
-        """[T], seconds that each round took here."""
+        """[T], real seconds of each round."""
         return by_round(self.record, "seconds")
 
     @property
     def virtual_seconds(self) -> np.ndarray:
-        """[T], seconds since the start at the end of each round, as the clients' devices and
-        network would take.
+        """[T], simulated seconds from the start to the end of each round.
+
+        They model the clients' devices and network.
         """
         return by_round(self.record, "virtual_seconds")
 
     @property
     def phases(self) -> dict[str, np.ndarray]:
-        """[T, R] by phase: seconds that each rank spent in it; `wait` is for the others."""
+        """[T, R] by phase: seconds that each rank spent in it; `wait` is for other ranks."""
         return phases(self.record)
 
     @property
     def architectures(self) -> list[str]:
-        """Of each client; of more than 10,000 clients those that there are."""
+        """The architecture of each client; with more than 10,000 clients those that occur."""
         return self.header["architectures"]
 
     @property
@@ -268,33 +268,38 @@ class Run:
 
     @property
     def label_counts(self) -> np.ndarray | None:
-        """[K, C], training examples of each class that each client has; None where that was not
-        recorded.
+        """[K, C], training examples of each class that each client has.
+
+        None if that was not recorded.
         """
         return self.record.arrays.get("label_counts")
 
     @property
     def columns(self) -> list[str]:
-        """The names of all that was recorded by round."""
+        """The names of all recorded columns."""
         return list(self.record.columns)
 
     def column(self, name: str) -> np.ndarray:
-        """[T, K], [T, R] or [T], any column as it was recorded; CheckpointError for an unknown
-        name.
+        """Return any column as it was recorded, [T, K], [T, R] or [T].
+
+        Raises CheckpointError for an unknown name.
         """
         return self.record.column(name)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of `hpcfed summary --json`."""
+        """Return the numbers of `hpcfed summary --json`."""
         return facts(self.record)
 
     def frame(self, name: str = "clients") -> pandas.DataFrame:
-        """A pandas frame with a row a round and client ("clients"), a round ("rounds"), a round and
-        rank ("ranks"), or a client and class ("labels"). Needs the extra "export"."""
+        """Return a table as a pandas frame.
+
+        name: "clients", a row for each round and client; "rounds", for each round; "ranks", for
+        each round and rank; "labels", for each client and class. Needs the extra "export".
+        """
         return import_extra("pandas", "export", "a frame").DataFrame(table(self.record, name))
 
     def __len__(self) -> int:
-        """How many rounds are done."""
+        """Return the number of rounds done."""
         return self.record.rounds
 
     def __repr__(self) -> str:
@@ -309,7 +314,7 @@ class Run:
         return f"<table><caption>{caption}</caption>{rows}</table>"
 
     def _brief(self) -> dict[str, str]:
-        """The run in a few words, each under what it is."""
+        """Return a brief description of the run, by title."""
         now, found = self.state, self.summary()
         name, traffic = main_metric(self.record), found["traffic"]
         main = found["metrics"][name]
@@ -325,7 +330,7 @@ class Run:
 
 
 def format_value(value: Any) -> str:
-    """A field's value as a table has it."""
+    """Return a field's value as text for a table."""
     if isinstance(value, list):
         return ", ".join(map(format_value, value))
     return (
@@ -338,7 +343,7 @@ def format_value(value: Any) -> str:
 
 
 def check_exists(path: Path) -> Path:
-    """The path; CheckpointError where nothing is there."""
+    """Return the path. Raises CheckpointError if nothing is there."""
     if not os.path.exists(path):
         raise CheckpointError(
             f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
@@ -348,10 +353,11 @@ def check_exists(path: Path) -> Path:
 
 
 def find(paths: Sequence[Path], required: bool = True) -> list[Run]:
-    """The runs at these paths, and those of the sweeps among them, each once, in this order.
+    """Return the runs at these paths, and those of the sweeps among them, each once, in this order.
 
-    A run of a sweep may have no results yet. required: CheckpointError for another run that has
-    none; otherwise only for a path where nothing is.
+    A run of a sweep may have no results yet.
+    required: whether any other run without results raises CheckpointError; otherwise only a path
+    where nothing is does.
     """
     if not required:
         for path in paths:
@@ -368,7 +374,7 @@ def find(paths: Sequence[Path], required: bool = True) -> list[Run]:
 
 
 def name_runs(runs: Sequence[Run]) -> None:
-    """Name each run by its folder, with as many folders above it as tell it from the others."""
+    """Name each run by its folder, with as many parent folders as needed to make names unique."""
     places = [
         names.place_of(run.record.path) if run.begun else Path(os.path.abspath(run.folder))
         for run in runs
@@ -378,9 +384,10 @@ def name_runs(runs: Sequence[Run]) -> None:
 
 
 def data_names(jobs: Iterable[Fields]) -> dict[str, str]:
-    """What data sets are called in tables and titles, by their data.name: by a label of their own,
-    or by a file's name, with as many of its folders as tell it from the others. Two data sets never
-    have one name.
+    """Return unique names of data sets for tables and titles, by their data.name.
+
+    A name is the data set's label, or its file's name, with as many folders as needed to
+    distinguish it.
     """
     labels: dict[str, str] = {}
     for fields in jobs:

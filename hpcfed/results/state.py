@@ -1,4 +1,4 @@
-"""Where a run stands, from its files alone: how far it is, and whether anybody is still at it."""
+"""State of a run from its files alone: how far it is, and whether it still goes on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hpcfed.storage import checkpoint, names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
-RECENT = 10  # rounds whose mean time is taken for the next ones'
+RECENT = 10  # rounds whose mean time predicts the next ones
 # seconds within which the ranks of a run that goes on renew their signs (engine/watchdog.py), twice
 # over
 SIGNS = 120.0
-PATIENCE = 300.0  # seconds, or ten rounds, in which a run without such signs may write nothing
+PATIENCE = 300.0  # seconds, or ten rounds, that a run without such files may be silent
 GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN, FAILED = (
     "going on",
     "stale",
@@ -36,13 +36,16 @@ GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN, FAILED = (
 
 @dataclass(frozen=True)
 class State:
-    """One run: word, and since when (Unix seconds) where that tells something.
+    """The state of one run; None means not known.
 
-    rounds of total are done; seconds: of a round, mean of the last ones; left: seconds, of a run
-    that goes on.
-    saved: rounds in the last checkpoint, which was written at saved_at.  None: not known.
-    metric, value: the run's first metric, and its mean over clients in the last evaluated round;
-    accuracy: the same where that is the accuracy.
+    word: the state.
+    since: when it began, in Unix seconds, if that is of interest.
+    rounds, total: rounds done, of so many.
+    seconds: of a round, mean of the last ones.
+    left: seconds to the end, for a run that goes on.
+    saved: rounds in the last checkpoint, which was written at saved_at.
+    metric, value: the run's first metric, and its mean over clients in the last evaluated round.
+    accuracy: the same value if that metric is the accuracy.
     """
 
     word: str
@@ -60,7 +63,7 @@ class State:
 
 
 def state(run: Path) -> State:
-    """The state of the run in this folder, or of the result file at this path."""
+    """Return the state of the run in this folder, or of the result file at this path."""
     folder = names.folder_of(run)
     try:
         record = load(run)
@@ -71,7 +74,7 @@ def state(run: Path) -> State:
 
 
 def of(record: Record, folder: Path) -> State:
-    """The state of the run in this folder, of which this was read."""
+    """Return the state of the run in this folder, given its record."""
     word, since = current_state(record, folder, time())
     known = progress(record)
     going_on = word == GOING_ON and known["seconds"] is not None
@@ -80,10 +83,10 @@ def of(record: Record, folder: Path) -> State:
 
 
 def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
-    """Whether a run is done, goes on, or has ended before its time, and since when.
+    """Return whether a run is done, goes on, or has ended early, and since when.
 
-    A run whose ranks are killed leaves their signs behind, which age; one that ends in order takes
-    them away.
+    A run whose ranks are killed leaves their heartbeat files behind, which become old; one that
+    ends in order removes them.
     """
     if complete(record):
         return FINISHED, modified_at(record.path)
@@ -106,12 +109,12 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
 
 
 def complete(record: Record) -> bool:
-    """Whether all rounds of the job are done."""
+    """Return whether all rounds of the job are done."""
     return record.rounds >= record.header["job"]["rounds"]
 
 
 def modified_at(path: Path) -> float | None:
-    """When a file was last written; None where there is none."""
+    """Return when a file was last written; None if there is none."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -119,7 +122,7 @@ def modified_at(path: Path) -> float | None:
 
 
 def progress(record: Record) -> dict[str, Any]:
-    """What the rounds so far tell."""
+    """Return the fields of `State` that follow from the record."""
     metric = main_metric(record)
     value = summary_statistics(last(record, f"clients/{metric}"))["mean"]
     return {
@@ -133,7 +136,7 @@ def progress(record: Record) -> dict[str, Any]:
 
 
 def seconds_of(record: Record) -> float | None:
-    """Seconds of a round: the mean of the last ones."""
+    """Return the seconds of a round, mean of the last ones."""
     known = by_round(record, "seconds")[-RECENT:]
     return float(np.nanmean(known)) if np.isfinite(known).any() else None
 
@@ -146,12 +149,12 @@ def last_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def member(sweep: sweeps.Sweep, run: sweeps.Member) -> State:
-    """The state of a run of a sweep."""
+    """Return the state of a run of a sweep."""
     return add_sweep_end(sweep, run, state(sweep.folder / run.name))
 
 
 def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, found: State) -> State:
-    """The state of a run of a sweep, whose end is noted there where it was no success."""
+    """Return the state with the outcome that the sweep recorded, unless the run is finished."""
     end = sweeps.last_end(sweep, run.name)
     if found.word == NOT_BEGUN:
         found = replace(found, total=run.fields["rounds"])
@@ -163,7 +166,7 @@ def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, found: State) -> Stat
 
 
 def words(one: State) -> str:
-    """The state as people read it: `stopped since 2026-11-21 19:30`."""
+    """Return the state as text: `stopped since 2026-11-21 19:30`."""
     when = "" if one.since is None else strftime("%Y-%m-%d %H:%M", localtime(one.since))
     told = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
     return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (

@@ -1,4 +1,4 @@
-"""What came out of a run, as numbers (`facts`) and as a table (`render`): `hpcfed summary`."""
+"""`hpcfed summary`: the results of a run, as numbers (`facts`) and as a table (`render`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from hpcfed.storage.results import Record, load
 
 
 def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
-    """The command. Raises CheckpointError where there are no readable results."""
+    """Return the summary of a run as a table, or with `json` as numbers.
+
+    Raises CheckpointError if there are no readable results.
+    """
     record = load(run)
     return (
         {"run": str(run), **facts(record)}
@@ -45,17 +48,19 @@ LATER = {  # rows that not every run has
 
 
 def facts(record: Record) -> dict[str, Any]:
-    """The numbers of a run, as JSON types; None for what was not recorded.
+    """Return the numbers of a run, as JSON types; None for values that were not recorded.
 
     accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the
-    clients that have test data (as the papers' tables). before: the same before local training.
-    received: all clients with what they would receive next. final, final_received: own models and
-    what would be received, after what the method does at its end. best: the round with the
-    highest mean; as it is chosen by its test accuracy, it flatters. metrics: the same of each that
-    the run measured, accuracy included, and pooled: over the test examples of all these clients
-    together. traffic: bytes. time: seconds;
-    a phase's seconds are the mean over ranks, its share is of all phases together; virtual: what
-    the clients' devices and network would have taken.
+    clients that have test data (as in the papers' tables).
+    before: the same before local training.
+    received: the same of all clients with the model that they would receive next.
+    final, final_received: the same of own models and received ones after the method's final step.
+    best: the round with the highest mean; it is chosen by test accuracy, so it is optimistic.
+    metrics: the same of each metric that the run measured, accuracy included; pooled: over the test
+    examples of all these clients together.
+    traffic: bytes.
+    time: seconds; those of a phase are the mean over ranks, and its share is of all phases
+    together; virtual: the time that the clients' devices and network would have taken.
     """
     return {
         "algorithm": record.header["job"]["algorithm"]["name"],
@@ -69,7 +74,7 @@ def facts(record: Record) -> dict[str, Any]:
 
 
 def accuracy(record: Record) -> dict[str, Any]:
-    """What `facts` says of accuracies."""
+    """Return the accuracies of `facts`."""
     values = last(record, "clients/accuracy")
     kinds = architectures(record)
     shown = {
@@ -88,7 +93,7 @@ def accuracy(record: Record) -> dict[str, Any]:
 
 
 def metric(record: Record, name: str) -> dict[str, Any]:
-    """What `facts` says of one metric."""
+    """Return one metric of `facts`."""
     values = last(record, f"clients/{name}")
     found = {**summary_statistics(values), "pooled": last_pooled(record, name)}
     found["best"] = best(record, name)
@@ -104,18 +109,19 @@ def metric(record: Record, name: str) -> dict[str, Any]:
 
 
 def last_pooled(record: Record, name: str) -> float | None:
-    """A metric over all test examples in the last evaluated round; None where there is none."""
+    """Return a metric over all test examples in the last evaluated round; None if there is none."""
     return number(by_round(record, f"{name}_pooled")[rounds_with_values(record)])
 
 
 def number(values: np.ndarray) -> float | None:
-    """The last of these, as JSON has it; None where there is none, or it is nan."""
+    """Return the last of these values as JSON has it; None if there is none, or it is nan."""
     return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
 
 
 def summary_statistics(values: np.ndarray) -> dict[str, Any]:
-    """Mean, population standard deviation, least and most over the clients that are not nan; of one
-    client there is no deviation.
+    """Return mean, population standard deviation, minimum and maximum over clients without nan.
+
+    The deviation of a single client is None.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -131,8 +137,9 @@ def summary_statistics(values: np.ndarray) -> dict[str, Any]:
 
 
 def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
-    """The round, counted from 1, with the highest mean accuracy, or other metric; the first of
-    several equal ones.
+    """Return the round, counted from 1, with the highest mean of a metric.
+
+    It is the first one if several are equal.
     """
     means = [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
     known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
@@ -141,8 +148,11 @@ def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
 
 
 def traffic(record: Record) -> dict[str, Any]:
-    """Bytes, as the clients see them; per client and round (or
-    job, without rounds): mean over all reports, whole where exact."""
+    """Return the bytes that clients received and sent.
+
+    Values per client and round (or job, without rounds) are means over all reports, integers if
+    exact.
+    """
     known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
     turns = int(np.nansum(column(record, known)))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
@@ -172,15 +182,16 @@ def time(record: Record) -> dict[str, Any]:
 
 
 def per_rank(seconds: np.ndarray) -> float:
-    """Seconds [T, R] summed over rounds, mean over the ranks that each round had (nan: it had
-    fewer).
+    """Return seconds [T, R], mean over the ranks of each round, summed over rounds.
+
+    Entries are nan for ranks that a round did not have.
     """
     ranks = np.isfinite(seconds).sum(1)
     return float((np.nansum(seconds, 1) / ranks.clip(min=1)).sum())
 
 
 def render(record: Record) -> Group:
-    """The facts as a table for people, for `rich.print`."""
+    """Return the facts as a table for `rich.print`."""
     found = facts(record)
     whose = "evaluated" if "clients/id" in record.columns else "all"
     measured = (metric_table(found, whose),) if metrics(record) != ["accuracy"] else ()
@@ -197,7 +208,7 @@ def render(record: Record) -> Group:
 
 
 def brief(record: Record) -> str:
-    """The job in two lines; of data with another name than their file's a third."""
+    """Return the job in two lines, with a third if its data have another name than their file."""
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
     name = record.header["job"]["data"]["name"]
     path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
@@ -206,7 +217,7 @@ def brief(record: Record) -> str:
 
 
 def title(record: Record) -> str:
-    """The job in a few words."""
+    """Return the job in one line."""
     job = record.header["job"]
     clients = count_noun(job["clients"], "client")
     method = job["algorithm"]["name"]
@@ -214,20 +225,18 @@ def title(record: Record) -> str:
 
 
 def data(about: dict[str, Any]) -> str:
-    """A job's data in few words."""
+    """Return a short description of a job's data."""
     skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
     return f"{data_name(about)}, {about['partition']}{skew}"
 
 
 def data_name(about: dict[str, Any]) -> str:
-    """What a job's data are called: by a label of their own, or their name, of a file without its
-    folders.
-    """
+    """Return the name of a job's data: its label, its name, or its file's name without folders."""
     return about.get("label") or Path(about["name"]).name
 
 
 def words(item: Any) -> str:
-    """Nested facts in one line."""
+    """Return nested facts in one line."""
     if isinstance(item, dict):
         return ", ".join(f"{name} {words(value)}" for name, value in item.items())
     return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
@@ -248,7 +257,10 @@ def accuracy_table(found: dict[str, Any], whose: str) -> Table:
 
 
 def metric_table(found: dict[str, Any], whose: str) -> Table:
-    """A row a metric, and rows of what not every run has; how many clients have none is told."""
+    """Return a table with a row for each metric, and further rows that not every run has.
+
+    It also says how many clients have no value.
+    """
     most = max(s["clients"] for s in found["metrics"].values())
     cells = []
     for name, s in found["metrics"].items():
@@ -276,7 +288,7 @@ def traffic_table(found: dict[str, Any]) -> Table:
 
 
 def amount(n: float | None) -> str:
-    """Bytes, to a tenth where they are a mean, and for reading: `20,520 B (20.5 kB)`."""
+    """Return bytes as text, with a tenth for means: `20,520 B (20.5 kB)`."""
     return (
         "-"
         if n is None

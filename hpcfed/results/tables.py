@@ -1,9 +1,8 @@
-"""A run's record as tidy tables: columns of one length, by name, with a row for what the table is
-about.
+"""A run's record as tidy tables: columns of one length, by name, with one row for each entity.
 
-Rounds are counted from 1, as runs print them; clients and ranks from 0. Seconds, bytes and shares
-as they were recorded; nan where nothing was. A column is float where some of its rounds have no
-value.
+Rounds are counted from 1, as in the output of runs; clients and ranks from 0. Seconds, bytes and
+shares are as they were recorded; nan if they were not. A column is float if some of its rounds have
+no value.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ Table = dict[str, np.ndarray]
 
 
 def of_rounds(record: Record) -> Table:
-    """A row a round: accuracy and other metrics (mean and population standard deviation over
-    clients), losses (means), bytes (sums).
+    """Return a table with a row for each round.
+
+    It has accuracy and other metrics (mean and population standard deviation over clients), losses
+    (means) and bytes (sums).
     """
     table = {"round": np.arange(1, record.rounds + 1)}
     for name in metrics(record):
@@ -39,9 +40,9 @@ def of_rounds(record: Record) -> Table:
 
 
 def of_clients(record: Record) -> Table:
-    """A row a round and client, with its architecture and all that the record has of it.
+    """Return a table with a row for each round and client: its architecture and all its columns.
 
-    Of more than 10,000 clients each round has only those that took part or were evaluated.
+    With more than 10,000 clients a round has only those that took part or were evaluated.
     """
     columns = below(record, "clients/")
     shape = next((c.shape for c in columns.values()), (0, 0))
@@ -55,7 +56,7 @@ def of_clients(record: Record) -> Table:
 
 
 def of_ranks(record: Record) -> Table:
-    """A row a round and rank: seconds in each phase, and most bytes of memory so far."""
+    """Return a table with a row for each round and rank: seconds by phase, peak memory in bytes."""
     columns = below(record, "ranks/")
     some = [np.isfinite(c) for c in columns.values()]
     there = np.any(some, axis=0) if some else np.zeros((0, 0), bool)
@@ -64,8 +65,9 @@ def of_ranks(record: Record) -> Table:
 
 
 def of_labels(record: Record) -> Table:
-    """A row a client and class: how many training examples of it the client has; none where that
-    was not recorded.
+    """Return a table with a row for each client and class: its number of training examples.
+
+    It is empty if that was not recorded.
     """
     counts = record.arrays.get("label_counts", np.zeros((0, 0), np.int64))
     clients, classes = np.indices(counts.shape)
@@ -82,14 +84,14 @@ TABLES: dict[str, Callable[[Record], Table]] = {
 
 
 def table(record: Record, name: str) -> Table:
-    """One of the four; ConfigError for another name."""
+    """Return one of the four tables. Raises ConfigError for another name."""
     if name not in TABLES:
         raise ConfigError(unknown("table", name, TABLES))
     return TABLES[name](record)
 
 
 def below(record: Record, prefix: str) -> Table:
-    """The columns under a prefix, without it."""
+    """Return the columns with a prefix, without it."""
     return {
         name.removeprefix(prefix): c
         for name, c in record.columns.items()
@@ -98,5 +100,5 @@ def below(record: Record, prefix: str) -> Table:
 
 
 def numbers(values: list[float | None]) -> np.ndarray:
-    """As floats; nan for None."""
+    """Return the values as floats, with nan for None."""
     return np.array(values, dtype=np.float64)

@@ -1,1 +1,4 @@
-"""What a run leaves on disk: results, checkpoints and a digest of both. Only rank 0 writes."""
+"""Files of a run: results, checkpoints and their digest.
+
+Each rank writes its own part of a checkpoint; everything else is written by rank 0.
+"""

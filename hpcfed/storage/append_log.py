@@ -1,12 +1,11 @@
-"""Blocks of rounds that are added to a file one after the other, each in time that does not grow
-with the file.
+"""Append-only log (journal) of rounds; the time to append a block does not grow with the file.
 
-The journal goes on where another file ends: it begins with that file's seal, so that nobody reads
-it after a newer file has taken the place of that one. A block is a line of JSON that names its
-arrays, and their bytes (an NPZ takes 40 times as long to read), behind its first round, length and
-SHA-256. These, and the beginning of the journal, have a CRC-32 of their own: so what a killed
-writer left, a last block that is cut short, is told from damage. It is not read, and the next block
-is written over it.
+The journal continues another file: it begins with the user block of that file (`checksum`), so it
+is ignored once a newer file has replaced that one. A block is a line of JSON that names its arrays,
+and their bytes (an NPZ takes 40 times as long to read), preceded by its first round, length and
+SHA-256. These, and the beginning of the journal, have a CRC-32 of their own. So a last block that a
+killed writer left incomplete can be distinguished from damage: it is not read, and the next block
+overwrites it.
 """
 
 import hashlib
@@ -31,13 +30,15 @@ from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
 SUM = struct.Struct("<I")  # CRC-32 of the bytes before it
-START = len(MARK) + BLOCK + SUM.size  # bytes of the beginning: mark, and seal of the other file
+START = (
+    len(MARK) + BLOCK + SUM.size
+)  # bytes of the beginning: mark, and user block of the other file
 HEAD = struct.Struct("<QQ32s")  # the first round of a block, its bytes, and their SHA-256
 Stamp = tuple[int, int, int] | None  # of a file: inode, bytes and time of its last change
 
 
 class Journal:
-    """Takes blocks. path: where; after: the file that it goes on from, as it is now."""
+    """Writer of a journal. path: its file; after: the file that it continues, as it is now."""
 
     def __init__(self, path: Path, after: Path):
         self.path, self.after, self.seal = path, after, seal(after)
@@ -46,9 +47,9 @@ class Journal:
         self.stamps = [stamp(after), stamp(path)]
 
     def fits(self) -> bool:
-        """Whether both files are as they were written.
+        """Return whether both files are as they were written.
 
-        Size and time of the last change decide where they are as they were; otherwise all is read.
+        Size and modification time decide if they are unchanged; otherwise both files are read.
         """
         now = [stamp(self.after), stamp(self.path)]
         if now != self.stamps:
@@ -58,8 +59,9 @@ class Journal:
         return True
 
     def whole(self, after: Path, path: Path) -> bool:
-        """Whether these files, the own ones or copies, hold byte for byte what was written; all is
-        read.
+        """Return whether these files hold byte for byte what was written; reads all of them.
+
+        They are the journal's own files or copies of them.
         """
         try:
             return intact(after, self.seal) and (
@@ -78,14 +80,15 @@ class Journal:
             return right and file.tell() == self.end and heads.digest() == self.heads.digest()
 
     def append(self, first: int, block: Columns) -> None:
-        """Add a block, whose first round is `first`, and flush it to the disk; WriteError where
-        that fails.
+        """Append a block, whose first round is `first`, and flush it to the disk.
+
+        Raises WriteError if that fails.
         """
         data = pack(block)
         head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
         with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "wb") as file:
             file.seek(self.end)
-            file.truncate()  # first: then what a kill leaves is cut short, and nothing else
+            file.truncate()  # first, so that a killed writer leaves nothing but a short block
             file.writelines([b"" if self.end else start(self.seal), with_sum(head), data])
             file.flush()
             os.fsync(file.fileno())
@@ -95,11 +98,10 @@ class Journal:
 
 
 def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
-    """First round and columns of each whole block at that path, if there is a journal that goes on
-    from `after`.
+    """Yield the first round and the columns of each complete block of a journal.
 
-    Raises DamagedError where bytes are not as they were written; what comes before them has been
-    given then.
+    Yields nothing if there is no journal at `path` that continues the file `after`. Raises
+    DamagedError if bytes have changed, after the blocks before them.
     """
     if not path.is_file():
         return
@@ -123,8 +125,9 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
 
 
 def read_block(file: BinaryIO, path: Path, head: bytes) -> bytes | None:
-    """The data of a block, None where they are cut short. head: what was read before them.
-    DamagedError.
+    """Return the data of a block, None if it is cut short.
+
+    head: the bytes before the data. Raises DamagedError if head or data have changed.
     """
     if len(head) < HEAD.size + SUM.size:
         return None
@@ -140,9 +143,7 @@ def read_block(file: BinaryIO, path: Path, head: bytes) -> bytes | None:
 
 
 def _old_blocks(file: BinaryIO, ours: bool) -> Iterator[tuple[int, Columns]]:
-    """The blocks of a journal from before heads had checksums, up to the first that is not
-    whole.
-    """
+    """Yield the blocks of an older journal, without checksums of heads, up to a damaged one."""
     while ours and len(head := file.read(HEAD.size)) == HEAD.size:
         first, size, digest = HEAD.unpack(head)
         left = os.fstat(file.fileno()).st_size - file.tell()
@@ -153,17 +154,17 @@ def _old_blocks(file: BinaryIO, ours: bool) -> Iterator[tuple[int, Columns]]:
 
 
 def start(seal: bytes) -> bytes:
-    """The beginning of a journal that goes on from the file with this seal."""
+    """Return the beginning of a journal that continues the file with this user block."""
     return with_sum(MARK + seal)
 
 
 def with_sum(data: bytes) -> bytes:
-    """These bytes, and their CRC-32."""
+    """Return these bytes followed by their CRC-32."""
     return data + SUM.pack(crc32(data))
 
 
 def pack(block: Columns) -> bytes:
-    """Arrays as bytes."""
+    """Return the block's arrays as bytes."""
     about = [(name, array.dtype.str, array.shape) for name, array in block.items()]
     return b"".join(
         [json.dumps(about).encode(), b"\n", *(array.tobytes() for array in block.values())]
@@ -171,7 +172,7 @@ def pack(block: Columns) -> bytes:
 
 
 def unpack(data: bytes) -> Columns:
-    """What `pack` packed. Raises DamagedError or ValueError for what it would not have made."""
+    """Return the arrays that `pack` packed. Raises DamagedError or ValueError for other bytes."""
     at, block = data.index(b"\n") + 1, {}
     for name, kind, shape in parse_json(data[:at], "journal"):
         if not isinstance(name, str) or np.dtype(kind).kind not in NUMBERS:
@@ -187,13 +188,13 @@ def unpack(data: bytes) -> Columns:
 
 
 def seal(path: Path) -> bytes:
-    """What names a sealed file as it is now: the block before its data, which has its checksum."""
+    """Return the user block of a file, which identifies its present contents by their checksum."""
     with open(path, "rb", opener=only_regular) as file:
         return file.read(BLOCK)
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when a file is written to or replaced; None where there is none."""
+    """Return inode, size and modification time of a file; None if there is none."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):

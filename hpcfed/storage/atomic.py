@@ -1,9 +1,8 @@
-"""Files that are complete or absent; those of HDF5 also say so when a single byte has changed (see
-`seal`).
+"""Atomic writing of files: a file is complete or absent.
 
-A file is written under a temporary name (HDF5: sealed, and flushed to the disk) and then renamed:
-whoever opens it sees the old file or the new one, whenever the writer is killed.
-
+A file is written under a temporary name and then renamed, so readers see the old file or the new
+one, whenever the writer is killed. HDF5 files are also flushed to the disk, and get a checksum
+(`checksum`) that detects the change of a single byte.
 HDF5 writes through a Python file here: its own driver ends the process with a segmentation fault
 when the disk is full, and locks files, which some parallel file systems refuse.
 """
@@ -24,14 +23,14 @@ from hpcfed.storage.checksum import BLOCK, seal, verify_seal
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
-    names.RESULTS: (2, 1),  # 2: sealed by chunk
+    names.RESULTS: (2, 1),  # 2: a checksum for each chunk
     names.CHECKPOINT: (4, 3),  # 4: an index of one part a rank; 3: all in one file
 }
 TEMPORARY = ".tmp"
 
 
 def versions(form: str) -> tuple[int, ...]:
-    """The versions of a format that can be read; that which is written first."""
+    """Return the versions of a format that can be read, the one that is written first."""
     return VERSIONS.get(form, (1,))
 
 
@@ -39,14 +38,12 @@ def versions(form: str) -> tuple[int, ...]:
 def replace_file(
     path: Path, form: str, check: Callable[[Path], object] = lambda new: None
 ) -> Iterator[h5py.File]:
-    """A new HDF5 file of the given format that takes the place of `path` when the block ends
-    without error.
+    """Yield a new HDF5 file that replaces `path` when the block ends without error.
 
-    check: is given the new file before it does; where it raises, `path` stays as it was.
-
-    Makes the folder where it is missing, and removes what killed writers of the same file left in
-    it. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
-    is then as before.
+    check: called with the new file's path before that; if it raises, `path` is unchanged.
+    Makes the folder if necessary, and removes temporary files that killed writers of the same file
+    left. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
+    is then unchanged.
     """
     with convert_write_errors(path), instead(path) as new:
         _prepare(path)
@@ -61,8 +58,9 @@ def replace_file(
 
 @contextmanager
 def instead(path: Path) -> Iterator[Path]:
-    """Where to write a new file, which takes the place of `path` at once when the block ends
-    without error. OSError.
+    """Yield a temporary path; its file replaces `path` atomically when the block succeeds.
+
+    Raises OSError.
     """
     new = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}")
     try:
@@ -74,7 +72,10 @@ def instead(path: Path) -> Iterator[Path]:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Make a small file, or replace it, at once; and its folder where it is missing. WriteError."""
+    """Write or replace a small file atomically, and make its folder if necessary.
+
+    Raises WriteError.
+    """
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with instead(path) as new:
@@ -83,11 +84,12 @@ def put(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
-    """The file at `path` for reading, after its seal, format and version are checked.
+    """Yield the file at `path`, open for reading, after checking its checksum, format and version.
 
-    whole: all of it is checked now, otherwise each part when it is first read.  Raises DamagedError
-    if it is missing, cut short or altered, CheckpointError if it is foreign or of a version that
-    this hpcfed does not read. A file that is replaced meanwhile stays readable as it was.
+    whole: whether all data are checked now; otherwise each MiB when it is first read.
+    Raises DamagedError if the file is missing, cut short or altered, CheckpointError if it is of
+    another format or of a version that this hpcfed does not read. A file that is replaced meanwhile
+    stays readable as it was.
     """
     try:
         with (
@@ -103,7 +105,7 @@ def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses inside becomes a WriteError about the file at `path`."""
+    """Convert an OSError in the block into a WriteError about the file at `path`."""
     try:
         yield
     except OSError as error:
@@ -121,7 +123,7 @@ def _prepare(path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the rename last through a power cut."""
+    """Flush the folder to the disk, so that a rename survives a power cut."""
     with suppress(
         OSError
     ):  # some network file systems cannot sync a folder; the file itself is complete

@@ -1,12 +1,12 @@
-"""Checkpoints: all that a run needs to go on, by client and never by rank.
+"""Checkpoints: all state that a run needs to continue, by client and never by rank.
 
-Each rank writes what it has into a part of its own; the index, written last, makes them one: its
-groups link to the items of all parts, so that any HDF5 tool that opens it finds every client. A
-checkpoint exists when its index does. A run saved on 3 ranks resumes on 4: each rank opens the
-parts, and reads of them the MiB, that it needs.
+Each rank writes a part of its own; the index, written last, joins them: its groups link to the
+items of all parts, so any HDF5 tool that opens it finds every client. A checkpoint exists when its
+index does. A run saved on 3 ranks resumes on 4: each rank opens only the parts, and reads only the
+MiB, that it needs.
 
     checkpoints/round-000040.h5                 the index
-    checkpoints/round-000040/rank-0003.h5       what rank 3 had
+    checkpoints/round-000040/rank-0003.h5       the part of rank 3
 """
 
 import os
@@ -27,8 +27,9 @@ PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")
 
 
 def rounds_of(path: Path) -> int:
-    """How many rounds are done, from the file's name; CheckpointError if it is not a
-    checkpoint's.
+    """Return how many rounds are done, from the name of a checkpoint.
+
+    Raises CheckpointError if it is not the name of a checkpoint.
     """
     match = NAME.fullmatch(path.name)
     if match is None:
@@ -37,13 +38,14 @@ def rounds_of(path: Path) -> int:
 
 
 def newest(run: Path) -> Path | None:
-    """The checkpoint of a run with most rounds, None if it has none."""
+    """Return the checkpoint of a run with most rounds, None if it has none."""
     return next(iter(_saved(names.checkpoint_folder(run))), None)
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints of a run folder, the newest first, or the one at that path; CheckpointError
-    if there is none.
+    """Return the checkpoints of a run folder, the newest first, or the one at that path.
+
+    Raises CheckpointError if the folder has none.
     """
     found = _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]
     if not found:
@@ -55,7 +57,7 @@ def candidates(path: Path) -> list[Path]:
 
 
 def open_checkpoint(path: Path) -> Reader:
-    """The newest checkpoint of a run folder, or the one at that path.
+    """Open the newest checkpoint of a run folder, or the one at that path.
 
     Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
     """
@@ -67,8 +69,9 @@ def open_checkpoint(path: Path) -> Reader:
 
 
 def newest_header(path: Path) -> dict[str, Any]:
-    """The header of the newest checkpoint of a run folder that can be read, or of the one at that
-    path; empty where there is none.
+    """Return the header of the newest readable checkpoint of a run folder.
+
+    path: the run folder, or one checkpoint. Returns an empty dict if there is none.
     """
     for file in _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]:
         with suppress(CheckpointError), Reader(file) as saved:
@@ -77,7 +80,7 @@ def newest_header(path: Path) -> dict[str, Any]:
 
 
 def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
-    """The error, with the newest checkpoint beside the damaged one that is whole."""
+    """Return the error with advice to resume from the newest undamaged checkpoint of the folder."""
     for path in _saved(damaged.parent):
         try:
             with Reader(path, whole=True) as file:
@@ -90,14 +93,15 @@ def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
 
 
 def fresh(index: Path) -> Path:
-    """A folder for the parts of a checkpoint that is to be written, in which nothing is."""
+    """Return a new folder for the parts of a checkpoint that is about to be written."""
     taken = [number_of(parts) for parts in _parts(index.parent) if names.index_of(parts) == index]
     return names.parts_folder(index, 1 + max(taken, default=-1))
 
 
 def unfinished_parts(run: Path) -> list[Path]:
-    """Folders of parts that are newer than the index that belongs to them, or have none that can be
-    read.
+    """Return the folders of parts that no index uses yet.
+
+    Their index is missing or unreadable, or names older parts.
     """
     return [
         parts
@@ -107,7 +111,7 @@ def unfinished_parts(run: Path) -> list[Path]:
 
 
 def parts_number(index: Path) -> int:
-    """The number of the folder that an index names; -1 if there is no index that can be read."""
+    """Return the number of the folder that an index names; -1 if the index cannot be read."""
     try:
         with Reader(index) as file:
             return max(
@@ -122,11 +126,10 @@ def number_of(parts: Path) -> int:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints, parts without an index, and of several those it
-    does not name.
+    """Delete all but the `keep` newest checkpoints, and parts that no index names.
 
-    keep >= 1.  For while no rank writes. What cannot be deleted stays, and so do the parts of an
-    index that cannot be read.
+    keep >= 1. No rank may be writing meanwhile. Files that cannot be deleted stay, and so do the
+    parts of an unreadable index.
     """
     folder = names.checkpoint_folder(run)
     with suppress(OSError):
@@ -137,7 +140,7 @@ def prune(run: Path, keep: int) -> None:
         for parts in found:
             index = names.index_of(
                 parts
-            )  # is read only where it has a choice: that takes a millisecond
+            )  # read only if there are several, because it takes a millisecond
             if not index.exists() or (
                 many[index] > 1 and number_of(parts) != parts_number(index) >= 0
             ):
@@ -147,7 +150,10 @@ def prune(run: Path, keep: int) -> None:
 
 
 def remove(index: Path) -> None:
-    """Delete a checkpoint, the index first: it is there as a whole or not at all. OSError."""
+    """Delete a checkpoint, the index first, so that it exists as a whole or not at all.
+
+    Raises OSError.
+    """
     index.unlink(missing_ok=True)
     for parts in _parts(index.parent):
         if names.index_of(parts) == index:
@@ -155,15 +161,16 @@ def remove(index: Path) -> None:
 
 
 def remove_parts(parts: Path) -> None:
-    """Delete a folder of parts, as far as that can be done."""
+    """Delete a folder of parts, as far as possible."""
     shutil.rmtree(parts, ignore_errors=True)
 
 
 def drop_after(run: Path, rounds: int) -> None:
-    """Delete the checkpoints of later rounds, and unfinished ones; WriteError if that is refused.
+    """Delete the checkpoints of later rounds, and unfinished ones.
 
-    For a run that goes on from an earlier one and makes them anew; otherwise `newest` and `prune`
-    would take those of the abandoned continuation for the newest.
+    For a run that continues from an earlier checkpoint: otherwise `newest` and `prune` would take
+    those of the abandoned continuation for the newest. Raises WriteError if a file cannot be
+    deleted.
     """
     for parts in unfinished_parts(run):
         with convert_write_errors(parts):
@@ -175,13 +182,13 @@ def drop_after(run: Path, rounds: int) -> None:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """Checkpoints in a folder, the newest first; empty if there is no such folder."""
+    """Return the checkpoints in a folder, the newest first; empty if there is no such folder."""
     found = [path for path in glob_folder(folder, "round-*.h5") if NAME.fullmatch(path.name)]
     return sorted(found, key=rounds_of, reverse=True)
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Folders of parts in a folder."""
+    """Return the folders of parts in a folder."""
     return [
         path
         for path in glob_folder(folder, "round-*")

@@ -1,12 +1,11 @@
-"""The seal of a file: a text in its user block that says what each of its bytes was when it was
-written.
+"""Checksum of an HDF5 file, stored in its user block: it detects any change since writing.
 
-HDF5 tools skip the user block, the 512 bytes before the data. The seal gives where the data end,
-and the SHA-256 of the table that follows them there: one CRC-32 for each MiB. So a reader checks
-what it reads, no more, and before HDF5 sees it, because HDF5 may crash on damaged data. A CRC-32
-finds any damage that lies within 32 neighbouring bits, and of all other damage all but one case in
-4e9. HDF5's own checksums (fletcher32) cover arrays alone, not the structure by which arrays are
-found.
+HDF5 tools skip the user block, the 512 bytes before the data. It gives the position where the data
+end, and the SHA-256 of the table that follows them there: one CRC-32 for each MiB. So a reader
+checks only the data that it reads, and does so before HDF5 gets them, because HDF5 may crash on
+damaged data. A CRC-32 detects any damage within 32 neighbouring bits, and of all other damage all
+but one case in 4e9. HDF5's own checksums (fletcher32) cover arrays alone, not the structure by
+which arrays are found.
 """
 
 import hashlib
@@ -26,11 +25,11 @@ from hpcfed.storage.uncached import BLOCK, CHUNK, open_existing
 
 PLAIN = b"hpcfed crc32 "
 SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
-WHOLE = b"hpcfed sha256 "  # the seal of older files: one SHA-256 of all that follows the block
+WHOLE = b"hpcfed sha256 "  # in older files: one SHA-256 of all data after the user block
 
 
 def seal(raw: BinaryIO) -> None:
-    """Seal a file that HDF5 has written, and bring it to the disk."""
+    """Add the checksum to a file that HDF5 has written, and flush it to the disk."""
     end = raw.seek(0, os.SEEK_END)
     raw.flush()
     table = checksums(raw, end, raw.raw.sums)
@@ -43,8 +42,9 @@ def seal(raw: BinaryIO) -> None:
 
 
 def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -> bytes:
-    """The table of a file whose data end there, read from the file. known: of whole chunks, by
-    number.
+    """Return the table of checksums of a file whose data end at `end`.
+
+    known: checksums of whole chunks, by number; the others are computed from the file.
     """
     memory, known, sums = memoryview(bytearray(CHUNK)), known or {}, []
     for i, start in enumerate(range(BLOCK, end, CHUNK)):
@@ -59,13 +59,16 @@ def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -
 
 
 def text(end: int, table: bytes) -> bytes:
-    """The user block of a file with that table."""
+    """Return the user block of a file with that table."""
     digest = hashlib.sha256(b"%d " % end + table).hexdigest()
     return (PLAIN + b"%d %s\n" % (end, digest.encode())).ljust(BLOCK, b"\0")
 
 
 def identity(path: Path) -> str:
-    """What no other file has: the digest in the seal. OSError, DamagedError."""
+    """Return the digest in the user block, which no other file has.
+
+    Raises OSError, or DamagedError if there is no checksum.
+    """
     with open(path, "rb", opener=only_regular) as raw:
         found = SEAL.fullmatch(raw.read(BLOCK))
     if not found:
@@ -74,8 +77,9 @@ def identity(path: Path) -> str:
 
 
 def intact(path: Path, block: bytes) -> bool:
-    """Whether the file is, in every byte, the one that was sealed with this user block; all of it
-    is read. OSError.
+    """Return whether every byte of the file is as it was written with this user block.
+
+    Reads the whole file. Raises OSError.
     """
     with open_existing(regular(path)) as raw:
         if raw.read(BLOCK) != block:
@@ -89,8 +93,9 @@ def intact(path: Path, block: bytes) -> bool:
 
 
 def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
-    """The file for HDF5 to read. DamagedError if the seal, or with `whole` any of the data, is not
-    as written.
+    """Return the file for HDF5 to read, after checking its checksum.
+
+    Raises DamagedError if the checksums, or with `whole` any of the data, have changed.
     """
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
     if block.startswith(WHOLE):
@@ -112,9 +117,11 @@ def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
 
 
 class Checked(io.RawIOBase):
-    """A sealed file in which each MiB is checked when it is first read.
+    """A file with checksums, in which each MiB is checked when it is first read.
 
-    end: where the data end.  table: their checksums.  Reading raises DamagedError.
+    end: the position where the data end.
+    table: the checksums of the data.
+    Reading raises DamagedError.
     """
 
     def __init__(self, path: Path, raw: BinaryIO, end: int, table: bytes):
@@ -148,8 +155,9 @@ class Checked(io.RawIOBase):
         return size
 
     def check(self, i: int, start: int, read: memoryview) -> None:
-        """Check the i-th MiB of the data. read: what was just read from position `start` on, all of
-        it perhaps.
+        """Check the i-th MiB of the data.
+
+        read: bytes just read from position `start`, which may include all of it.
         """
         first = BLOCK + i * CHUNK
         last = min(first + CHUNK, self.end)

@@ -1,6 +1,4 @@
-"""Rounds as columns: by name one array whose first axis is the round, put together from rows and
-from parts.
-"""
+"""Columns of rounds: arrays by name whose first axis is the round, joined from rows or blocks."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ PHASES = (
 
 
 def stack_rows(rows: list[dict[str, np.ndarray]]) -> Columns:
-    """Rows as columns."""
+    """Return the rows as columns."""
     order = dict.fromkeys(name for row in rows for name in row)
     return {name: _column([row.get(name) for row in rows]) for name in order}
 
 
 def _column(cells: list[np.ndarray | None]) -> np.ndarray:
-    """Cells of one shape stacked as they are; otherwise float64, filled up with nan."""
+    """Stack cells of one shape as they are; otherwise as float64, padded with nan."""
     known = [cell for cell in cells if cell is not None]
     if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
         return np.stack(known)
@@ -38,7 +36,7 @@ def _column(cells: list[np.ndarray | None]) -> np.ndarray:
 
 
 def concat_columns(parts: list[Columns]) -> Columns:
-    """Columns of some rounds, and then of others, as if their rows had been stacked together."""
+    """Return the columns of consecutive blocks, as if all rows had been stacked together."""
     order = dict.fromkeys(name for part in parts for name in part)
     return {name: _join([(length(part), part.get(name)) for part in parts]) for name in order}
 
@@ -50,8 +48,10 @@ def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
 
 
 def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
-    """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent
-    or narrower.
+    """Return the pieces of a column below one another in float64.
+
+    pieces: the rounds and values of each. Entries are nan if a piece is absent or narrower than the
+    widest. Raises DamagedError if pieces differ in dimensions, or gaps would take too much memory.
     """
     shapes = [piece.shape[1:] for _, piece in pieces if piece is not None]
     if len({len(shape) for shape in shapes}) > 1:
@@ -72,5 +72,5 @@ def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
 
 
 def length(columns: Columns) -> int:
-    """How many rounds these columns have."""
+    """Return the number of rounds of these columns."""
     return len(next(iter(columns.values())))

@@ -1,6 +1,4 @@
-"""One number for all that a run computed: equal digests mean equal bits, whatever ranks or
-folder.
-"""
+"""Digest of all that a run computed: equal digests mean equal bits, whatever ranks or folder."""
 
 import hashlib
 from pathlib import Path
@@ -15,13 +13,13 @@ COLUMNS = ("clients/accuracy", "clients/accuracy_before", "clients/train_loss")
 
 
 def digest(run: Path) -> str:
-    """SHA-256, in hex, of a run's accuracies, training losses, server state and clients.
+    """Return the SHA-256, in hex, of a run's accuracies, training losses, server state and clients.
 
-    Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint:
-    names, kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are
-    alike. Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if
-    either file is missing or damaged, they are of different runs, or the results end before the
-    checkpoint, which they never do as they are written.
+    Covers COLUMNS, and the items "state" and "clients/..." of the newest checkpoint: names, kinds,
+    dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike. Leaves
+    out header, placement, times, bytes sent and the folder. Raises CheckpointError if either file
+    is missing or damaged, if they are of different runs, or if the results end before the
+    checkpoint, which means that results are missing.
     """
     record = results.load(run)
     with checkpoint.open_checkpoint(run) as saved:
@@ -45,7 +43,7 @@ def digest(run: Path) -> str:
 
 
 def _canonical(name: str, kind: str, array: np.ndarray) -> bytes:
-    """The same bytes on every machine: little-endian, row by row, with one nan."""
+    """Return the same bytes on every machine: little-endian, row by row, with one nan."""
     array = np.array(array, order="C", dtype=array.dtype.newbyteorder("<"))
     if array.dtype.kind == "f":
         array[np.isnan(array)] = np.nan

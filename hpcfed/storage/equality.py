@@ -1,4 +1,4 @@
-"""Whether two jobs are the same, and whether two values are, bit for bit."""
+"""Comparison of two jobs, and of two values bit for bit."""
 
 import json
 from typing import Any
@@ -19,8 +19,8 @@ def same_job(
 ) -> None:
     """Raise CheckpointError, with the fields that differ, unless both jobs are the same.
 
-    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").  defaults:
-    what a field means that the checkpoint does not have, because hpcfed had no such field when it
+    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").
+    defaults: values of fields that the checkpoint lacks, because hpcfed had no such field when it
     was written.
     """
     ours, defaults = (
@@ -41,7 +41,7 @@ def same_job(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of those that `tree` saves are equal in shape and bits, nan included."""
+    """Return whether two values that `tree` can save are equal in shape and bits, nan included."""
     match a:
         case dict():
             return (

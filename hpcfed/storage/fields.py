@@ -9,7 +9,7 @@ Fields = dict[str, Any]
 
 
 def flat(tables: dict[str, Any]) -> Fields:
-    """All values by name, however deep the tables are nested."""
+    """Return all values by dotted name, however deep the tables are nested."""
     found: Fields = {}
     left = [("", iter(tables.items()))]
     while left:
@@ -25,12 +25,12 @@ def flat(tables: dict[str, Any]) -> Fields:
 
 
 def at(tables: Any, name: str) -> Any:
-    """The value of this name; None without one."""
+    """Return the value of this name, None if there is none."""
     for part in name.split("."):
         tables = tables.get(part) if isinstance(tables, dict) else None
     return tables
 
 
 def covers(names: Iterable[str], field: str) -> bool:
-    """Whether a field is one of these names, or below one: run covers run.threads."""
+    """Return whether a field is one of these names, or below one: run covers run.threads."""
     return any(field == name or field.startswith(f"{name}.") for name in names)

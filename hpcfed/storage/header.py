@@ -1,7 +1,7 @@
-"""What the header of a result file may say: types and bounds of all that readers rely on.
+"""Schema of the header of a result file: types and bounds of all fields that readers rely on.
 
-Fields may be absent, for older versions wrote fewer; what is there has to be of its type. Other
-fields are read as they are.
+Fields may be absent, because older versions wrote fewer, but a field that is present must have its
+type. Other fields are not checked.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 PART = r"^round-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a part of a checkpoint
 Text = Annotated[str, Field(max_length=100_000)]
-# names of files, and what holds them: on Linux any bytes, which Python has as lone surrogates
+# names of files: on Linux any bytes, which Python represents as lone surrogates
 FileText = Annotated[InstanceOf[str], Field(max_length=100_000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """A table whose fields may be absent, and which may have more."""
+    """A table whose fields are optional, and which may have others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -57,7 +57,7 @@ class Mix(Part):
 
 
 class Process(Part):
-    """How the run was carried out."""
+    """The execution of the run."""
 
     threads: Count = 1
     device: Text = ""
@@ -65,8 +65,9 @@ class Process(Part):
 
 
 class Job(Part):
-    """The fields of a job that readers of results and of sweeps use; `config.load.again` checks all
-    of them.
+    """The fields of a job that readers of results and of sweeps use.
+
+    `config.load.again` checks all of them.
     """
 
     algorithm: Method = Method()
@@ -79,7 +80,7 @@ class Job(Part):
 
 
 class Past(Part):
-    """What the run was before it was resumed."""
+    """The run's state before it was resumed."""
 
     rounds: Count = 0
     ranks: Count | None = None
@@ -98,8 +99,10 @@ class Modality(Part):
 
 
 class Inputs(Part):
-    """What models are given; of several modalities shape says that of each one, mean and std are by
-    modality, and modalities has those of each client.
+    """The inputs of the models.
+
+    With several modalities, shape lists those of each, mean and std are by modality, and modalities
+    gives those of each client.
     """
 
     shape: list[Count] | list[Modality] = []
@@ -110,7 +113,7 @@ class Inputs(Part):
 
 
 class Header(Past):
-    """All of it."""
+    """The whole header."""
 
     job: Job = Job()
     algorithm: Text = ""
@@ -128,8 +131,10 @@ class Header(Past):
 
 
 class Index(BaseModel):
-    """What the index of a checkpoint says: the names of its items, and the identity of each part
-    by its path, which lies beside the index.
+    """The index of a checkpoint.
+
+    names: of its items.
+    parts: the identity of each part by its path, relative to the index.
     """
 
     model_config = ConfigDict(strict=True)
@@ -140,7 +145,7 @@ class Index(BaseModel):
 
 
 class AboutPart(BaseModel):
-    """What all parts of a checkpoint say of it."""
+    """Facts about a checkpoint that all its parts store."""
 
     model_config = ConfigDict(strict=True)
     rounds: Count
@@ -149,7 +154,7 @@ class AboutPart(BaseModel):
 
 
 class Piece(BaseModel):
-    """What a part of a checkpoint says of that, and of its own items."""
+    """Facts that a part stores about its checkpoint, and the names of its items."""
 
     model_config = ConfigDict(strict=True)
     about: AboutPart
@@ -167,7 +172,7 @@ class Answers(BaseModel):
 
 
 def check_header(header: Any) -> None:
-    """DamagedError, with the first field that is wrong, unless this can be the header of a run."""
+    """Raise DamagedError, with the first wrong field, unless this can be the header of a run."""
     try:
         Header.model_validate(header)
     except ValidationError as error:
@@ -175,7 +180,7 @@ def check_header(header: Any) -> None:
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Where pydantic found the first mistake, and what it is."""
+    """Return the place and the text of pydantic's first error."""
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"])) or "all of it"
     if first["type"] == "string_unicode":
@@ -184,7 +189,7 @@ def first_mistake(error: ValidationError) -> str:
 
 
 def check_own_header(header: dict[str, Any]) -> None:
-    """ConfigError for a header that, once it is written, no reader would take."""
+    """Raise ConfigError for a header that no reader would accept once it is written."""
     try:
         check_header(parse_json(json.dumps(header), "header"))
     except DamagedError as error:
@@ -195,7 +200,10 @@ def check_own_header(header: dict[str, Any]) -> None:
 
 
 def check_fields(fields: Fields) -> None:
-    """DamagedError for a job by dotted names of which a field that readers use has another type."""
+    """Raise DamagedError if a field of a job that readers use has another type.
+
+    fields: the job by dotted names.
+    """
     tables: dict[str, Any] = {}
     for name in FIELDS:
         if name in fields:
@@ -208,7 +216,7 @@ def check_fields(fields: Fields) -> None:
 
 
 def leaves(part: type[BaseModel], above: str = "") -> list[str]:
-    """The dotted names of a table's fields."""
+    """Return the dotted names of a table's fields."""
     found: list[str] = []
     for name, field in part.model_fields.items():
         kind = field.annotation
@@ -221,7 +229,7 @@ FIELDS = tuple(leaves(Job))
 
 
 def check_columns(columns: dict[str, np.ndarray], rounds: int) -> None:
-    """DamagedError unless each column has a row for each round."""
+    """Raise DamagedError unless each column has a row for each round."""
     for name, column in columns.items():
         if not column.ndim or len(column) != rounds:
             raise DamagedError(
@@ -232,8 +240,10 @@ def check_columns(columns: dict[str, np.ndarray], rounds: int) -> None:
 
 
 def check_record(record: Record) -> None:
-    """DamagedError unless header and columns belong together: as many clients in all columns, and
-    numbers of clients, architectures and failures that there are.
+    """Raise DamagedError unless header and columns fit together.
+
+    All columns must have equally many clients, and the numbers of clients, architectures and
+    failures in them must exist.
     """
     check_header(record.header)
     header, columns = record.header, record.columns
@@ -266,7 +276,7 @@ def check_record(record: Record) -> None:
 
 
 def check_arrays(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> None:
-    """DamagedError for arrays of other shapes than their names say."""
+    """Raise DamagedError for arrays of other shapes than their names require."""
     K, C = (len(header[name]) if name in header else None for name in ("architectures", "classes"))
     for name, array in arrays.items():
         dimensions = 2 if name in ("label_counts", "links") else 1

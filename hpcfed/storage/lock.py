@@ -1,17 +1,15 @@
-"""One run at a time in a run folder: a file there names the process that writes to it.
+"""Lock of a run folder: a file that names the process that writes there, so that only one run does.
 
-The file is made under another name and linked into place, which one process alone can do, on
-network file systems too; where there are no hard links it is made exclusively. Its holder renews
-its time every few seconds. Who finds such a file asks whether the holder still lives:
-
+The file is made under another name and linked into place, which only one process can do, on network
+file systems too; without hard links it is made exclusively. Its holder renews its modification time
+every few seconds. A process that finds such a file asks whether the holder still lives:
 - on the same machine its process tells, by number and start time;
-- on another machine the time of the file does, by the clock of the file system: it is alive where
-  that was renewed in the last minute, dead after a quarter of an hour, and in between nobody can
-  say, so that it takes `--force`;
-- a batch job that was queued again has ended what it was before.
-
-The file of a dead holder is replaced under a lock of its own, whose name comes from what is
-replaced: so of two processes that find it dead, one alone takes its place.
+- on another machine the modification time does, by the clock of the file system: the holder is
+  alive if it was renewed in the last minute, dead after a quarter of an hour; in between nobody
+  can say, and `--force` is needed;
+- a batch job that was queued again has ended its earlier processes.
+The file of a dead holder is replaced under a second lock, whose name is derived from the file
+replaced: so only one of two processes that find it dead takes its place.
 """
 
 from __future__ import annotations
@@ -39,23 +37,25 @@ from hpcfed.core.status import WRONG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import convert_write_errors
 
-BEAT = 10.0  # seconds between two signs of life of a holder
-ALIVE = 60.0  # seconds after a sign for which a holder on another machine is taken to live
-DEAD = 900.0  # and after which it is taken to be dead
-LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a sign
+BEAT = 10.0  # seconds between two renewals by the holder
+ALIVE = 60.0  # seconds after a renewal for which a holder on another machine counts as alive
+DEAD = 900.0  # and after which it counts as dead
+LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a renewal
 ENDING = 3.0  # seconds for which a process of this machine may be about to end
-PAUSE = 0.05  # seconds between two looks
+PAUSE = 0.05  # seconds between two polls
 MOST = 10_000  # bytes of a lock file
 UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock.
+    """The holder of a lock.
 
-    token: of this one file.  world: of the ranks that hold it, the one after the other.  machine:
-    names its processes: the boot and the namespace in which they are numbered.  started: of the
-    process, in ticks since the boot.  job, restart: of Slurm, and how often it was queued again.
+    token: unique to this lock file.
+    world: common to the ranks of one run, which may hold the lock one after the other.
+    machine: identifies the boot and the namespace in which processes are numbered.
+    started: start of the process, in ticks since the boot.
+    job, restart: of Slurm: the batch job, and how often it was queued again.
     """
 
     token: str = ""
@@ -75,14 +75,14 @@ class Holder:
 
 @dataclass(frozen=True)
 class Found:
-    """A lock file that is there: its holder, and when it was last renewed, in Unix seconds."""
+    """An existing lock file: its holder, and when it was last renewed, in Unix seconds."""
 
     holder: Holder
     renewed: float
 
 
 def this_process(world: str, env: Mapping[str, str] = os.environ) -> Holder:
-    """This process as a holder."""
+    """Return this process as a holder."""
     count = env.get("SLURM_RESTART_COUNT", "")
     return Holder(
         token=secrets.token_hex(16),
@@ -98,7 +98,7 @@ def this_process(world: str, env: Mapping[str, str] = os.environ) -> Holder:
 
 
 def user() -> str:
-    """The user's name; the number where it has none, as in a container."""
+    """Return the user's name, or the number if there is no name, as in a container."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -107,8 +107,9 @@ def user() -> str:
 
 @cache
 def machine() -> str:
-    """What processes of equal numbers are the same in: a boot of a machine, and a namespace of
-    process numbers; "" where the system does not say.
+    """Return an identifier of the boot and of the namespace of process numbers.
+
+    Process numbers can be compared only within it. Returns "" if the system does not tell.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -117,8 +118,10 @@ def machine() -> str:
 
 
 def start_time(process: int) -> str:
-    """When a process was started, in ticks since the boot; "" where there is none, it has ended and
-    nobody has asked for its status yet, or the system does not say.
+    """Return when a process was started, in ticks since the boot.
+
+    Returns "" if there is no such process, if it has ended as a zombie, or if the system does not
+    tell.
     """
     with suppress(OSError):
         state, *others = (
@@ -129,7 +132,7 @@ def start_time(process: int) -> str:
 
 
 def lives(holder: Holder) -> bool:
-    """Whether the holder's process lives, on the machine of this one."""
+    """Return whether the holder's process lives; the holder must be on this machine."""
     try:
         os.kill(holder.process, 0)
     except (ProcessLookupError, OverflowError):
@@ -140,10 +143,10 @@ def lives(holder: Holder) -> bool:
 
 
 def read(path: Path) -> Found | None:
-    """The lock file at that path; None where there is none. One that nobody can understand has a
-    holder of whom nothing is known.
+    """Return the lock file at that path, None if there is none.
 
-    It is opened anew each time: that is when network file systems ask their server.
+    The holder of an unreadable file is unknown (`Holder()`). The file is opened anew each time,
+    because only then do network file systems ask their server.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -156,7 +159,7 @@ def read(path: Path) -> Found | None:
 
 
 def parse_holder(text: bytes) -> Holder:
-    """The holder that a lock file names."""
+    """Return the holder that a lock file names."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         given = json.loads(text)
         known = {field.name: type(field.default) for field in fields(Holder)}
@@ -168,7 +171,7 @@ def parse_holder(text: bytes) -> Holder:
 
 
 def find_holder(run: Path) -> Holder | None:
-    """Who holds the lock of a run folder, and is not known to be dead; None: nobody."""
+    """Return the holder of a run folder's lock; None if there is none or it is known to be dead."""
     try:
         found = read(names.lock_file(run))
     except OSError:
@@ -177,24 +180,27 @@ def find_holder(run: Path) -> Holder | None:
 
 
 def dead(found: Found, now: float, me: Holder) -> bool:
-    """Whether a holder has ended, as far as `me` can know."""
+    """Return whether a holder has ended, as far as `me` can know."""
     holder, silent = found.holder, now - found.renewed
     if holder.machine and holder.machine == me.machine:
         return not lives(holder)
     if holder.job and holder.job == me.job and holder.restart < me.restart:
         return True
-    return silent > (ALIVE if holder.host == me.host else DEAD)  # of this name, but another boot
+    return silent > (
+        ALIVE if holder.host == me.host else DEAD
+    )  # a machine of the same name was rebooted
 
 
 class Lock:
-    """The lock of a run folder. token: of the ranks that may take it over from one another.
+    """The lock of a run folder.
 
-    end: ends this process, where another one has taken the folder away from it; None: `check`
-    raises from then on.
+    world: identifier of the ranks that may take the lock over from one another.
+    end: function that ends this process if another one has taken the folder; None: `check` raises
+    instead.
     """
 
     def __init__(self, run: Path, world: str, end: Callable[[int], object] | None = os._exit):
-        self.lost = ""  # why the lock is another's now
+        self.lost = ""  # message about the loss of the lock
         self.run, self.path, self.world, self.end = run, names.lock_file(run), world, end
         self.me: Holder | None = None
         self.renewed = monotonic()
@@ -204,9 +210,9 @@ class Lock:
     def take(self, force: bool = False) -> None:
         """Take the lock, and keep it until `release`.
 
-        force: take it too from a holder on another machine of whom nothing is heard for a minute,
-        for which this waits.  Raises ConfigError where another process holds it, WriteError where
-        the disk refuses.
+        force: take it also from a holder on another machine that has not renewed it for a minute;
+        this waits for that time.
+        Raises ConfigError if another process holds it, WriteError if the file cannot be written.
         """
         me = this_process(self.world)
         with convert_write_errors(self.path):
@@ -215,13 +221,15 @@ class Lock:
         self.thread.start()
 
     def keep(self) -> None:
-        """Renew the file again and again."""
+        """Renew the lock file periodically, until the lock is released."""
         while not self.over.wait(BEAT):
             self.renew()
 
     def check(self) -> None:
-        """Before something is written: where this process was stopped for a while, another one may
-        have the lock.
+        """Check, before something is written, that this process still has the lock.
+
+        Another process may have taken it while this one was stopped. Raises ConfigError in that
+        case.
         """
         if monotonic() - self.renewed > 2 * BEAT:
             self.renew()
@@ -229,7 +237,7 @@ class Lock:
             raise ConfigError(self.lost)
 
     def renew(self) -> None:
-        """A sign of life; where another process has the lock now, this one ends."""
+        """Renew the lock file; end this process if another one has the lock now."""
         assert self.me is not None
         self.renewed = monotonic()
         with suppress(OSError):  # a disk that is gone for a while
@@ -242,7 +250,7 @@ class Lock:
                 put(self.path, self.me)
 
     def lose(self, other: Holder) -> None:
-        """End: what this process would write from now on would spoil the other's run."""
+        """End this process, because its further writes would damage the other process's run."""
         text = f"{self.run}: {other} has taken this run folder over; this run ends here"
         if self.end is None:
             self.lost = text
@@ -251,7 +259,7 @@ class Lock:
         self.end(WRONG)
 
     def release(self) -> None:
-        """Let others have it; nothing where this process does not hold it."""
+        """Release the lock; does nothing if this process does not hold it."""
         if self.me is None:
             return
         self.over.set()
@@ -264,7 +272,10 @@ class Lock:
 
 
 def put(path: Path, me: Holder) -> bool:
-    """Make the lock file; False where there is one. OSError where that cannot be done."""
+    """Make the lock file; return False if there is one already.
+
+    Raises OSError if it cannot be made.
+    """
     new = candidate(path, me)
     try:
         return link_file(new, path)
@@ -281,7 +292,7 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
             if found is None:  # it was released just now
                 continue
             os.utime(new)
-            now = os.stat(new).st_mtime  # by the clock that renews the other one
+            now = os.stat(new).st_mtime  # by the file system's clock, as the other file's time
             mine = bool(me.world) and found.holder.world == me.world
             here = bool(me.machine) and found.holder.machine == me.machine
             forced = force and not here and now - found.renewed > ALIVE
@@ -296,14 +307,14 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
 
 
 def patience(here: bool, force: bool) -> float:
-    """Seconds to wait for a holder that may be about to end, or of whom nothing may be heard."""
+    """Return the seconds to wait for a holder that may be about to end, or to renew its file."""
     if here:
         return BEAT if force else ENDING
     return LONGEST if force else 0.0
 
 
 def tidy(run: Path) -> None:
-    """Remove what processes that were killed while they took the lock have left."""
+    """Remove temporary files of processes that were killed while they took the lock."""
     me, now = this_process(""), time()
     for left in glob_folder(run, f"{names.lock_file(run).name}.*"):
         with suppress(OSError):
@@ -313,7 +324,7 @@ def tidy(run: Path) -> None:
 
 
 def candidate(path: Path, me: Holder) -> Path:
-    """A file of another name with what the lock file is to hold, as the disk has it."""
+    """Write the contents of the lock file to a temporary file, flush it, and return its path."""
     new = path.with_name(f"{path.name}.{me.token}.new")
     with open(new, "xb") as file:
         file.write(json.dumps(asdict(me)).encode())
@@ -323,7 +334,7 @@ def candidate(path: Path, me: Holder) -> Path:
 
 
 def link_file(new: Path, path: Path) -> bool:
-    """Give the file this name too; False where something has it."""
+    """Link the file to this name too; return False if the name is taken."""
     try:
         os.link(new, path)
         return True
@@ -346,8 +357,9 @@ def link_file(new: Path, path: Path) -> bool:
 
 
 def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
-    """Put the file in the place of that of this holder; False where another process did, or is at
-    it.
+    """Replace the lock file of this holder.
+
+    Returns False if another process has replaced it, or is about to.
     """
     mark = path.with_name(f"{path.name}.{old.token or 'unknown'}.old")
     if not link_file(new, mark):
@@ -371,7 +383,7 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
 
 
 def refusal(path: Path, found: Found, now: float, here: bool, force: bool) -> ConfigError:
-    """Why the folder cannot be had, and what to do."""
+    """Return the error that says who holds the folder, and what to do."""
     last = strftime("%Y-%m-%d %H:%M:%S", localtime(found.renewed))
     who = f"out: {path.parent}: another run has this folder: {found.holder}"
     if here:

@@ -1,7 +1,7 @@
-"""Values by client: as many in memory as fit, the least recently used on disk, one file each.
+"""LRU store of values by client: the least recently used are on disk, one file each.
 
-One thread in the background writes what leaves memory and reads what will be wanted next. It takes
-its orders one after the other, so what is read is never older than what was written.
+One background thread writes values that leave memory and prefetches values that are needed next. It
+works through its requests in order, so a value read is never older than the one written.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import Any, Generic, TypeVar
 from hpcfed.core.errors import HpcfedError, may_pass
 
 T = TypeVar("T")
-BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take
+BEHIND = 8  # values that may wait to be written, which bounds their memory
 
 
 class LruStore(Generic[T]):
-    """Values by number. limit: bytes in memory, beside those on their way to or from the disk.
+    """Values by number, of which as many as fit are in memory.
 
-    folder: made when the first value leaves memory, and removed by `close`.  encode, decode: a
-    value as bytes and back, bit for bit, called in the background.  size: bytes of a value.
-    HpcfedError where the disk refuses.
+    limit: bytes in memory, in addition to those being written or read.
+    folder: made when the first value leaves memory, and removed by `close`.
+    encode, decode: conversion of a value to bytes and back, bit for bit, called in the background.
+    size: bytes of a value.
+    Methods raise HpcfedError if the disk refuses a write.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LruStore(Generic[T]):
         self.reading: dict[int, Future] = {}
         self.writing: deque[Future] = deque()
         self.failed: HpcfedError | None = None
-        self.waited = 0.0  # seconds for which work stood still because of the disk
+        self.waited = 0.0  # seconds spent waiting for the disk
         self.thread: ThreadPoolExecutor | None = None
 
     def __contains__(self, k: int) -> bool:
@@ -61,7 +63,7 @@ class LruStore(Generic[T]):
         return iter(sorted([*self.held, *self.away]))
 
     def get(self, k: int) -> T | None:
-        """The value, in memory until others are used; None if there is none."""
+        """Return the value, None if there is none; it becomes the most recently used."""
         if k in self.away:
             self.held[k] = self.fetch(k)
             self.away.remove(k)
@@ -73,17 +75,17 @@ class LruStore(Generic[T]):
         return self.held[k]
 
     def put(self, k: int, value: T) -> None:
-        """Keep this value, in memory until others are used."""
+        """Store this value as the most recently used."""
         self.drop(k)
         self.held[k] = value
         self.used.add(k)
 
     def peek(self, k: int) -> T | None:
-        """The value, to be read only: what lies on disk stays there."""
+        """Return the value for reading only; a value on disk stays there."""
         return self.fetch(k) if k in self.away else self.held.get(k)
 
     def drop(self, k: int) -> None:
-        """Forget the value."""
+        """Delete the value."""
         self.held.pop(k, None)
         self.total -= self.sizes.pop(k, 0)
         self.used.discard(k)
@@ -91,8 +93,9 @@ class LruStore(Generic[T]):
         self.reading.pop(k, None)
 
     def fit(self, keep: Collection[int]) -> None:
-        """Send the least recently used to the disk until the others fit; keep: those that stay in
-        any case.
+        """Write the least recently used values to disk until the others fit.
+
+        keep: numbers of values that stay in memory in any case.
         """
         for k in self.used:
             size = self.size(self.held[k])
@@ -106,8 +109,9 @@ class LruStore(Generic[T]):
                     return
 
     def prefetch(self, ks: Iterable[int]) -> None:
-        """Read these in the background, as far as they are on disk; the others stay in memory if
-        they can.
+        """Read those of these values that are on disk in the background.
+
+        The others become the most recently used.
         """
         for k in ks:
             if k in self.held:
@@ -116,13 +120,13 @@ class LruStore(Generic[T]):
                 self.reading[k] = self.order(self.read, k)
 
     def close(self) -> None:
-        """Forget all, and remove the files."""
+        """Drop all values, and remove the files."""
         if self.thread:
             self.thread.shutdown(cancel_futures=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def send(self, k: int) -> None:
-        """Let a value in memory go to the disk; waits where the disk is far behind."""
+        """Write a value to disk in the background; wait if many writes are pending."""
         value = self.held[k]
         self.drop(k)
         self.away.add(k)
@@ -131,11 +135,11 @@ class LruStore(Generic[T]):
             self.wait(self.writing.popleft())
 
     def fetch(self, k: int) -> T:
-        """A value that is on disk, as soon as it is here."""
+        """Return a value that is on disk, once it is read."""
         return self.wait(self.reading.get(k) or self.order(self.read, k))
 
     def order(self, work: Callable[..., Any], *about: Any) -> Future:
-        """Have this done in the background, after all that was ordered before."""
+        """Submit this work to the background thread, after all earlier requests."""
         self.thread = self.thread or ThreadPoolExecutor(1, "shelf")
         return self.thread.submit(work, *about)
 
@@ -149,8 +153,9 @@ class LruStore(Generic[T]):
         return self.folder / f"{k}.bin"
 
     def write(self, k: int, value: T) -> None:
-        """In the background. After a failure nothing is written, and who asks for anything is
-        told.
+        """Write a value in the background.
+
+        After a failure nothing more is written, and every later request raises the error.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +172,7 @@ class LruStore(Generic[T]):
             raise self.failed
 
     def read(self, k: int) -> T:
-        """In the background."""
+        """Read a value in the background."""
         if self.failed:
             raise self.failed
         return self.decode(self.path(k).read_bytes())

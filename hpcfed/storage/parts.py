@@ -1,4 +1,4 @@
-"""How a checkpoint is written: a part by each rank, then the index over all parts by one."""
+"""Writing of a checkpoint: a part by each rank, then by one rank the index over all parts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,10 +26,11 @@ Part = dict[str, Any]  # identity of a part's file, and the names of its items
 
 @dataclass(frozen=True)
 class About:
-    """What all parts of a checkpoint say of it: rounds done, number of parts, and a header that
-    JSON takes.
+    """Facts about a checkpoint that all its parts store.
 
-    header: "job" is what `same_job` compares.
+    rounds: rounds done.
+    ranks: number of parts.
+    header: JSON-able; `same_job` compares its "job".
     """
 
     rounds: int
@@ -38,15 +39,15 @@ class About:
 
 
 def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
-    """Write one rank's part of a checkpoint, and compare what is then in the file with what was to
-    be written.
+    """Write one rank's part of a checkpoint, and verify the file's contents.
 
-    items: called twice.  The comparison reads the file as a resume would, through its checksums. It
-    finds what was lost between this process and the file: by HDF5, a short write, a disk that was
-    full without saying so. The system answers from its memory, so it does not find what the disk
-    itself loses later; the checksums do. Raises WriteError if the file cannot be written, or holds
-    something else; then there is no such file: who finds the parts of a checkpoint without an index
-    (`adopt`) takes none that was not compared.
+    items: called twice, for writing and for verification.
+    The verification reads the file as a resume would, through its checksums. It finds errors
+    between this process and the file: of HDF5, a short write, a disk that was full without saying
+    so. The system reads the file from its cache, so it does not find errors of the disk itself; the
+    checksums do, later. Raises WriteError if the file cannot be written, or has other contents;
+    then the file is removed: parts of a checkpoint without an index (`adopt`) have always been
+    verified.
     """
     path, written = names.part_file(folder, rank), []
     try:
@@ -71,8 +72,9 @@ def compare(path: Path, items: Items) -> None:
 
 
 def read_part(folder: Path, rank: int) -> tuple[About, Part]:
-    """What a part says of its checkpoint and of itself. Raises CheckpointError if it is missing or
-    damaged.
+    """Return what a part stores about its checkpoint, and about itself.
+
+    Raises CheckpointError if it is missing or damaged.
     """
     path = names.part_file(folder, rank)
     with open_file(path, names.PART, whole=False) as file, convert_read_errors(path):
@@ -83,11 +85,11 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
 
 
 def adopt(folder: Path, most: int, run_id: str = "") -> bool:
-    """Write the index of a checkpoint whose writers ended before that, if all its parts are there;
-    whether they are.
+    """Write the missing index of a checkpoint if all its parts exist; return whether they do.
 
-    most: rounds that it may have.  run_id: of the run that it must be of; "": not known.
-    Raises CheckpointError if parts are missing or damaged, or the index is refused.
+    most: rounds that it may have.
+    run_id: identity of the run to which it must belong; "" if unknown.
+    Raises CheckpointError if parts are missing or damaged, or the index cannot be written.
     """
     about, first = read_part(folder, 0)
     same_round(names.index_of(folder), about.rounds)
@@ -101,7 +103,7 @@ def adopt(folder: Path, most: int, run_id: str = "") -> bool:
 
 
 def adopt_all(run: Path) -> list[Path]:
-    """Make each checkpoint whole of which only the index is missing or damaged; returns those."""
+    """Write the index of each checkpoint that lacks only that, and return those indices."""
     made = []
     for folder in checkpoint.unfinished_parts(run):
         with suppress(CheckpointError):  # it stays unfinished
@@ -112,9 +114,9 @@ def adopt_all(run: Path) -> list[Path]:
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
-    """Make one checkpoint of the parts of all ranks in this folder: from now on it exists.
+    """Join the parts of all ranks in this folder to a checkpoint, which exists from then on.
 
-    Raises WriteError; the checkpoints before it are as they were.
+    Raises WriteError; the checkpoints before it are unchanged then.
     """
     files = {rank: f"{folder.name}/{names.part_file(folder, rank).name}" for rank in parts}
     where = {name: files[rank] for rank, part in parts.items() for name in part["names"]}
@@ -131,7 +133,7 @@ def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
 
 
 def sort_items(items: Iterable[str]) -> list[str]:
-    """Shared items as they come, then the clients by number."""
+    """Return shared items in their order, then the clients by number."""
     return sorted(
         items,
         key=lambda name: int(name.removeprefix("clients/")) if name.startswith("clients/") else -1,

@@ -1,4 +1,4 @@
-"""What the trained models of a run answer to the same test examples: one file beside the run."""
+"""The probe file: predictions of a run's trained models for the same test examples."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from hpcfed.storage.untrusted import Budget, array, child, subgroup
 
 @dataclass(frozen=True)
 class Probe:
-    """Answers of K clients to N test examples.
+    """Predictions and representations of K clients for N test examples.
 
-    header: rounds, checkpoint (its identity), architectures, classes, and of how many clients of
-    the run these are some (`of`; older files lack it).
-    clients: [K], their numbers.  rows: [N], of the test split.  labels: [N].  predictions: [K, N].
+    header: rounds, checkpoint (its identity), architectures, classes, and `of`, the number of
+    clients of the run (older files lack it).
+    clients: [K], their numbers.
+    rows: [N], indices in the test split.
+    labels: [N].
+    predictions: [K, N].
     representations: K arrays [N, d], whose widths may differ.
-    images: [M], rows of the test split whose conductance was taken; the same ones for all runs on
-    the same data, whatever their seeds; none where inputs are texts.
-    image_labels: [M].  image_predictions: [K, M].
+    images: [M], indices in the test split of the images whose conductance was computed; the same
+    for all runs on the same data, whatever their seeds; empty if inputs are texts.
+    image_labels: [M].
+    image_predictions: [K, M].
     conductance: K arrays [M, d], for the scores of the images' labels.
-    rounds: [P], of up to four checkpoints, ascending.  cka: [P, K, K], linear CKA of each two
-    clients then.
+    rounds: [P], of up to four checkpoints, ascending.
+    cka: [P, K, K], linear CKA of each pair of clients in that round.
     """
 
     header: dict[str, Any]
@@ -49,19 +53,24 @@ class Probe:
     cka: np.ndarray
 
     def of(self, n: int) -> str:
-        """So many of the run's clients, in words: `3 clients`, `3 of 20 clients`."""
+        """Return n of the run's clients in words: `3 clients`, `3 of 20 clients`."""
         total = self.header.get("of", len(self.clients))
         return (f"{n} of " if n < total else "") + count_noun(total, "client")
 
 
-VERSION = 2  # of the file: 1 had the conductance of one image, for the clients right about it
+VERSION = (
+    2  # of the file; 1 had the conductance of one image, for clients that classify it correctly
+)
 TABLES = ("clients", "rows", "labels", "predictions", "rounds", "cka")
 IMAGES = ("images", "image_labels", "image_predictions")
 LISTS = ("representations", "conductance")  # an array for each client
 
 
 def write(run: Path, probe: Probe) -> Path:
-    """Put it beside the run, in the place of an older one; returns the path. WriteError."""
+    """Write the probe beside the run, replacing an older one, and return its path.
+
+    Raises WriteError.
+    """
     path = names.probe_file(run)
     with replace_file(path, names.PROBE) as file:
         tree.write_json(file, "header", {**probe.header, "version": VERSION})
@@ -75,8 +84,9 @@ def write(run: Path, probe: Probe) -> Path:
 
 
 def current(run: Path) -> Probe | None:
-    """That of a run; None where there is none that is whole, or the run has a checkpoint from which
-    a newer one can be made.
+    """Return the probe of a run if it is up to date, else None.
+
+    It is not if the file is missing or damaged, or if the run has a newer checkpoint.
     """
     newest = checkpoint.newest(run)
     try:
@@ -93,7 +103,7 @@ def current(run: Path) -> Probe | None:
 
 
 def read(run: Path) -> Probe:
-    """That of a run. Raises DamagedError where there is none, or it is damaged."""
+    """Return the probe of a run. Raises DamagedError if it is missing or damaged."""
     path = names.probe_file(run)
     with open_file(path, names.PROBE) as file, convert_read_errors(path):
         budget = Budget(file)
@@ -118,8 +128,9 @@ def of_one_image(
     representations: list[np.ndarray],
     conductance: list[np.ndarray],
 ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """What version 1 has in the place of IMAGES, and its conductances, nan of clients that have
-    none.
+    """Convert the single image of a version 1 file to IMAGES and conductances.
+
+    Conductances are nan for clients that have none.
     """
     if not isinstance(image, int) or not -1 <= image < len(tables["rows"]):
         raise DamagedError(f"{names.PROBE}: image = {image!r} is none of its examples")
@@ -146,7 +157,7 @@ def read_arrays(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[
 
 
 def check(probe: Probe) -> None:
-    """DamagedError for tables whose sizes do not belong together."""
+    """Raise DamagedError for arrays whose sizes do not fit together."""
     Answers.model_validate(probe.header)
     K, N, P, M = (getattr(probe, name).shape for name in ("clients", "rows", "rounds", "images"))
     C = len(probe.header["classes"])

@@ -1,4 +1,4 @@
-"""One checkpoint, open for reading: its index, and the parts that are needed."""
+"""Reading of one checkpoint: its index, and the parts that are needed."""
 
 import re
 from collections.abc import Iterator
@@ -24,10 +24,12 @@ OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 class Reader:
     """One checkpoint, open for reading; closes at the end of a with block.
 
-    header: as it was written. rounds: how many rounds are done.  whole: the parts too are checked
-    when they are opened, not each stretch when it is read.
+    header: as it was written.
+    rounds: how many rounds are done.
+    whole: whether parts are checked completely when they are opened, instead of each MiB when it is
+    read.
     Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if
-    it is foreign.
+    it is of another format.
     """
 
     def __init__(self, path: Path, whole: bool = False):
@@ -43,7 +45,7 @@ class Reader:
             raise
 
     def _read(self) -> None:
-        """What the index says."""
+        """Read the index."""
         found = Index(
             header=tree.read_json(self._file, "header"),
             rounds=number(self._file, "rounds"),
@@ -68,26 +70,26 @@ class Reader:
         self._stack.close()
 
     def names(self, prefix: str = "") -> list[str]:
-        """The names that begin with prefix: shared items, then the clients by number."""
+        """Return the names that begin with prefix: shared items, then the clients by number."""
         return [name for name in self._names if name.startswith(prefix)]
 
     def get(self, name: str) -> Any:
-        """The item of that name; CheckpointError if there is none."""
+        """Return the item of that name; raises CheckpointError if there is none."""
         with convert_read_errors(self.path):
             return tree.read(self._items(name), name)
 
     def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
-        """The item of that name as paths, kinds and arrays (see `tree.leaves`), without torch."""
+        """Yield paths, kinds and arrays of that item (see `tree.leaves`), without torch."""
         with convert_read_errors(self.path):
             yield from tree.leaves(self._items(name), name)
 
     def check(self) -> None:
-        """Read all parts, as far as they have not been read."""
+        """Read all parts that have not been read yet."""
         for part in self.parts:
             self._part(part)
 
     def _items(self, name: str) -> h5py.Group:
-        """Where the item of that name is."""
+        """Return the group that holds the item of that name."""
         if name not in self._known:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
         *groups, last = name.split("/")
@@ -105,7 +107,10 @@ class Reader:
         return self._open[name]
 
     def _opened(self, name: str) -> AbstractContextManager[h5py.File]:
-        """A part, if it is the one that was written for this index."""
+        """Open a part, if it is the one that was written for this index.
+
+        Raises DamagedError if it is not.
+        """
         path = self.path.parent / name
         if name not in self.parts:
             raise DamagedError(f"{self.path}: damaged: links to {name!r}, which is no part of it")
@@ -121,7 +126,7 @@ class Reader:
 
 
 def same_round(index: Path, rounds: int) -> None:
-    """DamagedError where the name of a checkpoint's index says another round than the file."""
+    """Raise DamagedError if a checkpoint's file name gives another round than its contents."""
     match = NAME.fullmatch(index.name)
     if match and int(match[1]) != rounds:
         raise DamagedError(

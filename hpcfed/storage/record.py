@@ -1,4 +1,4 @@
-"""The record of a run as anyone reads it, while the run goes on too."""
+"""Reading of a run's record, also while the run goes on."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FINISHED, STOPPED = (
 class Record:
     """A result file as it was when it was read.
 
-    `columns` has by name [T, K], [T, R] or [T], where T = rounds; nan where a round has no value,
-    or has fewer ranks than another. A column with such gaps is float64, whatever it was before.
+    columns: by name, [T, K], [T, R] or [T], where T = rounds; nan if a round has no value, or has
+    fewer ranks than another. A column with such gaps is float64, whatever it was before.
     """
 
     header: Header
@@ -44,7 +44,7 @@ class Record:
     path: Path = Path()
 
     def column(self, name: str) -> np.ndarray:
-        """One column; CheckpointError for an unknown name."""
+        """Return one column; raises CheckpointError for an unknown name."""
         if name not in self.columns:
             all_of_them = "hpcfed.load(RUN).columns"
             raise CheckpointError(f"results: {unknown('column', name, self.columns, all_of_them)}")
@@ -52,10 +52,10 @@ class Record:
 
 
 def load(run: Path) -> Record:
-    """The results in a run folder, or in the file at that path; the run may still be going on.
+    """Return the results in a run folder, or in the file at that path.
 
-    Raises CheckpointError if there are none, or the file or its journal is damaged, foreign or of
-    another version.
+    The run may still be going on. Raises CheckpointError if there are no results, or if the file or
+    its journal is damaged, of another format or of another version.
     """
     path = names.results_of(run)
     # again, if the files changed while they were read: then the journal may not be the one that
@@ -73,15 +73,17 @@ def load(run: Path) -> Record:
 
 
 def _read(path: Path, whole: bool = True) -> Record:
-    """The results at that path. whole: DamagedError where the journal is damaged, otherwise what
-    comes before the damage.
+    """Return the results at that path.
+
+    whole: whether a damaged journal raises DamagedError; otherwise the rounds before the damage are
+    returned.
     """
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AbsentError(_absent(path)) from error
     except (OSError, ValueError):
-        pass  # what may not be looked at is reported as what cannot be read
+        pass  # reported below as a file that cannot be read
     try:
         with open_file(path, names.RESULTS) as file, convert_read_errors(path):
             header, rounds = tree.read_json(file, "header"), number(file, "rounds")
@@ -115,7 +117,7 @@ def _read(path: Path, whole: bool = True) -> Record:
 
 
 def _absent(path: Path) -> str:
-    """Why there are no results at this path, and what to do."""
+    """Return a message that says why there are no results at this path, and what to do."""
     folder = path.parent if path.name == names.results_file(path.parent).name else path
     if not os.path.isdir(folder):
         return (
@@ -135,18 +137,18 @@ def _advice(folder: Path) -> str:
 
 
 def stamp(run: Path) -> tuple[Any, ...]:
-    """What tells the results of a run from those of another moment, without reading them."""
+    """Return a value that changes whenever the results of a run do, without reading them."""
     path = names.results_of(run)
     return append_log.stamp(path), append_log.stamp(names.journal_file(path))
 
 
 def recover(run: Path, rounds: int = 0) -> Record:
-    """The results in a run folder; if they are damaged or missing, the copy that belongs to its
-    last checkpoint.
+    """Return the results in a run folder, or a copy beside a checkpoint if they are damaged.
 
-    rounds: that they should have; those of which the journal is damaged or missing have fewer.
-    Raises DamagedError if no copy is whole either, CheckpointError if the results are foreign or of
-    another version.
+    rounds: the number that they should have; with a damaged or missing journal they have fewer, and
+    copies are tried too. The record with most rounds is returned.
+    Raises DamagedError if all copies are damaged too, CheckpointError if the results are of another
+    format or version.
     """
     found: list[Record] = []
     try:
@@ -162,19 +164,20 @@ def recover(run: Path, rounds: int = 0) -> Record:
 
 
 def other_run(a: Record, b: Record) -> bool:
-    """Whether both name their runs, and these differ."""
+    """Return whether two records name their runs, and these differ."""
     return differ(a.header.get(RUN_ID), b.header.get(RUN_ID))
 
 
 def differ(own: Any, other: Any) -> bool:
-    """Whether two runs' identities are known and differ."""
+    """Return whether two runs' identities are known and differ."""
     return bool(own and other) and own != other
 
 
 def same_run(own: Header, other: Header, path: Path) -> None:
-    """CheckpointError where a file is of another run than the results beside it.
+    """Raise CheckpointError if a file belongs to another run than the results beside it.
 
-    own: the header of the results.  other: that of the file at this path.
+    own: the header of the results.
+    other: the header of the file at `path`.
     """
     if differ(own.get(RUN_ID), other.get(RUN_ID)):
         raise CheckpointError(
@@ -191,7 +194,7 @@ def _readable(path: Path) -> Record | None:
 
 
 def _datasets(group: h5py.Group, budget: Budget, depth: int = 0) -> dict[str, np.ndarray]:
-    """All datasets under a group, by path."""
+    """Return all datasets under a group, by path."""
     if depth > DEPTH:
         raise DamagedError(f"{group.name}: nested deeper than {DEPTH} levels")
     found: dict[str, np.ndarray] = {}

@@ -1,6 +1,4 @@
-"""The record of a run, round by round: written by rank 0, readable by anyone while the run goes on
-(`record`).
-"""
+"""Writing of a run's record, round by round, by rank 0; `record` reads it at any time."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
 __all__ = ["Record", "Results", "load", "recover"]
 
-BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
-MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
+BUDGET = 0.02  # largest share of a run's time for rewriting the file
+MANY = 100  # rounds that may wait in memory
 LOST = "rounds/lost"  # 1 in a round of which the record could not be recovered; absent from others
-FINAL = "final"  # arrays of what a method does after the last round
+FINAL = "final"  # arrays of a method's final step
 PAST = (
     "versions",
     "commit",
@@ -41,20 +39,18 @@ Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
 
 
 class Results:
-    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no
-    kill can harm it.
+    """Writer of a run's results.
 
-    That takes longer the more rounds there are. So where it would take too much of a run's time,
-    the rounds since are added to a journal beside the file instead, which `load` reads too;
-    `finish` leaves the file alone.
-
+    All rounds stay in memory, and each write makes the whole file anew, so a killed process cannot
+    damage it. That takes longer the more rounds there are. If it would take too much of a run's
+    time, new rounds are appended to a journal beside the file instead, which `load` reads too;
+    after `finish` the file is complete without it.
     While the run goes on, another program or the disk may change the files. Before each use they
-    are compared with what was written to them, and written again from memory where they differ.
-
+    are compared with what was written to them, and written again from memory if they differ.
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and
     classes ...).
-    arrays: facts that do not change from round to round, such as label_counts [K, C].
-    warn: is told where files had changed.
+    arrays: data that do not change from round to round, such as label_counts [K, C].
+    warn: called with a message if files have changed.
     Raises ConfigError for a header that could not be read again, such as one with a name that is no
     Unicode text.
     """
@@ -71,8 +67,8 @@ class Results:
         self.warn = warn
         self._blocks: list[Columns] = []  # rounds that are on disk
         self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
-        self._journal: Journal | None = None  # once there is a file that it can go on from
-        self.source = self.path  # what was gone on from
+        self._journal: Journal | None = None  # once there is a file that it continues
+        self.source = self.path  # the file from which the run was resumed
         self.lost: list[int] = []  # rounds, from 1, of which it had no record
         self._written, self._took = (
             monotonic(),
@@ -90,16 +86,17 @@ class Results:
         memory: Record | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> Results:
-        """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
+        """Continue after the first `rounds` rounds of the run's result file; drop later rows.
 
-        known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old
-        one, of which "history" keeps the versions, hardware, ranks and batch job, and up to which
-        round they hold.  arrays: those of the file, for where neither it nor a copy can be read.
-        memory: what a process that goes on has of the results; then no file is read.
+        known: rows that the file may lack, from `pending_rows`.
+        header: replaces the old one; "history" keeps the old one's versions, hardware, ranks and
+        batch job, and up to which round they hold.
+        arrays: those of the file, in case neither it nor a copy can be read.
+        memory: the results that a continuing process has; then no file is read.
         Rounds without a record are `lost`: they have a row with 1 in "rounds/lost", and nan in all
-        other columns. A file that cannot be read then stays beside the new one, as `set_aside`
-        names it. Raises CheckpointError if the results are foreign or of another version, or the
-        rounds are more than any run has.
+        other columns. An unreadable file is then kept beside the new one (`set_aside`). Raises
+        CheckpointError if the results are of another format or version, or for more rounds than any
+        run has.
         """
         known = known or {}
         needed = next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0)
@@ -132,7 +129,7 @@ class Results:
         return results
 
     def _lose(self, n: int) -> None:
-        """Add so many rounds without a record. DamagedError for more than any run has."""
+        """Add so many rounds without a record. Raises DamagedError for more than any run has."""
         if n * 8 > PADDED:
             raise DamagedError(
                 f"{self.path}: holds {self.rounds} rounds, but the checkpoint says that "
@@ -142,21 +139,21 @@ class Results:
         self._blocks.append({LOST: np.ones(n)})
 
     def record(self) -> Record:
-        """All rounds so far, as `load` would give them."""
+        """Return all rounds so far, as `load` would."""
         return Record(self.header, self.arrays, self._columns(), self.rounds, self.path)
 
     @property
     def rounds(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(map(length, self._blocks)) + len(self._rows)
 
     @property
     def rounds_on_disk(self) -> int:
-        """How many of them are on disk."""
+        """The number of rows on disk."""
         return sum(map(length, self._blocks)) if self._journal else 0
 
     def row(self, t: int) -> dict[str, np.ndarray]:
-        """Round t, counted from 1, as it was appended; nan where other rounds have more."""
+        """Return round t, counted from 1, as it was appended; nan where other rounds have more."""
         for block in self._blocks:
             if t <= length(block):
                 return {name: column[t - 1] for name, column in block.items()}
@@ -164,17 +161,16 @@ class Results:
         return self._rows[t - 1]
 
     def pending_rows(self) -> Rows:
-        """The rows that are not on disk yet."""
+        """Return the rows that are not on disk yet."""
         first = self.rounds - len(self._rows)
         return {str(first + i): row for i, row in enumerate(self._rows)}
 
     def append(self, row: dict[str, Cell]) -> None:
-        """Add one round: by name one value per client [K], per rank [R], or one number."""
+        """Append one round: by name one value per client [K], per rank [R], or one number."""
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
     def write(self, force: bool = False) -> None:
-        """Bring what is new to the disk: into the file while that takes at most 2 % of the time,
-        else the journal.
+        """Write new rows to the file, or to the journal if that takes over 2 % of the time.
 
         Without force, the journal waits for a hundred rounds. Raises WriteError if the disk
         refuses; rows then stay in memory.
@@ -189,14 +185,14 @@ class Results:
             self._extend(self._journal)
 
     def _extend(self, journal: Journal) -> None:
-        """Add what is new to the journal."""
+        """Append new rows to the journal."""
         block = stack_rows(self._rows)
         journal.append(self.rounds - len(self._rows), block)
         self._blocks.append(block)
         self._rows = []
 
     def _write_again(self) -> None:
-        """Make the file anew after it, or its journal, was changed or removed."""
+        """Write the file anew after it, or its journal, was changed or removed."""
         self.warn(
             f"{self.path}: this file, or its journal, is not as the run wrote it: it was changed "
             "or removed by another program or the disk; it is written again from memory"
@@ -204,8 +200,9 @@ class Results:
         self.finish()
 
     def finish(self) -> None:
-        """Make the file complete up to the last row; then it needs no journal. Raises WriteError as
-        `write`.
+        """Write the complete file, up to the last row, and remove the journal.
+
+        Raises WriteError as `write` does.
         """
         begin = monotonic()
         columns = self._columns()
@@ -220,7 +217,7 @@ class Results:
         self._journal.path.unlink(missing_ok=True)
 
     def secure(self, rounds: int) -> None:
-        """Make sure that so many rounds are on disk; WriteError if that fails."""
+        """Make sure that so many rounds are on disk. Raises WriteError if that fails."""
         if self._journal is None:
             self.finish()
         elif not self._journal.fits():
@@ -229,10 +226,10 @@ class Results:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:
-        """Copy what is on disk, and compare both files and copies with what was written; after
-        `secure`.
+        """Copy the files on disk, and verify both the files and their copies; call `secure` first.
 
-        Files that differ are written again first. Raises WriteError if that or the copy fails.
+        Files that differ from what was written are written again first. Raises WriteError if that
+        or the copy fails.
         """
         for _ in range(2):  # the files may change just before they are copied
             if not self._journal.whole(self.path, self._journal.path):
@@ -249,11 +246,11 @@ class Results:
         raise WriteError(f"{path}: is not what was written to it; check the disk")
 
     def _expected(self) -> float:
-        """Seconds that it would take to write the file now."""
+        """Return the seconds that it would take to write the file now."""
         return self._took * self.rounds
 
     def _columns(self) -> Columns:
-        """All rounds so far."""
+        """Return all rounds so far."""
         return concat_columns([*self._blocks, *([stack_rows(self._rows)] if self._rows else [])])
 
     def _fill(self, file: h5py.File, columns: Columns) -> None:
@@ -277,5 +274,5 @@ def _cell(name: str, value: Cell) -> np.ndarray:
 
 
 def set_aside(path: Path) -> Path:
-    """Where a file that cannot be read is kept when the run goes on without it."""
+    """Return the path where an unreadable file is kept if the run continues without it."""
     return path.with_name(f"{path.name}.damaged")

@@ -1,4 +1,4 @@
-"""The file that says which runs a sweep has, and what became of them; readable without torch."""
+"""The definition file of a sweep and the outcomes of its runs; readable without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpcfed.storage.header import FileText, Finite
 
 
 def of_folder(name: str) -> str:
-    """A name, unless it means another folder. ValueError."""
+    """Return the name of a folder. Raises ValueError for "." and ".."."""
     if name in (".", ".."):
         raise ValueError(f"{name} is no folder of its own")
     return name
@@ -38,8 +38,8 @@ NAME = Annotated[str, Field(pattern=r"^[^/\x00]{1,255}$"), AfterValidator(of_fol
 class Member:
     """One run of a sweep.
 
-    words: its own flags, beside those that all have.  fields: its whole job, as it was when the
-    sweep was defined.
+    words: its own flags, in addition to those of all runs.
+    fields: its whole job, as it was when the sweep was defined.
     """
 
     name: str
@@ -51,9 +51,10 @@ class Member:
 class Sweep:
     """Runs that differ in some fields of one job.
 
-    words: the job files and the flags that all runs have.  directory: where they start, for
-    relative paths in them.  ranks: of each run.  launcher: the command that starts them, where it
-    is not mpirun.
+    words: the job files and the flags that all runs have.
+    directory: the working directory of the runs, for relative paths in their flags.
+    ranks: the number of ranks of each run.
+    launcher: the command that starts them, if it is not mpirun.
     """
 
     folder: Path
@@ -64,14 +65,17 @@ class Sweep:
     runs: tuple[Member, ...]
 
     def run(self, i: int) -> Path:
-        """The folder of the i-th run, from 0."""
+        """Return the folder of the i-th run, from 0."""
         return self.folder / self.runs[i].name
 
 
 @dataclass(frozen=True)
 class End:
-    """How a run last ended: the exit status, the last line that it printed about that, and when
-    (Unix seconds).
+    """The outcome of a run.
+
+    status: the exit status.
+    line: the last line that it printed about its end.
+    when: Unix seconds.
     """
 
     status: int
@@ -89,7 +93,7 @@ class OneRun(BaseModel):
 
 
 class Definition(BaseModel):
-    """What the file has to say."""
+    """The contents of the definition file."""
 
     model_config = ConfigDict(strict=True)
     words: list[FileText]
@@ -101,7 +105,7 @@ class Definition(BaseModel):
 
 
 class Ended(BaseModel):
-    """What the file about a run's end has to say."""
+    """The contents of the file about a run's end."""
 
     model_config = ConfigDict(strict=True)
     status: Annotated[int, Field(ge=-(2**31), le=2**31)]
@@ -113,7 +117,10 @@ class Ended(BaseModel):
 
 
 def check_fields(fields: Fields, path: Path) -> Fields:
-    """A run's job in the file at this path. DamagedError for a field of another type."""
+    """Return a run's job from the file at this path.
+
+    Raises DamagedError for a field of another type.
+    """
     try:
         header.check_fields(fields)
     except DamagedError as error:
@@ -124,7 +131,7 @@ def check_fields(fields: Fields, path: Path) -> Fields:
 
 
 def array_size(sweep: Sweep) -> int:
-    """How many tasks an array job needs: task i is `hpcfed sweep --task i FOLDER`, i from 0."""
+    """Return the number of tasks of an array job; task i runs `hpcfed sweep --task i FOLDER`."""
     return len(sweep.runs)
 
 
@@ -133,8 +140,9 @@ def exists(folder: Path) -> bool:
 
 
 def write(sweep: Sweep) -> None:
-    """Store the definition; WriteError where the disk refuses. What all runs have in common stands
-    there once.
+    """Write the definition; fields that all runs share are stored once.
+
+    Raises WriteError if the disk refuses.
     """
     first = sweep.runs[0].fields
     common = {
@@ -157,8 +165,9 @@ def write(sweep: Sweep) -> None:
 
 
 def read(folder: Path) -> Sweep:
-    """The sweep in this folder. CheckpointError if there is none, or its file cannot be
-    understood.
+    """Return the sweep in this folder.
+
+    Raises CheckpointError if there is none, or its file cannot be understood.
     """
     path = names.sweep_file(folder)
     try:
@@ -187,10 +196,10 @@ def read(folder: Path) -> Sweep:
 
 
 def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
-    """The run at this path, or those of the sweep there, begun or not; each with what it is there,
-    None if in none.
+    """Yield the run at this path, or the runs of the sweep there, begun or not.
 
-    Raises CheckpointError as `read`.
+    Each comes with its sweep and member, or None if it belongs to no sweep. Raises CheckpointError
+    as `read` does.
     """
     if not exists(path):
         yield path, None
@@ -201,7 +210,7 @@ def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
 
 
 def note(sweep: Sweep, run: str, end: End | None) -> None:
-    """Record how a run ended; None: it is begun, and has not."""
+    """Record how a run ended; end = None records that it has begun."""
     path = names.end_file(sweep.folder, run)
     if end:
         put(path, f"{json.dumps(vars(end))}\n".encode())
@@ -210,7 +219,7 @@ def note(sweep: Sweep, run: str, end: End | None) -> None:
 
 
 def last_end(sweep: Sweep, run: str) -> End | None:
-    """How a run last ended; None where it has not, or nobody knows."""
+    """Return how a run last ended; None if it has not, or if that is unknown."""
     with suppress(OSError, ValueError, TypeError, CheckpointError):
         path = names.end_file(sweep.folder, run)
         return Ended.model_validate(parse_json(read_text(path), str(path))).end()

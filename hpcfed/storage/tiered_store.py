@@ -1,4 +1,4 @@
-"""A store over another: a GPU's memory over the host's, say, which lies over the disk."""
+"""A store on top of another, such as a GPU's memory over the host's memory over the disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class TieredStore(LruStore[T]):
-    """Values by number, as many here as fit; the others lie in the store below, which only this
-    one's thread uses.
+    """Values by number, of which as many as fit are in this tier.
 
-    limit, size: as `LruStore` has them.  down, up: a value as it lies below, and back, called in
-    the background.
+    The others are in the store below, which only this store's background thread uses.
+    limit, size: as in `LruStore`.
+    down, up: conversion of a value to its form below, and back, called in the background.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Nested values as HDF5 groups and datasets, so that any HDF5 tool shows them by name.
 
 Dicts (keys str or int), lists, tuples and Params are groups; arrays and tensors are plain datasets,
-without compression; numbers, strings, bool and None are JSON text. A mark on each node says what
-comes back; a dataset without a mark is a tensor, since of those there are thousands.
+without compression; numbers, strings, bool and None are JSON text. An attribute of each node gives
+its type; a dataset without it is a tensor, since there are thousands of those.
 """
 
 import json
@@ -20,16 +20,16 @@ from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attri
 
 KIND = "kind"
 GROUPS = ("dict", "params", "list", "tuple")  # kinds that are groups
-EMPTY = "%"  # the link of the key "", which no other key is written as
+EMPTY = "%"  # the link of the key "", unique to it
 INTEGER = re.compile(r"-?\d+")
 
 
 def write(group: h5py.Group, name: str, item: Any) -> None:
     """Store `item` in `group` under `name` (a path a/b makes group a).
 
-    Tensors are saved from any device, without gradient. Subclasses of dict and tuple come back as
-    the plain type, numpy numbers as Python's. Raises CheckpointError for any other type, with its
-    place.
+    Tensors are saved from any device, without gradient. Subclasses of dict and tuple are read back
+    as the plain type, numpy numbers as Python's. Raises CheckpointError for any other type, with
+    its place.
     """
     match item:
         case None | bool() | int() | float() | str():
@@ -48,10 +48,10 @@ def write(group: h5py.Group, name: str, item: Any) -> None:
 
 
 def read(group: h5py.Group, name: str) -> Any:
-    """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the
-    CPU.
+    """Return the value that `write` stored under `name`.
 
-    Raises DamagedError for what `write` did not store (see `untrusted`).
+    It is equal in type, dtype, shape, order and bits; tensors are on the CPU. Raises DamagedError
+    for anything that `write` did not store (see `untrusted`).
     """
     return _read(group, name, Budget(group.file), 0)
 
@@ -87,7 +87,7 @@ def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
 
 
 def _child(group: h5py.Group, name: str, budget: Budget, depth: int) -> h5py.Group | h5py.Dataset:
-    """A node below a group, counted."""
+    """Return a node of a group, and count it in the budget."""
     if depth > DEPTH:
         raise DamagedError(f"{where(group)}: nested deeper than {DEPTH} levels")
     node = child(group, name)
@@ -102,7 +102,7 @@ def write_json(group: h5py.Group, name: str, value: Any) -> None:
 
 
 def read_json(group: h5py.Group, name: str) -> Any:
-    """The value that `write_json` stored. DamagedError where there is none."""
+    """Return the value that `write_json` stored. Raises DamagedError if there is none."""
     return _parse(child(group, name))
 
 
@@ -114,10 +114,10 @@ def _parse(node: h5py.Dataset) -> Any:
 
 
 def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Path, kind and value of all that lies under `name`, sorted by path; a group is an empty
-    array.
+    """Yield path, kind and value of everything under `name`, sorted by path.
 
-    Needs no torch: JSON text is bytes, tensors are arrays.
+    The value of a group is an empty array, JSON text is bytes, and tensors are arrays: torch is not
+    needed.
     """
     yield from _leaves(group, name, Budget(group.file), 0)
 
@@ -181,7 +181,7 @@ def _dict_kind(item: dict[Any, Any]) -> str:
 
 
 def _link(key: Any) -> str:
-    """A key as the name of an HDF5 link: 3 as 3, "3" as %33, "a/b" as a%2Fb."""
+    """Return a key as the name of an HDF5 link: 3 as 3, "3" as %33, "a/b" as a%2Fb."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return str(int(key))
     if not isinstance(key, str):

@@ -1,10 +1,9 @@
-"""Files whose large parts pass through the system's memory without staying there.
+"""Files whose large transfers bypass the system's page cache.
 
-A checkpoint is written once, read back once, and then not looked at, perhaps for ever. In the page
-cache it would take the memory that training uses, and on virtual machines be slow: these hand out
-memory that was not in use before at
-0.4 GB/s. Linux 6.14 and later can do without (RWF_DONTCACHE), where the file system can; elsewhere
-files are as ever.
+A checkpoint is written once, read back once, and then perhaps never used. In the page cache it
+would take memory that training uses, and on virtual machines be slow: these provide memory that was
+not in use before at 0.4 GB/s. Linux 6.14 and later can do without the cache (RWF_DONTCACHE), if the
+file system supports it; elsewhere files are as usual.
 """
 
 import errno
@@ -20,16 +19,16 @@ from hpcfed.core.paths import only_regular
 BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF5 allows
 CHUNK = 1 << 20  # bytes of data that share a checksum
 DONTCACHE = 0x80  # RWF_DONTCACHE of preadv2(2) and pwritev2(2), which Python has no name for
-UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # what says so
-# bytes from which on it pays; HDF5 reads and writes its tables by the hundred bytes
+UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # errors if it is not supported
+# bytes above which it is worthwhile; HDF5 reads and writes its tables by the hundred bytes
 LARGE = 1 << 20
 
 
 class Passing(io.FileIO):
-    """Such a file, unbuffered: a write may take less than all, as that of any raw file.
+    """An unbuffered file of this kind: a write may take less than all, as with any raw file.
 
-    sums: CRC-32 of the chunks of a sealed file (see `seal`) that were written as a whole, and in
-    one piece, by number.
+    sums: CRC-32, by number, of those chunks of a file with checksums (`checksum`) that were written
+    as a whole and in one piece.
     """
 
     flags = DONTCACHE
@@ -45,7 +44,7 @@ class Passing(io.FileIO):
         return n
 
     def _sum(self, start: int, view: memoryview) -> None:
-        """Keep up `sums` with what was written at this position."""
+        """Update `sums` for data written at this position."""
         stop = start + len(view)
         for i in range((start - BLOCK) // CHUNK, -(-(stop - BLOCK) // CHUNK)):
             first = BLOCK + i * CHUNK
@@ -63,8 +62,9 @@ class Passing(io.FileIO):
         )
 
     def _at(self, call: Any, view: memoryview, plain: Any) -> int:
-        """This transfer at the file's position; `plain` where the system, or the file system, knows
-        no such thing.
+        """Make this transfer at the file's position, without the page cache.
+
+        Calls `plain` if the system, or the file system, does not support that.
         """
         if not self.flags:
             return plain(view)
@@ -80,10 +80,10 @@ class Passing(io.FileIO):
 
 
 def new(path: Path) -> BinaryIO:
-    """A file that is not there yet, to be written and read."""
+    """Create a file for writing and reading; it must not exist yet."""
     return io.BufferedRandom(Passing(path, "x+"))
 
 
 def open_existing(path: Path) -> BinaryIO:
-    """A file to be read."""
+    """Open a file for reading."""
     return io.BufferedReader(Passing(path, "r"))

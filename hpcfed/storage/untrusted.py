@@ -1,10 +1,9 @@
-"""Reading of HDF5 files that anybody may have made: what a file declares is checked before any of
-it is read.
+"""Reading of untrusted HDF5 files: everything that a file declares is checked before it is read.
 
-A seal (see `seal`) finds accidents; whoever makes a file on purpose can seal it too. So all readers
-of HDF5 files open groups, arrays and attributes through these functions, which follow hard links
-alone: no soft or external link, no storage in other files, no virtual data set, no filter but those
-that are allowed, no type that is not plain, and no more bytes than the file can hold.
+A checksum (`checksum`) finds accidents, but whoever makes a malicious file can add it too. So all
+readers of HDF5 files open groups, arrays and attributes through these functions. They follow only
+hard links, and accept no soft or external link, no storage in other files, no virtual data set,
+only filters and types that are allowed, and no more bytes than the file can hold.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ RATIOS = {
 
 
 class Budget:
-    """How many bytes may still be read from a file, and which objects were.
+    """The number of bytes that may still be read from a file, and the objects read so far.
 
-    An object that is reached twice is a loop of links, or one that is to be read many times over.
+    An object that is reached twice is part of a loop of links, or would be read many times over.
     """
 
     def __init__(self, file: h5py.File):
@@ -53,17 +52,20 @@ class Budget:
 
 
 def file_size(file: h5py.File) -> int:
-    """Bytes of a file."""
+    """Return the bytes of a file."""
     return file.id.get_filesize()
 
 
 def where(node: h5py.Group | h5py.Dataset) -> str:
-    """How messages name a place in a file."""
+    """Return how messages name a place in a file."""
     return f"{node.name}"
 
 
 def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
-    """What lies in a group under a path of names; DamagedError where it is not in this file."""
+    """Return the object in a group at a path of names.
+
+    Raises DamagedError if it is not in this file.
+    """
     for part in name.split("/"):
         if not isinstance(group, h5py.Group):
             raise DamagedError(f"{where(group)}: is no group")
@@ -74,7 +76,10 @@ def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
 
 
 def link(group: h5py.Group, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.ExternalLink:
-    """The link of that name in a group, which is not followed. DamagedError without one."""
+    """Return the link of that name in a group without following it.
+
+    Raises DamagedError if there is none.
+    """
     found = group.get(name, getlink=True)
     if found is None:
         raise DamagedError(f"{where(group)}: there is no {name!r}")
@@ -82,7 +87,7 @@ def link(group: h5py.Group, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.E
 
 
 def subgroup(group: h5py.Group, name: str) -> h5py.Group:
-    """A group in a group."""
+    """Return a group in a group. Raises DamagedError if it is no group."""
     found = child(group, name)
     if not isinstance(found, h5py.Group):
         raise DamagedError(f"{where(found)}: is no group")
@@ -90,24 +95,24 @@ def subgroup(group: h5py.Group, name: str) -> h5py.Group:
 
 
 def declared_bytes(node: h5py.Dataset) -> int:
-    """Bytes that an array takes in memory, as its file says."""
+    """Return the bytes that an array takes in memory, as its file declares."""
     return math.prod(node.shape or (0,)) * node.dtype.itemsize
 
 
 def array(node: Any, kinds: str = NUMBERS) -> np.ndarray:
-    """All values of an array of one of our files. DamagedError where it is none, or not in it as
-    hpcfed writes it.
+    """Return all values of an array of a file of hpcfed.
 
-    kinds: of its type, as numpy has them.
+    kinds: allowed kinds of its type, as in numpy. Raises DamagedError if it is no array, or is not
+    stored as hpcfed stores arrays.
     """
     check_dataset(node, kinds)
     return node[()] if kinds == BYTES else node[...]
 
 
 def check_dataset(node: Any, kinds: str = NUMBERS, filters: bool = False) -> None:
-    """DamagedError for what is no array, or whose values are not all in the file itself.
+    """Raise DamagedError unless this is an array whose values are all in the file itself.
 
-    filters: whether those in RATIOS are allowed, and storage in chunks.
+    filters: whether the filters in RATIOS are allowed, and storage in chunks.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DamagedError(f"{where(node)}: is no array")
@@ -129,8 +134,9 @@ def check_dataset(node: Any, kinds: str = NUMBERS, filters: bool = False) -> Non
 
 
 def check_filters(node: h5py.Dataset, used: list[int]) -> None:
-    """DamagedError for an array with other filters than those in RATIOS, or one that is larger
-    than what they can make of the file.
+    """Raise DamagedError for an array with filters other than those in RATIOS.
+
+    Also raises it for an array larger than these filters can make of the file.
     """
     foreign = [number for number in used if number not in RATIOS]
     if foreign:
@@ -152,7 +158,7 @@ def too_large(node: h5py.Dataset) -> DamagedError:
 
 
 def attribute(node: h5py.Group | h5py.Dataset, name: str, default: Any = None) -> Any:
-    """One number or text that is attached to a group or array; `default` where there is none."""
+    """Return one number or text attached to a group or array; `default` if there is none."""
     if not h5py.h5a.exists(node.id, name.encode()):
         return default
     found = h5py.h5a.open(node.id, name.encode())
@@ -162,7 +168,7 @@ def attribute(node: h5py.Group | h5py.Dataset, name: str, default: Any = None) -
 
 
 def number(node: h5py.Group | h5py.Dataset, name: str) -> int:
-    """An attribute that counts something: a whole number, 0 or more."""
+    """Return an attribute that counts something: a whole number, 0 or more."""
     found = attribute(node, name)
     if not isinstance(found, int | np.integer) or not 0 <= found < LARGEST:
         raise DamagedError(f"{where(node)}: its attribute {name!r} is {found!r}, which is no count")

@@ -1,3 +1,1 @@
-"""How a run survives: checkpoints in the background, buddy copies, recovery, watchdog,
-supervise.
-"""
+"""Fault tolerance: background checkpoints, buddy copies, recovery, watchdog, supervision."""

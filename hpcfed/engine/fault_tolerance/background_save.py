@@ -1,14 +1,13 @@
 """Checkpoints in the background: each rank's thread writes its part while the next round trains.
 
-The threads know nothing of each other and use no MPI. When all ranks know that all parts are
-written (they tell at the record of a round), rank 0 writes the index, and only then the checkpoint
-exists. At most one is on its way.
-
-Memory: beside the run's own what `snapshot.take_snapshot` says, until the part is written, and one
-client's parcel while the file is compared. Where clients wait on disk (run.resident) nothing is
-copied: the round waits for the part.
-Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after the newest has come
-to exist.
+The threads do not communicate and use no MPI. When all ranks know that all parts are written (they
+exchange that with the record of a round), rank 0 writes the index, and only then the checkpoint
+exists. At most one checkpoint is being written at a time.
+Memory: in addition to the run's own, a snapshot (`snapshot.take_snapshot`) until the part is
+written, and one client's parcel while the file is verified. If clients are kept on disk
+(run.resident) nothing is copied: the round waits for the part.
+Disk: checkpoint.keep checkpoints and one more, because the oldest is deleted after the newest
+exists.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class BackgroundSave:
-    """Writes the checkpoints of a run; all ranks make the same calls.
+    """Writer of a run's checkpoints; all ranks make the same calls.
 
-    results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint
-    exists.
-    exists: whether there is a checkpoint to go on from already.
+    results: on rank 0, the results, which are written up to a checkpoint's round before that
+    checkpoint exists.
+    exists: whether the run already has a checkpoint.
     """
 
     def __init__(
@@ -55,22 +54,23 @@ class BackgroundSave:
         self.close()
 
     def close(self) -> None:
-        """Let the thread end; a checkpoint on its way does not come to exist."""
+        """Stop the thread; a checkpoint that is still being written is dropped."""
         self.thread.shutdown()
 
     @property
     def pending(self) -> bool:
-        """Whether a checkpoint is on its way; the same on all ranks."""
+        """Whether a checkpoint is being written; the same on all ranks."""
         return self.part is not None
 
     @property
     def writing(self) -> bool:
-        """Whether this rank's part of it is still being written."""
+        """Whether this rank's part is still being written."""
         return self.part is not None and not self.part.done()
 
     def start(self) -> None:
-        """Begin a checkpoint of the run as it is now; collective, and there must be none on its
-        way.
+        """Begin a checkpoint of the run in its present state; collective.
+
+        No other checkpoint may be pending.
         """
         assert self.part is None
         with self.clock("checkpoint"):
@@ -91,17 +91,17 @@ class BackgroundSave:
                 wait([self.part])
 
     def with_heartbeat(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
-        """The items; each one is a sign of life, for all ranks may wait for a disk that is slow."""
+        """Yield the items, with a heartbeat for each: all ranks may wait for a slow disk."""
         for item in held():
             self.rounds.fed.clock.heartbeat.beats += 1
             yield item
 
     def finish(self) -> str:
-        """Wait for all parts, then let the checkpoint exist; collective.
+        """Wait for all parts, then write the index; collective.
 
-        Returns why that failed, on the first rank where it did, "" if all is well; the checkpoints
-        before are as they were. Raises CheckpointError, on all ranks, for what cannot be saved at
-        all.
+        Returns the first rank's error message, or "" on success. After an error the earlier
+        checkpoints are unchanged. Raises CheckpointError, on all ranks, for values that cannot be
+        saved at all.
         """
         with self.clock("checkpoint"):
             every = self.comm.gather({self.comm.rank: on_all_ranks(self.comm, self.collect_part)})
@@ -116,12 +116,15 @@ class BackgroundSave:
         return error
 
     def place(self) -> Path:
-        """A folder for the parts, the same on all ranks; collective."""
+        """Return a new folder for the parts, the same on all ranks; collective."""
         index = names.checkpoint_file(self.run, self.about.rounds)
         return self.run / self.comm.bcast(str(checkpoint.fresh(index).relative_to(self.run)))
 
     def secure(self) -> str:
-        """Results first, so that they are never behind the checkpoint. Returns why that failed."""
+        """Write the results up to the checkpoint's round, and return an error message or "".
+
+        Results come first, so that they are never behind the checkpoint.
+        """
         try:
             if self.results:
                 self.results.secure(self.about.rounds)
@@ -130,7 +133,7 @@ class BackgroundSave:
         return ""
 
     def collect_part(self) -> parts.Part:
-        """This rank's part; where the disk refused it, {"error": why}."""
+        """Return this rank's part, or {"error": message} if it could not be written."""
         assert self.part is not None
         try:
             return self.part.result()
@@ -138,8 +141,9 @@ class BackgroundSave:
             return {"error": str(error)}
 
     def publish(self, every: dict[int, parts.Part]) -> str:
-        """Write the index and prune, on rank 0; on failure remove the parts, which take room.
-        Returns why it failed.
+        """Write the index and prune old checkpoints, on rank 0; return an error message or "".
+
+        After an error the parts are removed, to free the disk.
         """
         error = (
             next((part["error"] for part in every.values() if "error" in part), "") or self.secure()

@@ -1,8 +1,8 @@
-"""Copies of what each rank holds, in its own memory and in that of another rank: a death then
-repeats no round.
+"""Buddy copies: each rank's state is kept in its own memory and in that of another rank.
 
-A copy is made after every round. What a rank's clients keep so takes memory three times on each
-rank, and for a moment after a round once more what the round has changed; only that travels.
+A copy is made after every round, so that the death of a rank repeats no round. On each rank the
+state of its clients takes memory three times, and for a moment after a round once more for what the
+round has changed. Only changes are sent.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Items = dict[str, np.ndarray]  # what a checkpoint holds, by name, each encoded:
 
 @dataclass(frozen=True)
 class Copy:
-    """A run after some round, as far as one rank keeps it."""
+    """The copies that one rank keeps of the run after a round."""
 
     number: int  # of the copy, the same on all ranks
     rounds: int
-    rank: int  # that of the one who keeps it, then
+    rank: int  # number, at that time, of the rank that keeps it
     size: int
     step: int  # the part of rank r is also kept by rank r + step
     own: Items
@@ -38,33 +38,38 @@ class Copy:
 
 
 class BuddyCopy:
-    """The copies that this rank keeps: the newest, and the one before until all ranks have the
-    newest.
+    """The copies that this rank keeps.
+
+    These are the newest copy, and the one before it until all ranks have the newest.
     """
 
     def __init__(self) -> None:
         self.kept: list[Copy] = []
 
     def take(self, rounds: Rounds, rows: dict[str, Any]) -> None:
-        """Copy the run as it is now; collective. rows: what only rank 0 knows, of the results."""
+        """Copy the run in its present state; collective.
+
+        rows: records of the results that only rank 0 has.
+        """
         comm = rounds.fed.comm
         if comm.size == 1:
-            return  # nobody to outlive it
+            return  # there is no other rank
         with rounds.fed.clock("checkpoint"):
             self.kept.append(self.make_copy(rounds, rows))
-            comm.confirm()  # nobody returns to a copy before this one from now on
+            comm.confirm()  # from now on no rank needs an earlier copy
         self.kept = self.kept[-1:]
 
     def make_copy(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
-        """A copy of this rank's part of the run; what has not changed since the last one is shared
-        with it.
+        """Return a copy of this rank's part of the run.
+
+        Items that have not changed since the last copy are shared with it.
         """
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
         old = self.kept[-1] if self.kept else None
         own, ward = (
             (old.own, old.ward) if old and old.size == comm.size else ({}, {})
-        )  # since a death all is new
+        )  # after a death everything is copied anew
         new = {
             name: np.frombuffer(codec.encode(item), np.uint8)
             for name, item in snapshot.items(rounds)
@@ -86,10 +91,11 @@ class BuddyCopy:
         )
 
     def restore(self, fed: Federation) -> snapshot.Snapshot | None:
-        """The newest copy that all ranks have, on the ranks that are to go on with it; collective,
-        after a shrink.
+        """Return the newest copy that all ranks have, with this rank's items.
 
-        None where it is not whole: two that had one another's died, or nothing was copied yet.
+        Items are distributed to the ranks that continue. Collective, after a shrink. Returns None
+        if the copy is incomplete, because two ranks that kept one another's copies died, or if
+        nothing was copied yet.
         """
         newest = fed.comm.gather({fed.comm.rank: self.kept[-1].number if self.kept else -1})
         fed.comm.confirm()
@@ -104,8 +110,9 @@ class BuddyCopy:
 
 
 def available_items(comm: Comm, copy: Copy) -> Items | None:
-    """What this rank has to give: its own part, and that of its ward if that died; None if a part
-    is lost.
+    """Return the items that this rank can provide: its own, and those of its ward if that died.
+
+    The ward is the rank whose copy this rank keeps. Returns None if some rank's items are lost.
     """
     dead = set(range(copy.size)) - set(comm.gather({comm.rank: copy.rank}).values())
     if any((rank + copy.step) % copy.size in dead for rank in dead):
@@ -114,8 +121,9 @@ def available_items(comm: Comm, copy: Copy) -> Items | None:
 
 
 def stride(node_of: Sequence[int]) -> int:
-    """The step from a rank to the one that keeps its copy: to another node, if there is a step that
-    always does.
+    """Return the step from each rank to the rank that keeps its copy.
+
+    The smallest step that always leads to another node, or 1 if there is none.
     """
     size = len(node_of)
     apart = (
@@ -125,14 +133,15 @@ def stride(node_of: Sequence[int]) -> int:
 
 
 def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> Items:
-    """The part of rank - step: what it has changed comes from there, the rest is in `ward`;
-    collective.
+    """Return the items of rank - step; collective.
+
+    Changed items are received from that rank; the others are in `ward`.
     """
     told = comm.gather({comm.rank: [[*new], [*changed]]})
     come: Items = {}
     for src in sorted(
         told, key=lambda rank: rank // step % 2
-    ):  # who sends first receives later: pairs do not wait
+    ):  # alternating order, so that pairs do not wait for each other
         for name in told[src][1]:
             item = comm.move(changed.get(name), src, (src + step) % comm.size)
             come |= {} if item is None else {name: item}
@@ -141,7 +150,10 @@ def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> I
 
 
 def distribute(fed: Federation, held: Items) -> dict[str, Any]:
-    """Each client's item on the client's rank, all else on every rank, decoded; collective."""
+    """Return each client's item on the client's rank, and all others on every rank; collective.
+
+    Items are decoded.
+    """
     comm = fed.comm
     items: dict[str, Any] = {}
     for rank, names in comm.gather({comm.rank: [*held]}).items():

@@ -1,4 +1,4 @@
-"""When a run is saved, and what follows when the disk refuses."""
+"""When a run is saved, and how errors of the disk are handled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of a run: on disk by a `saver`, and in the memory of other ranks.
+    """The checkpoints of a run, on disk and as copies in the memory of other ranks.
 
-    saved_t: rounds done at the last one that was begun.
+    saved_t: rounds done at the last checkpoint that was begun.
     """
 
     def __init__(
@@ -36,34 +36,38 @@ class Checkpoints:
         self.saver.close()
 
     def flags(self) -> dict[str, bool]:
-        """What this rank says to the others: save, because of the time (rank 0 decides that); and
-        whether it still writes.
+        """Return the flags that this rank sends to the others.
+
+        save: whether checkpoint.minutes have passed (rank 0 alone decides).
+        writing: whether this rank still writes its part.
         """
         waited, minutes = (time.monotonic() - self.saved_at) / 60, self.wanted.minutes
         save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
         return {"save": save, "writing": self.saver.writing}
 
     def due(self, flags: dict[str, bool]) -> bool:
-        """Whether to save now. flags: what any rank has said."""
+        """Return whether to save now. flags: each is set if any rank has set it."""
         every = self.wanted.every
         return flags["stop"] or flags["save"] or bool(every and self.rounds.t % every == 0)
 
     def save(self) -> None:
-        """Begin a checkpoint, after the one before; collective."""
+        """Begin a checkpoint, after the previous one is finished; collective."""
         self.settle()
         self.saver.start()
         self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
 
     def save_after_death(self) -> None:
-        """After a death that left copies in memory: what was on its way to the disk then is lost,
-        so begin anew.
+        """Begin a new checkpoint after a death, because the one that was being written is lost.
+
+        It is needed only if copies in memory survived; otherwise the run is at its last checkpoint.
         """
         if self.comm.lost and self.saved_t < self.rounds.t < self.rounds.fed.job.rounds:
             self.save()
 
     def settle(self, needed: bool = False) -> str:
-        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it
-        is needed.
+        """Wait for the pending checkpoint, and return its error message or "".
+
+        Raises WriteError on failure if needed, or if the job has checkpoint.required.
         """
         self.course.check()
         error = self.saver.finish() if self.saver.pending else ""
@@ -79,8 +83,9 @@ class Checkpoints:
         return error
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
-        """Let the ranks copy what they hold into one another's memory, where they do. row: that of
-        the last round.
+        """Let the ranks copy their state into one another's memory, if the job uses buddy copies.
+
+        row: the record of the last round.
         """
         if self.course.mirror:
             rows = self.results.pending_rows() if self.results else {}

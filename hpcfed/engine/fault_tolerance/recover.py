@@ -1,8 +1,8 @@
-"""A rank dies, and the run goes on with those that are left.
+"""Recovery: when a rank dies, the run continues on the remaining ranks.
 
-Results do not depend on the number of ranks. So to go on is to resume on fewer ranks, in the same
-processes: data and partition are in memory; state and clients come from the copies that ranks keep
-of one another (checkpoint.mirror), else from the newest checkpoint, else the run begins anew.
+Results do not depend on the number of ranks, so to continue is to resume on fewer ranks in the same
+processes. Data and partition are in memory. State and clients come from buddy copies
+(checkpoint.mirror), else from the newest checkpoint; without one the run begins anew.
 """
 
 from __future__ import annotations
@@ -42,20 +42,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Course:
-    """What outlives a death: what never changes, and how far the run has come."""
+    """The part of a run that outlives a rank's death: constants, and how far the run has come."""
 
     job: Job
     facts: World | None = None
-    begun: bool = False  # the run folder holds this run, and nothing of one before it
+    begun: bool = False  # the run folder has only files of this run
     reached: int = 0  # rounds done
-    deaths: list[str] = field(default_factory=list)  # not yet told
+    deaths: list[str] = field(default_factory=list)  # not yet reported
     mirror: BuddyCopy | None = None
-    rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
+    rows: dict[str, Any] = field(
+        default_factory=dict
+    )  # rows of the results that may not be on disk
     results: Results | None = None  # on rank 0, while it writes them
-    record: Record | None = None  # and all that was in them when another rank died
+    record: Record | None = None  # and their contents when another rank died
     saved: int = 0  # rounds of the checkpoint that the run goes on from
-    guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
-    owns_process: bool = True  # whether the process is there for this run, and may be ended with it
+    guard: Guard | None = None  # time limit for phases without watchdog files
+    owns_process: bool = True  # whether the process exists for this run, and may be ended with it
     claim: Claim = field(default_factory=Claim)
 
     def __post_init__(self) -> None:
@@ -64,8 +66,9 @@ class Course:
         self.watchdog: Watchdog | None = None
 
     def enter(self, comm: Comm) -> Path | None:
-        """The run folder, which no other run has from now on, and where ranks look after one
-        another; collective. A dry run has none.
+        """Claim and return the run folder, and start the watchdog there; collective.
+
+        Returns None for a dry run.
         """
         if self.guard and self.job.force:  # which may wait for signs of another run
             self.guard.stop()
@@ -81,32 +84,31 @@ class Course:
         return run
 
     def watch(self, comm: Comm, run: Path) -> None:
-        """Let a watchdog look after these ranks; the one of the ranks before was there until
-        now.
-        """
+        """Start a watchdog for these ranks, and stop the one of the ranks before the death."""
         if self.watchdog:
             self.watchdog.stop()
         self.watchdog = Watchdog(self.heartbeat, comm.rank, comm.size, run, self.job.run.watchdog)
         self.watchdog.start()
 
     def under_way(self) -> None:
-        """The start is over: from now on ranks must get on."""
+        """Record that the start is over: from now on the watchdog requires progress."""
         if self.watchdog:
             self.watchdog.starting = False
 
     def check(self) -> None:
-        """Before results or a checkpoint come to exist: the folder must still be this run's."""
+        """Check that the folder still belongs to this run, before anything is written to it."""
         if self.claim.lock:
             self.claim.lock.check()
 
     def close(self, comm: Comm, together: bool) -> None:
-        """Neither watchdog nor signals any more; together: all ranks are here, and leave the
-        folder.
+        """Stop the watchdog and signal handling.
+
+        together: whether all ranks are here, and release the folder.
         """
         self.signals.close()
         if self.watchdog:
             self.watchdog.stop()
-        if not together:  # others may still write: who comes next finds that this process is gone
+        if not together:  # others may still write; the lock is found dead later
             return
         if self.guard:
             self.guard.begin("at the end")
@@ -117,8 +119,9 @@ class Course:
         self.claim.leave()
 
     def agree(self, comm: Comm) -> None:
-        """What all ranks that are left can build on; collective. The death may have hit them at
-        different moments.
+        """Agree on the state that all remaining ranks share; collective.
+
+        The death may have hit them at different moments.
         """
         mine = [self.facts is not None, self.begun, self.reached, self.claim.world]
         told = comm.gather({comm.rank: mine})
@@ -129,13 +132,14 @@ class Course:
         self.begun, self.reached, self.rows = any(begun), max(reached), {}
 
     def remember(self) -> None:
-        """Keep what results held, and let go of the attempt that wrote them."""
+        """Keep the records of the results, and release the attempt that wrote them."""
         if self.results:
             self.record, self.results = self.results.record(), None
 
     def has_records(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
-        """Whether each round of a copy has its record: in the copy, in memory or on disk;
-        collective.
+        """Return whether each round of a copy has its record; collective.
+
+        A record may be in the copy, in memory or on disk.
         """
 
         def found() -> bool:
@@ -149,7 +153,7 @@ class Course:
         return comm.bcast(on_all_ranks(comm, lambda: found() if comm.rank == 0 else False))
 
     def restore(self, rounds: Rounds, run: Path) -> None:
-        """Bring the run to where it goes on; collective."""
+        """Bring the run to the state from which it continues; collective."""
         comm, copy = (
             rounds.fed.comm,
             self.mirror.restore(rounds.fed) if self.mirror and self.begun else None,
@@ -173,7 +177,7 @@ class Course:
         self.tell(rounds, copy is not None)
 
     def tell(self, rounds: Rounds, copied: bool) -> None:
-        """Say who died and what it costs, once."""
+        """Print once who died and how many rounds are repeated."""
         if self.deaths:
             source = (
                 "copies in memory"
@@ -193,8 +197,9 @@ class Course:
 
 
 def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
-    """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
-    exit status.
+    """Return the exit status of attempt(course, comm); collective.
+
+    Whenever a rank dies, it is called again with the remaining ranks.
     """
     together = False
     try:
@@ -209,7 +214,7 @@ def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Com
 
 
 def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
-    """What `run_with_recovery` does."""
+    """Repeat the attempt after each death; part of `run_with_recovery`."""
     if course.job.checkpoint.mirror:
         course.mirror = mirror(course.job, comm)
     while True:
@@ -218,11 +223,9 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
                 course.agree(comm)
             return attempt(course, comm)
         except RankLost:
-            pass  # what follows is outside: the error holds all that the attempt made
+            pass  # continue outside: the error keeps references to all of the attempt
         except Exception:
-            if (
-                not comm.has_lost_rank()
-            ):  # what comes from a dead rank may be anything, and give any error
+            if not comm.has_lost_rank():  # data from a dead rank may be wrong, and cause any error
                 raise
         course.remember()
         gc.collect()
@@ -232,7 +235,10 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
 
 
 def mirror(job: Job, comm: Comm) -> BuddyCopy | None:
-    """A mirror, where it is of use; rank 0 says why if not."""
+    """Return the buddy copies of a run; None if they are of no use.
+
+    In that case rank 0 prints a warning with the reason.
+    """
     if comm.size > 1 and ulfm.available() and job.run.on_fault == "shrink":
         return BuddyCopy()
     if comm.size > 1 and comm.rank == 0:
@@ -249,7 +255,7 @@ def mirror(job: Job, comm: Comm) -> BuddyCopy | None:
 
 
 def shrink(course: Course, comm: Comm) -> None:
-    """Let those that are left be all; rank 0, who speaks, may be another one now."""
+    """Continue with the remaining ranks. Another rank may be rank 0, which prints, afterwards."""
     was, size = comm.rank, comm.size
     dead = comm.shrink()
     course.deaths.append(f"rank{'s'[: len(dead) > 1]} {', '.join(map(str, dead))} of {size} died")
@@ -258,7 +264,7 @@ def shrink(course: Course, comm: Comm) -> None:
 
 
 def end(course: Course, comm: Comm) -> int:
-    """Leave as run.on_fault asks for; returns the exit status."""
+    """End the run as run.on_fault says, and return the exit status."""
     if comm.rank == 0:
         print(
             printable(

@@ -1,4 +1,4 @@
-"""Saving a run and going on from what was saved."""
+"""Saving of a run to a checkpoint, and restoring from one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def save(rounds: Rounds, run: Path) -> None:
-    """Write a checkpoint of all that the next round depends on, and wait for it; collective.
+    """Write a checkpoint of all state that the next round depends on, and wait for it; collective.
 
-    Raises WriteError, on all ranks, where the disk refuses.
+    Raises WriteError, on all ranks, if the disk refuses it.
     """
     with BackgroundSave(rounds, run) as saver:
         saver.start()
@@ -31,18 +31,18 @@ def save(rounds: Rounds, run: Path) -> None:
 
 
 def everywhere(error: str) -> WriteError:
-    """An error that all ranks raise."""
+    """Return an error marked as one that all ranks raise."""
     raised = WriteError(error)
     raised.everywhere = True
     return raised
 
 
 def restore(rounds: Rounds, path: Path) -> None:
-    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on
-    all ranks alike.
+    """Continue from a checkpoint; collective: each rank reads its own clients.
 
-    path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as
-    the ranks need it. Newer ones that are not are named on stderr.
+    path: the index of one checkpoint, or a run folder for its newest undamaged checkpoint, as far
+    as the ranks need its parts. Newer ones that are damaged are named on stderr.
+    Raises CheckpointError on all ranks alike.
     """
     fed, damage = rounds.fed, ""
     for file in checkpoints_to_try(fed, path):
@@ -58,7 +58,7 @@ def restore(rounds: Rounds, path: Path) -> None:
 
 
 def exists(fed: Federation, run: Path) -> bool:
-    """Whether there is a checkpoint in a run folder; collective."""
+    """Return whether a run folder has a checkpoint; collective."""
 
     def found() -> bool:
         try:
@@ -70,14 +70,15 @@ def exists(fed: Federation, run: Path) -> bool:
 
 
 def checkpoints_to_try(fed: Federation, path: Path) -> list[Path]:
-    """The checkpoints to be tried, as rank 0 finds them: other nodes may see a folder late."""
+    """Return the checkpoints to try, as rank 0 finds them: other nodes may see a folder late."""
     found = on_all_ranks(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])
     return [Path(name) for name in fed.comm.bcast([str(file) for file in found])]
 
 
 def candidates(fed: Federation, path: Path) -> list[Path]:
-    """The checkpoints at that path, those included of which only the index was not written when the
-    run ended.
+    """Return the checkpoints at that path.
+
+    They include those that lack only the index because the run ended before it was written.
     """
     for index in adopt_all(path):
         fed.warnings.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
@@ -85,8 +86,9 @@ def candidates(fed: Federation, path: Path) -> list[Path]:
 
 
 def try_checkpoint(rounds: Rounds, file: Path) -> str:
-    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where
-    none did.
+    """Try to continue from this checkpoint; collective.
+
+    Returns the damage that a rank found, "" if there is none.
     """
     comm = rounds.fed.comm
     texts = comm.gather({comm.rank: on_all_ranks(comm, lambda: try_on_rank(rounds, file))})
@@ -94,7 +96,7 @@ def try_checkpoint(rounds: Rounds, file: Path) -> str:
 
 
 def try_on_rank(rounds: Rounds, file: Path) -> str:
-    """What `try_checkpoint` does on one rank."""
+    """Try a checkpoint on one rank; part of `try_checkpoint`."""
     try:
         with checkpoint.Reader(file) as source:
             same_run({RUN_ID: rounds.run_id}, source.header, file)

@@ -1,4 +1,4 @@
-"""What a run does when it is asked to stop."""
+"""Handling of the signals that ask a run to stop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
 @contextmanager
 def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """Inside the block this handler gets them; afterwards those of before. In a thread that is not
-    the main one Python hands out no signals: nothing happens.
+    """Install this handler inside the block, and restore the previous ones afterwards.
+
+    Does nothing outside the main thread, because Python delivers no signals there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,8 +32,10 @@ def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
 
 @contextmanager
 def of_program() -> Iterator[None]:
-    """Of the whole program: before a run heeds signals they end it at once, without a traceback,
-    and from its end on they change nothing any more: all is saved, and the exit status is known.
+    """Handle signals of the whole program, outside its runs.
+
+    Before a run handles signals itself they end the program at once, without a traceback. After the
+    run they are ignored: everything is saved, and the exit status is known.
     """
     RUNS["over"] = False
     for number in SIGNALS:
@@ -48,18 +51,18 @@ RUNS = {"over": False}  # whether the program's run has come to its end
 
 
 def end_or_pass(number: int, _: object) -> None:
-    """A signal that no run heeds."""
+    """Handle a signal outside a run: end the program before the run, do nothing after it."""
     if not RUNS["over"]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class Signals:
-    """SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`; they end no
-    process in between.
+    """Handler by which SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`.
 
-    seconds: what clients in hand still have.
-    got: the first signal that came.
+    In between they end no process.
+    seconds: how long clients that are being trained may continue.
+    got: the first signal received, or None.
     """
 
     def __init__(self, heartbeat: Heartbeat, seconds: float):
@@ -68,7 +71,7 @@ class Signals:
         self.heeding: ExitStack | None = None
 
     def heed(self) -> None:
-        """From now on; again after a death, which changes nothing."""
+        """Start to handle signals; a second call, after a death, changes nothing."""
         if self.heeding is None:
             self.heeding = ExitStack()
             self.heeding.enter_context(handle_signals(self.ask))
@@ -78,7 +81,7 @@ class Signals:
         self.heartbeat.ask(self.seconds)
 
     def close(self) -> None:
-        """The handlers of before; to the program they mean nothing any more."""
+        """Restore the previous handlers; from then on the program ignores these signals."""
         RUNS["over"] = True
         if self.heeding:
             self.heeding.close()

@@ -1,7 +1,7 @@
-"""What a checkpoint holds: the server's state, and each client's weights and memory, by client.
+"""Contents of a checkpoint: the server's state, and each client's weights and memory, by client.
 
-It comes from one function, `items`, and goes back through one, `take_up`, wherever it was
-meanwhile: in files (`storage.checkpoint.Reader`) or in memory (`Snapshot`).
+`items` collects them and `take_up` restores them, from files (`storage.checkpoint.Reader`) or from
+memory (`Snapshot`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What a run can go on from."""
+    """A source that a run can continue from."""
 
     header: dict[str, Any]
     rounds: int
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Items of a checkpoint in the host's memory, which nothing that the run does later changes."""
+    """Items of a checkpoint in the host's memory, which later rounds do not change."""
 
     header: dict[str, Any]
     rounds: int
@@ -52,10 +52,11 @@ class Snapshot:
 
 
 def header(rounds: Rounds) -> dict[str, Any]:
-    """What a checkpoint says of its run.
+    """Return the header of a checkpoint.
 
-    job: what results depend on.  settings: the whole job, and the batch job that works on it, for a
-    resume without results.  weights: checksums of the files that models started from.
+    job: the fields on which results depend.
+    settings: the whole job, and the batch job that runs it, for a resume without results.
+    weights: checksums of the files that models started from.
     """
     job, weights = rounds.fed.job, rounds.fed.store.parts.checksums
     batch = os.environ.get("SLURM_JOB_ID", "")
@@ -64,11 +65,12 @@ def header(rounds: Rounds) -> dict[str, Any]:
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
-    """This rank's part of a checkpoint, by name: its clients' weights and memories; on rank 0 what
-    all ranks share too.
+    """Yield this rank's part of a checkpoint, as pairs of name and item.
 
-    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out;
-    what it has done of a round that was stopped goes with it. The pooled client is number K.
+    The part has its clients' weights and memories, and on rank 0 also the state that all ranks
+    share. Items are the run's own tensors, to be read before the run continues. A client without
+    state is left out. Work of a client in a round that was stopped is included. The pooled client
+    has number K.
     """
     fed = rounds.fed
     if fed.comm.rank == 0:
@@ -84,10 +86,10 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
 
 
 def take_snapshot(rounds: Rounds) -> Snapshot:
-    """A copy of this rank's part.
+    """Return a copy of this rank's part.
 
     Weights on the host are not copied: a store never writes into a vector that it keeps, but
-    replaces it. So beside the methods' memories (moments, say) only the weights of clients that
+    replaces it. So apart from the methods' memories (moments, say) only the weights of clients that
     train meanwhile take memory twice.
     """
     device = rounds.fed.device
@@ -108,7 +110,7 @@ def take_snapshot(rounds: Rounds) -> Snapshot:
 
 
 def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
-    """Nested values with all tensors and arrays copied."""
+    """Return nested values with all tensors and arrays copied."""
     match value:
         case dict():
             copies = {name: copy_value(part, how) for name, part in value.items()}
@@ -126,10 +128,10 @@ def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
 
 
 def take_up(rounds: Rounds, source: Source) -> None:
-    """Continue from a source that has the items of all ranks; this rank takes what is shared, and
-    its own clients.
+    """Restore the run from a source that has the items of all ranks.
 
-    What it gave before, in part, does no harm. Raises CheckpointError if it is of another job.
+    This rank takes the shared items, and those of its own clients. An earlier call that failed
+    halfway does no harm. Raises CheckpointError if the source is of another job.
     """
     fed = rounds.fed
     same_job(fed.job.identity(), source.header["job"], ignore=set(), defaults=fed.job.usual())
@@ -142,7 +144,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     )
     rounds.evaluation.metrics.from_tree(scores)
     rounds.schedule.from_tree(source.get("time"))
-    for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
+    for k in [*fed.store]:  # from the method's start, or from a damaged source
         fed.store.forget(k)
     fed.replay.clear()
     for name in source.names("clients/"):

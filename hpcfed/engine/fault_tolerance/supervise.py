@@ -1,13 +1,13 @@
-"""`hpcfed supervise -- mpirun -np 4 python -m hpcfed.main JOB.toml`: a run that is started again
-when it is cut short.
+"""`hpcfed supervise -- mpirun -np 4 python -m hpcfed.main JOB.toml`: restarts an interrupted run.
 
-For machines without a batch system that does it. A run has ended for good with status 0, done, and
-2, a mistake in job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128
-+ signal after a rank was killed, what launchers return where a node is gone, even a bug. They end
-here too when a restart gains no round. With ULFM, Open MPI's mpirun returns 0 even where all ranks
-were killed: done is a run whose last round is saved. A batch script names with `--job`, before the
-`--`, the batch jobs that work on this run one after the other: what one of them has begun is gone
-on with in any case, and what lay there before them is dealt with as the job says.
+It is for machines without a batch system that restarts jobs. A run has ended for good with status
+0, done, and 2, a mistake in job, data or files. All other statuses come from the machine or from
+chance: 75, mpirun's 128 + signal after a rank was killed, the launcher's own if a node is gone,
+even a bug. Restarts stop when one completes no further round. With ULFM, Open MPI's mpirun returns
+0 even if all ranks were killed, so a run counts as done only if its last round is saved.
+A batch script gives `--job`, before the `--`, the ids of the batch jobs that work on this run one
+after the other. A run that one of them has begun is always continued; an older run in the folder is
+treated as the job file says.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GAVE_UP = 1
 
 
 def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int:
-    """Run this command, again with --resume as long as that helps; returns the exit status.
+    """Run this command, again with --resume as long as that helps; return the exit status.
 
-    words: the command, the launcher first; no shell reads it. A run folder that holds a checkpoint
-    is gone on with, unless the job says overwrite or what to resume; a run that one of the batch
-    jobs `job_ids` has begun, whatever it says. Nothing is started for a run that is finished.
-    Raises ConfigError for a command that does not start a run.
+    words: the command, the launcher first; no shell reads it.
+    job_ids: batch jobs whose run is continued whatever the job says.
+    A run folder with a checkpoint is continued unless the job sets overwrite or resume. A finished
+    run is not started. Raises ConfigError for a command that does not start a run.
     """
     if MAIN not in words:
         raise ConfigError(
@@ -51,7 +51,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     if (ours or not job.overwrite) and is_finished(run, job.rounds):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
-    told = job.overwrite or job.resume  # with what to begin
+    told = job.overwrite or job.resume  # how to begin
     more = onward(run) if ours or (checkpoint_rounds(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
@@ -59,7 +59,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         status = process.run([*words, *over, *more])
         ours = ours or (
             stamp(run) != old and names.results_file(run).is_file()
-        )  # else it has written nothing
+        )  # it has written results
         rounds = checkpoint_rounds(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (
@@ -85,8 +85,9 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
 
 
 def checkpoint_rounds(run: Path) -> int:
-    """Rounds of the newest checkpoint, one of which only the index was not written included; 0 if
-    there is none.
+    """Return the rounds of the newest checkpoint; 0 if there is none.
+
+    A checkpoint that lacks only its index counts too.
     """
     adopt_all(run)
     newest = checkpoint.newest(run)
@@ -94,7 +95,7 @@ def checkpoint_rounds(run: Path) -> int:
 
 
 def is_finished(run: Path, rounds: int) -> bool:
-    """Whether so many rounds are done, and what follows the last."""
+    """Return whether the run has done so many rounds and its final steps."""
     try:
         record = load_results(run)
     except CheckpointError:
@@ -103,8 +104,9 @@ def is_finished(run: Path, rounds: int) -> bool:
 
 
 def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
-    """Whether one of these batch jobs has written to the run: its results name all that did, a
-    checkpoint the last.
+    """Return whether one of these batch jobs has written to the run.
+
+    Results name all batch jobs that wrote to them, a checkpoint only the last one.
     """
     try:
         header = recover(run).header
@@ -114,8 +116,9 @@ def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
 
 
 def onward(run: Path) -> list[str]:
-    """The flags, after all others, with which a run of ours goes on; one that had saved nothing
-    begins anew.
+    """Return the flags, to follow all others, with which our run is continued.
+
+    A run that has saved nothing begins anew.
     """
     if checkpoint_rounds(run):
         return ["--resume", str(run)]
@@ -132,12 +135,12 @@ def say(text: str) -> None:
 
 
 class Process:
-    """The process that is watched, one after the other. Who asks this one to stop asks that one to
-    save and stop.
+    """The process under supervision; each restart replaces it.
 
-    It is asked by SIGUSR1: mpirun hands that on to the ranks, while on SIGTERM it ends them at
-    once. It has a process group of its own, so that Ctrl-C in a terminal does not. Who asks twice
-    is in a hurry: that signal goes as it is.
+    A request to stop this process is passed on as SIGUSR1, which asks the run to save and stop:
+    mpirun hands SIGUSR1 on to the ranks, whereas on SIGTERM it ends them at once. The child has a
+    process group of its own, so Ctrl-C in a terminal does not reach it. A second signal is passed
+    on unchanged, to stop it at once.
     """
 
     def __init__(self) -> None:
@@ -145,13 +148,13 @@ class Process:
         self.child: subprocess.Popen[bytes] | None = None
 
     def run(self, words: Sequence[str]) -> int:
-        """The exit status of a command, as shells count."""
+        """Run a command and return its exit status, by the convention of shells."""
         try:
             with (
                 handle_signals(self.ask),
                 subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child,
             ):
-                if self.asked:  # before there was a child to be told
+                if self.asked:  # before there was a child to signal
                     self.child.send_signal(signal.SIGUSR1)
                 return as_shells_count(self.child.wait())
         except OSError as error:

@@ -1,12 +1,12 @@
-"""A watchdog on every rank: where no rank gets on any more, all say where they are, and the run
-ends.
+"""Watchdog on every rank: ends the run, with a report, if no rank makes progress any more.
 
-The ranks know of one another by small files in the run folder, one a rank: a rank that is stopped,
-or whose node is gone, cannot speak, but its file tells the others who it is and where it was.
-
-Until the first round nobody can say how long a step may take (data are downloaded, models are
-compiled): there a rank gets on as long as its process runs, and the run ends where one is silent.
-Before the ranks have a folder in common, and after they have left it, a `Guard` limits the time.
+The ranks know of one another by small files in the run folder, one for each rank: a rank that is
+stopped, or whose node is gone, cannot report, but its file tells the others who it is and where it
+was.
+Before the first round nobody can say how long a step may take (data are downloaded, models are
+compiled). Until then any rank whose process runs counts as making progress, and the run ends if one
+is silent. Before the ranks have a common folder, and after they have left it, a `Guard` limits the
+time.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
 
-LOOKS = 40  # times that a rank looks in the seconds allowed; but at least every
+LOOKS = 40  # checks of a rank within the seconds allowed; but at least every
 OFTEN = 30.0  # seconds
-SILENT = 3  # looks after which a rank whose file is not renewed cannot speak
-LAST = 2.0  # seconds: launchers pass on what ranks print a little later
+SILENT = 3  # checks after which a rank whose file is not renewed counts as silent
+LAST = 2.0  # seconds: launchers pass on the ranks' output with a delay
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank says of itself: when it last did, since when it has not got on, and where it is;
-    Unix seconds.
+    """A rank's report on itself: when it was written, time of the last progress, and where it is.
+
+    seen, since: Unix seconds.
     """
 
     rank: int
@@ -61,10 +62,10 @@ class Sign:
 
 
 class Watchdog:
-    """A thread beside the run, on each rank; inside a with block it watches.
+    """A background thread on each rank; it watches the run inside a with block.
 
-    seconds: in which no rank gets on, after which the run ends; 0: it does not watch.  end: ends
-    this process.
+    seconds: without progress of any rank after which the run ends; 0 disables the watchdog.
+    end: function that ends this process.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Watchdog:
         )
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.seen = -1, time(), time()
-        self.known = 0  # signs that were seen at once, at most
+        self.known = 0  # largest number of signs seen in one check
         self.starting = True  # until the first round begins
         self.heard = dict.fromkeys(range(size), (0.0, time()))  # last sign, and when it came
         self.over = threading.Event()
@@ -105,7 +106,7 @@ class Watchdog:
             self.thread.start()
 
     def stop(self) -> None:
-        """No more looks; this rank's file is removed."""
+        """Stop watching, and remove this rank's file."""
         self.over.set()
         if self.seconds:
             self.thread.join()
@@ -114,21 +115,21 @@ class Watchdog:
             names.watch_folder(self.run).rmdir()  # by the last one
 
     def watch(self) -> None:
-        """Look again and again, until the block ends or nothing goes on."""
+        """Check again and again, until the block ends or the run is stuck."""
         while not self.over.wait(self.every):
             if self.is_stuck(time()):
                 self.bark()
                 return
 
     def is_stuck(self, now: float) -> bool:
-        """Leave this rank's sign; whether no rank has got on for too long."""
+        """Write this rank's file, and return whether no rank has made progress for too long."""
         # this process itself was stopped, or the machine
         paused = now - self.seen > SILENT * self.every + LAST
         if paused or self.starting or self.beats != self.heartbeat.beats:
             self.beats, self.since = self.heartbeat.beats, now
         self.seen = now
         told, signs = self.leave(now), self.signs()
-        # the disk is full or gone: who is silent now may only be unheard
+        # the disk is full or gone: a rank without a new sign may still be alive
         unheard = not told or len(signs) < self.known
         if unheard:
             self.since = now
@@ -141,15 +142,19 @@ class Watchdog:
         )
 
     def listen(self, signs: list[Sign], now: float, anew: bool) -> None:
-        """Note when each rank was last heard of, by this rank's clock. anew: all of them now."""
+        """Note when each rank was last heard of, by this rank's clock.
+
+        anew: whether all of them count as heard now.
+        """
         last = {sign.rank: sign.seen for sign in signs}
         for rank, (seen, when) in self.heard.items():
             fresh = anew or last.get(rank, seen) != seen
             self.heard[rank] = (last.get(rank, seen), now if fresh else when)
 
     def leave(self, now: float) -> bool:
-        """Renew this rank's file; whether that worked. A file system that fails ends nothing
-        here.
+        """Write this rank's file anew, and return whether that worked.
+
+        A failing file system does not end the run here.
         """
         path = names.watch_file(self.run, self.rank)
         sign = Sign(
@@ -163,7 +168,7 @@ class Watchdog:
         return False
 
     def signs(self) -> list[Sign]:
-        """The last signs of all ranks that left one."""
+        """Return the last reports of all ranks that have one."""
         found = []
         for rank in range(self.size):
             with suppress(OSError, ValueError, TypeError):
@@ -171,7 +176,7 @@ class Watchdog:
         return found
 
     def bark(self) -> None:
-        """Say where this rank is, give the others time to do so, and end the run."""
+        """Print where this rank is, give the others time to do so, and end the run."""
         if not self.starting:
             print(
                 printable(
@@ -195,11 +200,11 @@ class Watchdog:
         # this one
         else:
             sleep(self.every + 2 * LAST)
-            kill(silent)  # in case that the launcher goes on
+            kill(silent)  # in case the launcher goes on
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:
-        """Why the run ends, and what to do."""
+        """Return the message that says why the run ends, and what to do."""
         why = "a rank was silent at the start" if self.starting else "no rank got on"
         lines = [
             f"hpcfed: {why} for {self.seconds:g} s (run.watchdog): the run ends with status {HUNG}"
@@ -219,10 +224,11 @@ class Watchdog:
 
 
 class Guard:
-    """Ends this process where something takes too long for which the ranks wait for one another,
-    and can leave no signs.
+    """A time limit on waiting for other ranks where the watchdog's files cannot be used.
 
-    seconds: that it may take; 0: as long as it likes.  end: ends this process.
+    It ends this process when the time is over.
+    seconds: the limit; 0 is no limit.
+    end: function that ends this process.
     """
 
     def __init__(
@@ -232,8 +238,10 @@ class Guard:
         self.over = threading.Event()
 
     def begin(self, where: str, more: float = 0.0) -> None:
-        """From now on, until `stop`. where: of a run, in words.  more: seconds that are allowed
-        too.
+        """Start the limit, which holds until `stop`.
+
+        where: phase of the run, in words.
+        more: seconds added to the limit.
         """
         if self.seconds and self.size > 1:
             self.over = threading.Event()
@@ -241,11 +249,14 @@ class Guard:
             threading.Thread(target=wait, daemon=True, name="guard").start()
 
     def stop(self) -> None:
-        """It is done."""
+        """End the limit."""
         self.over.set()
 
     def watch(self, over: threading.Event, where: str, seconds: float) -> None:
-        """Count looks, not seconds: those for which this process itself is stopped do not count."""
+        """Wait until the limit is over, then print a message and end the run.
+
+        It counts LOOKS intervals, so time in which this process itself is stopped does not count.
+        """
         for _ in range(LOOKS):
             if over.wait(seconds / LOOKS):
                 return
@@ -253,7 +264,7 @@ class Guard:
             self.bark(where, seconds)
 
     def bark(self, where: str, seconds: float) -> None:
-        """Say it, and end the run."""
+        """Print a message, and end the run."""
         text = (
             f"hpcfed: rank {self.rank} of {self.size}: has waited for the other ranks for "
             f"{seconds:g} s {where} of the run (run.watchdog): one of them is stopped or "
@@ -269,7 +280,7 @@ class Guard:
 
 
 def find_stopped_siblings(process: int) -> list[int]:
-    """The processes with the same parent, a launcher, that are stopped."""
+    """Return the stopped processes that have the same parent, a launcher."""
     states = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
@@ -280,8 +291,9 @@ def find_stopped_siblings(process: int) -> list[int]:
 
 
 def kill(silent: list[Sign]) -> None:
-    """End the silent processes of this machine: a launcher for which a dead rank is no end would
-    wait for them.
+    """Kill the silent processes of this machine.
+
+    Otherwise a launcher that does not end when a rank dies would wait for them.
     """
     for sign in silent:
         if sign.host == socket.gethostname() and sign.process != os.getpid():

@@ -1,1 +1,1 @@
-"""`hpcfed doctor`: what a run will meet on this machine, and what to change; see `main`."""
+"""`hpcfed doctor`: checks how runs will work on this machine, and what to change; see `main`."""

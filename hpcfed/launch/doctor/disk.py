@@ -1,6 +1,6 @@
-"""`python -m hpcfed.launch.doctor.disk FOLDER`: what the file system of a run's folder can do.
+"""`python -m hpcfed.launch.doctor.disk FOLDER`: a check of the file system of a run's folder.
 
-A process of its own, for a network file system whose server is gone never answers.
+It is a process of its own, because a network file system whose server is gone never answers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
 from hpcfed.launch.doctor.timeout import run_with_timeout
 
 AMOUNT = 32 << 20  # bytes that are written to measure the speed
-ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second below which checkpoints become a nuisance
+ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second that checkpoints need
 FLEETING = ("tmpfs", "ramfs")
 ANOTHER = "choose another --out"
 
 
 def probe(folder: Path) -> dict[str, Any]:
-    """Write, flush, rename and lock a file there; bytes and bytes per second."""
+    """Write, flush, rename and lock a file in the folder, and return facts about it.
+
+    Sizes are in bytes, speeds in bytes per second.
+    """
     place = nearest_folder(folder)
     facts: dict[str, Any] = {
         "place": str(place),
@@ -46,13 +49,13 @@ def probe(folder: Path) -> dict[str, Any]:
 
 
 def nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     full = Path(os.path.abspath(folder))
     return next((path for path in (full, *full.parents) if path.is_dir()), Path("/"))
 
 
 def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
-    """The type of the file system that a folder is on. mounts: lines of /proc/mounts."""
+    """Return the type of the file system of a folder. mounts: lines of /proc/mounts."""
     if mounts is None:
         with suppress(OSError):
             mounts = Path("/proc/mounts").read_text().splitlines()
@@ -61,13 +64,13 @@ def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
         point = point.replace(r"\040", " ")  # as the file writes a space
         if real.is_relative_to(point) and len(point) >= len(
             found[0]
-        ):  # of two at one place the later one covers
+        ):  # the later of two mounts at one place hides the other
             found = point, form
     return found[1]
 
 
 def measure_write_speed(path: Path, amount: int) -> float:
-    """Bytes per second of writing and flushing a file."""
+    """Return the bytes per second of writing and flushing a file."""
     block, start = os.urandom(1 << 20), perf_counter()  # random: some file systems compress
     with open(path, "wb") as file:
         for _ in range(max(1, amount >> 20)):
@@ -85,7 +88,7 @@ def locks(path: Path) -> bool:
 
 
 def findings(folder: Path, seconds: float) -> list[Finding]:
-    """What is to be said of a run's folder."""
+    """Return the findings about a run's folder."""
     outcome = run_with_timeout(
         [sys.executable, "-m", "hpcfed.launch.doctor.disk", str(folder)], seconds
     )
@@ -110,7 +113,7 @@ def findings(folder: Path, seconds: float) -> list[Finding]:
 
 
 def folder_finding(facts: dict[str, Any]) -> Finding:
-    """The finding of a folder that can be written to."""
+    """Return the finding about a folder that can be written to."""
     found = (
         f"{facts['place']}: {facts['kind']}, {size(facts['free'])} free, writes "
         f"{size(facts['speed'])}/s, "

@@ -1,4 +1,4 @@
-"""What a probe found, and how findings are shown."""
+"""Findings of probes, and their display."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. status: ok; warning, runs work but could be better; wrong, runs fail
-    or mislead.
+    """One line of the report.
+
+    status: "ok"; "warning" if runs work but could be better; "wrong" if runs fail or mislead.
     """
 
     what: str
@@ -38,12 +39,12 @@ def wrong(what: str, found: str, advice: str) -> Finding:
 
 
 def is_wrong(findings: Sequence[Finding]) -> bool:
-    """Whether anything must be mended."""
+    """Return whether anything must be fixed."""
     return any(finding.status == "wrong" for finding in findings)
 
 
 def render(findings: Sequence[Finding]) -> Table:
-    """A row for each finding, and the advice under what was found."""
+    """Return a table with a row for each finding, and the advice under it."""
     grid = table("what,,found and what to do", [])
     grid.columns[2].overflow = "fold"
     for finding in findings:

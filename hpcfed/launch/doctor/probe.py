@@ -1,5 +1,4 @@
-"""`LAUNCHER python -m hpcfed.launch.doctor.probe`: what only ranks that a launcher has started can
-tell.
+"""`LAUNCHER python -m hpcfed.launch.doctor.probe`: facts that only ranks of a launcher can know.
 
 Each world prints one line; N ranks that do not find one another are N worlds and print N lines.
 """
@@ -22,16 +21,15 @@ from hpcfed.comm.mpi_library import library
 from hpcfed.core.errors import HpcfedError
 from hpcfed.machine.gpu_sharing import visible
 
-MARK = (
-    "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own
-)
+MARK = "hpcfed-probe "  # prefix of a world's line: launchers and libraries print lines too
 SHM = "/dev/shm"
 MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 def main() -> int:
-    """Meet the other ranks, and print what they see; status 0 also where that fails, for the line
-    says so.
+    """Connect to the other ranks, and print what they see.
+
+    The exit status is 0 even if that fails, because the line reports it.
     """
     try:
         comm = connect()
@@ -53,7 +51,7 @@ def main() -> int:
 
 
 def inspect_rank(comm: Comm) -> dict[str, Any]:
-    """What this rank has: its place, cores, threads, GPUs and room."""
+    """Return facts about this rank: its node, cores, threads, GPUs and free shared memory."""
     present = gpu_files()
     return {
         "node": comm.node_of[comm.rank],
@@ -71,11 +69,10 @@ def inspect_rank(comm: Comm) -> dict[str, Any]:
 
 
 def mps_server(proc: Path = Path("/proc")) -> str:
-    """NVIDIA's MPS for this process: "runs"; "not started", where its program is there; "" where it
-    is not to be had.
+    """Return the state of NVIDIA's MPS for this process.
 
-    The control program writes its process's number into its folder of pipes, which stays when that
-    process is killed.
+    It is "runs", "not started" if its program is installed, or "" if it is not. The control program
+    writes its process number into its pipe folder, where it stays when that process is killed.
     """
     default = os.path.join(os.sep, "tmp", "nvidia-mps")  # NVIDIA's, whatever TMPDIR says
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", default))
@@ -87,15 +84,16 @@ def mps_server(proc: Path = Path("/proc")) -> str:
 
 
 def gpu_files(dev: Path = Path("/dev")) -> int:
-    """GPUs whose device files this node has, whether torch can use them or not: NVIDIA's, else
-    AMD's.
+    """Return the number of GPUs with device files on this node: NVIDIA's, else AMD's.
+
+    It does not matter whether torch can use them.
     """
     amd = len(list(dev.glob("dri/renderD*"))) if (dev / "kfd").exists() else 0
     return len(list(dev.glob("nvidia[0-9]*"))) or amd
 
 
 def describe_library() -> dict[str, Any]:
-    """The MPI library, or why there is none."""
+    """Return facts about the MPI library, or why there is none."""
     try:
         return library()
     except (ImportError, RuntimeError, OSError) as error:
@@ -103,8 +101,9 @@ def describe_library() -> dict[str, Any]:
 
 
 def worlds(out: str) -> list[dict[str, Any]]:
-    """The lines of all worlds among a launcher's output; those that came mixed with others are left
-    out.
+    """Return the parsed lines of all worlds in a launcher's output.
+
+    Lines that were mixed with other output are left out.
     """
     found = []
     for line in out.splitlines():

@@ -1,5 +1,6 @@
-"""What the ranks of a world see, together: cores, threads, GPUs, shared memory. Pure functions of
-their lines.
+"""Findings from the facts of all ranks of a world: cores, threads, GPUs, shared memory.
+
+All are pure functions of these facts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ Seen = Sequence[dict[str, Any]]  # by rank, as `probe.inspect_rank` makes it
 
 
 def nodes(ranks: Seen, held: int) -> list[Finding]:
-    """Whether the ranks use all nodes of the allocation. held: its nodes; 0 outside of one."""
+    """Return a warning unless the ranks use all nodes of the allocation.
+
+    held: number of nodes of the allocation; 0 outside of one.
+    """
     used = len({rank["node"] for rank in ranks})
     if used >= min(held, len(ranks)):
         return []
@@ -33,7 +37,10 @@ def nodes(ranks: Seen, held: int) -> list[Finding]:
 
 
 def binding(ranks: Seen, threads: int) -> Finding:
-    """Whether each rank has cores of its own, as many as it has threads. threads: run.threads."""
+    """Return the finding whether each rank has as many cores of its own as threads.
+
+    threads: run.threads.
+    """
     few = [i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads]
     for node in sorted({rank["node"] for rank in ranks}):
         cores = [set(rank["cores"]) for rank in ranks if rank["node"] == node]
@@ -62,8 +69,9 @@ def binding(ranks: Seen, threads: int) -> Finding:
 
 
 def threads(ranks: Seen, wanted: int) -> Finding:
-    """OMP_NUM_THREADS against run.threads: torch goes by the job, other libraries by the
-    variable.
+    """Return the finding about OMP_NUM_THREADS and run.threads.
+
+    torch uses the job's number, other libraries the variable.
     """
     given = sorted({rank["threads"] for rank in ranks})
     if given == [str(wanted)]:
@@ -78,7 +86,7 @@ def threads(ranks: Seen, wanted: int) -> Finding:
 
 
 def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
-    """Which GPU each rank takes. allowed: run.ranks_per_gpu."""
+    """Return findings about the GPU of each rank. allowed: run.ranks_per_gpu."""
     present = {rank["node"]: rank["present"] for rank in ranks}
     if not any(present.values()):
         return [ok("GPUs", "none where the ranks are: they compute on CPUs")]
@@ -101,8 +109,9 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
 
 
 def packing(ranks: Seen, shared: dict[int, list[int]]) -> list[Finding]:
-    """Whether ranks that share a GPU compute at the same time. shared: by rank, those on its
-    GPU.
+    """Return the finding whether ranks that share a GPU compute at the same time.
+
+    shared: by rank, the ranks on its GPU.
     """
     packed = [i for i, others in shared.items() if len(others) > 1]
     if not packed:
@@ -121,7 +130,7 @@ def packing(ranks: Seen, shared: dict[int, list[int]]) -> list[Finding]:
 
 
 def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
-    """Ranks that see no GPU on a node that has some."""
+    """Return the finding about ranks that see no GPU on a node that has some."""
     who = f"ranks {join_few(blind, SHOWN)} see none of the {rank['present']} of their node"
     if rank["mask"] == "":
         return wrong(
@@ -138,7 +147,7 @@ def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
 
 
 def idle(ranks: Seen, numbers: dict[int, int]) -> list[Finding]:
-    """GPUs that a node shows to its ranks and that none of them takes."""
+    """Return a warning about GPUs that ranks see but none of them uses."""
     shown = {(rank["node"], name) for rank in ranks for name in rank["gpus"]}
     taken = {(ranks[i]["node"], ranks[i]["gpus"][number]) for i, number in numbers.items()}
     n = len(shown - taken)
@@ -150,8 +159,9 @@ def idle(ranks: Seen, numbers: dict[int, int]) -> list[Finding]:
 
 
 def shared_memory(ranks: Seen, data: int) -> Finding:
-    """Room for the data, which lie there once a node. data: bytes of the job's data set, as far as
-    known.
+    """Return the finding whether shared memory has space for the data, which each node holds once.
+
+    data: bytes of the job's data set, as far as known.
     """
     least = min(rank["shm"] for rank in ranks)
     if least >= data:

@@ -1,4 +1,4 @@
-"""Slurm: whether there is one, which partitions it has, and what its srun speaks."""
+"""Check of Slurm: whether it is installed, its partitions, and the MPI plugins of srun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 8  # partitions
 
 
 def findings(plugins: Sequence[str]) -> list[Finding]:
-    """plugins: of srun --mpi, as `launchers.plugins` found them."""
+    """Return the findings about Slurm. plugins: of srun --mpi, from `launchers.plugins`."""
     if not shutil.which("srun"):
         return [ok("Slurm", "none here; `hpcfed supervise` restarts runs on machines without one")]
     answer = run_with_timeout(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)

@@ -1,5 +1,6 @@
-"""Commands as users write them; those that may fail, hang, or not be there are given a time, and
-leave nothing.
+"""Execution of users' commands that may fail, hang or be missing.
+
+They have a time limit, and no process of theirs is left running.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ JOB = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did. status: None where it did not end in time, 127 where it could not be
-    started.
+    """The outcome of a command.
+
+    status: None if it did not end in time, 127 if it could not be started.
     """
 
     status: int | None
@@ -39,13 +41,14 @@ class Outcome:
 
     @property
     def last_error(self) -> str:
-        """The last line of what it complained of."""
+        """The last line of its error output."""
         return (self.err.strip().splitlines() or [""])[-1]
 
 
 def split(option: str, text: str) -> list[str]:
-    """The words of an option that has several, as a shell splits them. ConfigError where it cannot,
-    or has none.
+    """Return the words of an option that holds several, as a shell splits them.
+
+    Raises ConfigError if it is empty, or if a shell could not split it.
     """
     try:
         words = shlex.split(text)
@@ -61,9 +64,9 @@ def split(option: str, text: str) -> list[str]:
 def run_with_timeout(
     words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Run a command to its end, or for so long; then it and its processes are ended.
+    """Run a command with a time limit, after which it and its processes are ended.
 
-    env: instead of this process's own.
+    env: replaces this process's environment.
     """
     pipes: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
@@ -81,15 +84,13 @@ def run_with_timeout(
         return Outcome(child.returncode, out, err)
     except subprocess.TimeoutExpired:
         return Outcome(None, *terminate(child))
-    except (
-        BaseException
-    ):  # Ctrl-C goes to this process alone, for the command has a session of its own
+    except BaseException:  # Ctrl-C goes to this process alone: the command has a session of its own
         terminate(child)
         raise
 
 
 def terminate(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """Tell a command to stop, kill it and its group where it does not; returns what it wrote."""
+    """Stop a command, kill its process group if it does not stop, and return its output."""
     child.terminate()
     with suppress(subprocess.TimeoutExpired):
         return child.communicate(timeout=GRACE)
@@ -103,5 +104,5 @@ def terminate(child: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the MPI job that this process may be a part of."""
+    """Return an environment without the MPI job that this process may be a part of."""
     return {name: value for name, value in env.items() if not name.startswith(JOB)}

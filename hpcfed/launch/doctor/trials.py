@@ -1,4 +1,4 @@
-"""A launcher's probe, and what its end tells."""
+"""Outcomes of the launchers' probes, and their interpretation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = (
     "use the launcher of that library (an MPI module's mpirun), or install mpi4py for this "
     "launcher's library"
 )
-HINTS = (  # what launchers and libraries write when they fail, and what helps
+HINTS = (  # error messages of launchers and libraries, and advice
     (
         "as root|ALLOW_RUN_AS_ROOT",
         "start as an ordinary user, or set OMPI_ALLOW_RUN_AS_ROOT=1 and "
@@ -72,13 +72,15 @@ SLOW = (
 )
 ASIDE = re.compile(
     r"^[\s\-*=]*$|^\[.*\] (?:\*\*\*|\[)|^(?:srun|salloc): (?:job|Granted|Reli)"
-)  # says nothing
+)  # lines without meaning
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """One way to start ranks. name: as a batch script has it.  words: of the probe, up to the
-    command.
+    """One way to start ranks.
+
+    name: as in a batch script.
+    words: of the probe, up to the command.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a launcher's probe: the worlds that its ranks formed."""
+    """The outcome of a launcher's probe: the worlds that its ranks formed."""
 
     launcher: Launcher
     ranks: int
@@ -107,14 +109,17 @@ class Trial:
 
 
 def launcher_finding(trial: Trial, needed: bool) -> Finding:
-    """The finding of one launcher. needed: no other works, so that its failure is to be mended."""
+    """Return the finding about one launcher.
+
+    needed: whether no other works, so that its failure must be fixed.
+    """
     found, advice = explain_trial(trial)
     status = "ok" if trial.works else "wrong" if needed else "warning"
     return Finding(trial.launcher.name, status, found, advice)
 
 
 def explain_trial(trial: Trial) -> tuple[str, str]:
-    """What happened, and what to do."""
+    """Return what happened, and what to do."""
     if trial.works:
         nodes = len({rank["node"] for rank in trial.worlds[0]["ranks"]})
         return (
@@ -132,7 +137,7 @@ def explain_trial(trial: Trial) -> tuple[str, str]:
 
 
 def explain_worlds(trial: Trial) -> tuple[str, str]:
-    """What is wrong where ranks did start: they do not form one world, or its sums are wrong."""
+    """Return what is wrong if ranks started, but form several worlds or compute wrong sums."""
     errors = [world["error"] for world in trial.worlds if "error" in world]
     alone = [
         error for error in errors if "MPI connects 1" in error
@@ -160,12 +165,12 @@ def explain_worlds(trial: Trial) -> tuple[str, str]:
 
 
 def explain_failure(trial: Trial) -> str:
-    """The status, and the first line with a meaning that was written."""
+    """Return the exit status, and the first meaningful line of error output."""
     lines = [line.strip() for line in trial.outcome.err.splitlines() if not ASIDE.match(line)]
     return f"ended with status {trial.outcome.status}" + (f": {lines[0][:160]}" if lines else "")
 
 
 def hint(trial: Trial) -> str:
-    """The advice for the first known text among all that was written; "" if there is none."""
+    """Return the advice for the first known text in all error output; "" if there is none."""
     said = "\n".join([trial.outcome.err, *(w.get("error", "") for w in trial.worlds)])
     return next((advice for pattern, advice in HINTS if re.search(pattern, said)), "")

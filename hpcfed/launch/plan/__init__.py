@@ -1,1 +1,1 @@
-"""A model of the cluster: what a job would take on so many nodes, predicted from a short run."""
+"""Performance model: resources of a job on a number of nodes, predicted from a short run."""

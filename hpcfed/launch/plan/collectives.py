@@ -1,8 +1,7 @@
-"""Seconds of the collectives that a run really makes (comm.mpi, comm.messages), on ranks of several
-nodes.
+"""Seconds of a run's collectives (comm.mpi, comm.messages) on ranks of several nodes.
 
-Each collective is a number of steps, each a message (`Network`): inside a node, and between nodes,
-as Open MPI 5 does it. Where libraries choose an algorithm by size, the faster one counts. Thakur,
+Each collective is a number of steps, each a message (`Network`), inside a node or between nodes, as
+in Open MPI 5. If libraries choose an algorithm by size, the faster one counts. Thakur,
 Rabenseifner, Gropp, IJHPCA 19 (2005) 49-66.
 """
 
@@ -14,7 +13,7 @@ from hpcfed.comm.messages import ITEM, SMALL, WORK, private_buffer_bytes, width
 from hpcfed.comm.node_memory import size_of
 from hpcfed.launch.plan.network import Network
 
-LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
+LOOK = 2e-4  # seconds between two polls of a rank in a barrier (comm.mpi.LONG)
 NEAR = Network(1e-6, 1e10)  # between ranks of one node, through its memory
 WIDE, NARROW = (
     ITEM,
@@ -24,8 +23,9 @@ WIDE, NARROW = (
 
 @dataclass(frozen=True)
 class Wires:
-    """nodes with `each` ranks.  near, far: the network inside a node, and that of one node to the
-    others.
+    """The network of nodes with `each` ranks.
+
+    near, far: the network inside a node, and that of one node to the others.
     """
 
     nodes: int
@@ -39,14 +39,16 @@ class Wires:
 
     @property
     def abroad(self) -> float:
-        """Values that a rank sends to other nodes, over those of a sum: its part of what its node
-        has added up.
+        """Values that a rank sends to other nodes, as a share of those of a sum.
+
+        They are its part of the sum of its node.
         """
         return (self.nodes - 1) / (self.nodes * self.each)
 
     def barrier(self) -> float:
-        """All ranks know that all are there: up a tree and down again, each step seen when a rank
-        looks.
+        """Return the seconds of a barrier: up a tree and down again.
+
+        A rank sees each step when it polls next.
         """
         return 2 * (
             log2(self.each) * (self.near.latency + LOOK)
@@ -54,17 +56,17 @@ class Wires:
         )
 
     def allreduce(self, nbytes: float) -> float:
-        """All bytes up a tree, first inside nodes and then between them, and down again."""
+        """Return the seconds of an allreduce: up a tree, first inside nodes, and down again."""
         return 2 * (
             log2(self.each) * self.near.message(nbytes)
             + log2(self.nodes) * self.far.message(nbytes)
         )
 
     def allgather(self, nbytes: float) -> float:
-        """nbytes of each rank to all: inside a node, then from node to node and to all of a node.
+        """Return the seconds of an allgather of nbytes from each rank.
 
-        Nodes exchange what they have by doubling, which has few steps, or round a ring, whose steps
-        are short.
+        It is done inside a node, then between nodes, and then to all ranks of a node. Nodes
+        exchange data by doubling, which has few steps, or round a ring, whose steps are short.
         """
         node, whole = nbytes * self.each, nbytes * self.ranks
         doubling = sum(self.far.message(node * 2**i) for i in range(log2(self.nodes)))
@@ -77,27 +79,29 @@ class Wires:
         )
 
     def lines(self, nbytes: float) -> float:
-        """A line of so many bytes for each rank, or from each: in a node's memory, then node after
-        node.
+        """Return the seconds to send a line of nbytes to, or from, each rank.
 
-        All ranks of a node use its connection at once, one for each other node.
+        First in a node's memory, then to one node after the other. All ranks of a node use its
+        connection at once, one for each other node.
         """
         inside = (self.each - 1) * self.near.message(self.nodes * nbytes)
         return inside + (self.nodes - 1) * self.far.message(nbytes, self.each)
 
     def bcast(self, nbytes: float) -> float:
-        """One rank's bytes to all: down a tree, first from node to node."""
+        """Return the seconds of a broadcast: down a tree, first from node to node."""
         return log2(self.nodes) * self.far.message(nbytes) + log2(self.each) * self.near.message(
             nbytes
         )
 
     def gather(self, nbytes: float) -> float:
-        """`Comm.gather`: the sizes, then nbytes in all."""
+        """Return the seconds of `Comm.gather`: the sizes, then nbytes in all."""
         return self.allgather(8) + self.allgather(nbytes / self.ranks)
 
     def sum(self, values: int, arrays: int) -> float:
-        """`Comm.sum` of a model of so many values, in so many arrays beside its weight: one
-        maximum, then messages.
+        """Return the seconds of `Comm.sum` of a model: one maximum, then messages.
+
+        values: of the model.
+        arrays: their number, without the weight.
         """
         if self.ranks == 1 or not values:
             return 0.0
@@ -110,8 +114,9 @@ class Wires:
 
 
 def buffers(wires: Wires, values: int) -> float:
-    """Bytes of a large message on each rank, with its part of what its node's ranks share; as
-    `comm` makes them.
+    """Return the bytes of a large message on each rank, as `comm` allocates them.
+
+    They include the rank's part of its node's shared memory.
     """
     if wires.ranks == 1 or values <= SMALL:
         return 0.0
@@ -124,5 +129,5 @@ def buffers(wires: Wires, values: int) -> float:
 
 
 def log2(n: int) -> int:
-    """Steps of doubling from 1 to n."""
+    """Return the steps of doubling from 1 to n."""
     return (n - 1).bit_length()

@@ -1,5 +1,6 @@
-"""`hpcfed plan JOB.toml [fields] --costs RUN --nodes 1,2,4,...,1024`: what a run would take, how
-many nodes pay.
+"""`hpcfed plan JOB.toml [fields] --costs RUN --nodes 1,2,4,...,1024`: resources of a run.
+
+It also says how many nodes are worth using.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.launch.plan.costs import Costs
     from hpcfed.launch.plan.demand import Demand
 
-# of the smallest cluster's efficiency: with more nodes than have it, most of what is added waits
+# share of the smallest cluster's efficiency, below which additional nodes mostly wait
 PAYS = 0.5
 MOST = 100_000  # ranks
 HEADS = (
@@ -47,8 +48,9 @@ def plan(
     disk: str,
     json: bool = False,
 ) -> dict[str, Any] | Group:
-    """The command. Raises ConfigError for what cannot be planned, CheckpointError where RUN has no
-    results.
+    """Return the predictions for people, or with `json` as numbers.
+
+    Raises ConfigError for a job that cannot be planned, CheckpointError if RUN has no results.
     """
     from hpcfed.config.load import load
     from hpcfed.engine.folder import read_job
@@ -73,8 +75,10 @@ def plan(
 
 
 def numbers(text: str) -> list[int]:
-    """`1,2,4,...,1024` as a list; where ... stands, the number before it is doubled up to the one
-    after it.
+    """Return `1,2,4,...,1024` as a list.
+
+    In place of ... the number before it is doubled up to the one after it. Raises ConfigError for
+    anything else.
     """
     found: list[int] = []
     words = [word.strip() for word in text.split(",")]
@@ -92,8 +96,9 @@ def numbers(text: str) -> list[int]:
 
 
 def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, Demand]:
-    """What the trial cost, and what the job demands, which is set up here as a run of one rank
-    would, on the CPU.
+    """Return the costs of the trial and the demand of the job.
+
+    The job is set up here as in a run of one rank, on the CPU.
     """
     from hpcfed.algorithms.base import RoundBased
     from hpcfed.comm import Serial
@@ -125,7 +130,7 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
 
 
 def without(words: Sequence[str], *fields: str) -> list[str]:
-    """A command line without these flags and their values."""
+    """Return a command line without these flags and their values."""
     kept, dropped = [], False
     for word in words:
         if word.startswith("--"):
@@ -136,8 +141,9 @@ def without(words: Sequence[str], *fields: str) -> list[str]:
 
 
 def tests(job: Job, facts: World) -> np.ndarray:
-    """Test examples of each client, [K]; a population's are about its training examples times the
-    share.
+    """Return the number of test examples of each client, [K].
+
+    For a population it is estimated as its training examples times the share.
     """
     if facts.many:
         return np.asarray(facts.partition.sizes) * job.data.test_share
@@ -154,7 +160,7 @@ def cluster(
     far: str,
     disk: str,
 ) -> Cluster:
-    """A cluster of so many nodes. ConfigError for numbers that cannot be."""
+    """Return a cluster of so many nodes. Raises ConfigError for impossible numbers."""
     cores = known.cores if cores is None else cores
     each = each if each is not None else gpus or max(1, cores // job.run.threads)
     for flag, value, least in (("gpus", gpus, 0), ("cores", cores, 1), ("ranks", each, 1)):
@@ -180,7 +186,7 @@ def cluster(
 
 
 def predict_cluster(asked: Demand, known: Costs, one: Cluster) -> Prediction:
-    """The prediction; what a rank of the trial held beside weights it holds here too."""
+    """Return the prediction; memory of a rank besides weights is as in the trial."""
     size = asked.size
     own = [
         weights([kind for kind in kinds if kind in size], size, asked.stateless)
@@ -192,7 +198,7 @@ def predict_cluster(asked: Demand, known: Costs, one: Cluster) -> Prediction:
 
 
 def efficiencies(found: list[Prediction]) -> list[Prediction]:
-    """The same with their efficiency against the first, the smallest cluster."""
+    """Return the predictions with their efficiency relative to the first, smallest cluster."""
     first = found[0]
     return [
         replace(p, efficiency=first.seconds * first.nodes / (p.seconds * p.nodes)) for p in found
@@ -200,8 +206,9 @@ def efficiencies(found: list[Prediction]) -> list[Prediction]:
 
 
 def best(found: list[Prediction]) -> Prediction:
-    """The largest cluster that pays: of at least half of the smallest one's efficiency, and faster
-    than all smaller.
+    """Return the largest cluster that is worth using.
+
+    It has at least half of the smallest one's efficiency, and is faster than all smaller ones.
     """
     paying = [
         p
@@ -212,7 +219,7 @@ def best(found: list[Prediction]) -> Prediction:
 
 
 def warnings(known: Costs, job: Job, largest: Cluster, asked: Demand) -> list[str]:
-    """What makes the prediction less sure."""
+    """Return the reasons why the prediction is less certain."""
     from hpcfed.launch.plan.costs import differing_fields
 
     found = [f"the short run had another {name}" for name in differing_fields(known, job.plain())]
@@ -224,7 +231,7 @@ def warnings(known: Costs, job: Job, largest: Cluster, asked: Demand) -> list[st
 
 
 def page(found: list[Prediction], facts: dict[str, Any]) -> Group:
-    """The predictions for people."""
+    """Return the predictions for people."""
     rows = [row(p) for p in found]
     told = [Text(f"warning: {line}") for line in facts["warnings"]]
     most = max(found, key=lambda p: p.gpu)
@@ -245,7 +252,7 @@ def page(found: list[Prediction], facts: dict[str, Any]) -> Group:
 
 
 def row(p: Prediction) -> tuple[object, ...]:
-    """One cluster's line."""
+    """Return one cluster's row."""
     other = p.seconds - sum(p.parts[name] for name in ("train", "evaluate", "wait", "communicate"))
     parts = [f"{p.parts[name]:.3g}" for name in ("train", "evaluate", "wait", "communicate")]
     return (

@@ -1,7 +1,6 @@
-"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one
-core or GPU.
+"""Finish times of ranks that share cores or a GPU, and of the slowest rank.
 
-And when the slowest of all is done, where their seconds vary.
+Each rank gets an equal share, and no more than one core or GPU. Seconds of ranks may vary.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-POINTS, REACH = 100, 6  # of an integral, and how many standard deviations it goes
+POINTS, REACH = 100, 6  # points of an integral, and its range in standard deviations
 
 
 def finish(loads: Sequence[float], units: float) -> list[float]:
-    """When each of these loads is done, in seconds.
+    """Return when each of these loads is done, in seconds.
 
-    loads: seconds of each rank alone on one unit (its threads' cores, or a GPU).  units: that they
-    share, > 0. Ranks that are done wait without computing, so that the others get more: with n left
-    each has min(1, units / n).
+    loads: seconds of each rank alone on one unit (its threads' cores, or a GPU).
+    units: the number that they share, > 0.
+    Ranks that are done wait without computing, so the others get more: with n left each has min(1,
+    units / n).
     """
     done, now, before = [0.0] * len(loads), 0.0, 0.0
     order = sorted(range(len(loads)), key=lambda r: loads[r])
@@ -30,7 +30,7 @@ def finish(loads: Sequence[float], units: float) -> list[float]:
 
 
 def finish_by_group(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
-    """`finish` of the ranks of each node or GPU, [R]. of: [R], which one each rank is on."""
+    """Return `finish` for the ranks of each node or GPU, [R]. of: [R], the one of each rank."""
     if np.bincount(of).max() <= units:
         return loads
     done = np.empty_like(loads)
@@ -41,11 +41,12 @@ def finish_by_group(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarr
 
 
 def slowest(done: np.ndarray, deviation: np.ndarray) -> float:
-    """When the last rank is done, on average: seconds and standard deviation of each, normal and
-    independent, [R].
+    """Return the expected time when the last rank is done.
 
-    The more ranks there are, the later: the mean of the largest is its upper end less the integral
-    of the chance that all ranks are done.
+    done, deviation: [R], mean and standard deviation of each rank's seconds, normal and
+    independent.
+    The more ranks there are, the later it is: the mean of the maximum is the upper end of its range
+    less the integral of the probability that all ranks are done.
     """
     if not deviation.any():
         return float(done.max())

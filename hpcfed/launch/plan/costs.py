@@ -1,5 +1,6 @@
-"""What a client costs, from the result file of a short run (a trial): seconds of an example, by
-architecture.
+"""Costs of a client, from the result file of a short run (a trial): seconds of an example.
+
+They are measured by architecture.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ APART = (
     "server",
     "communicate",
     "wait",
-)  # what a round's seconds are recorded of, but for `rest`
+)  # phases of a round; its other seconds are `rest`
 NORMAL = 1.4826  # standard deviation of a normal variable over its median deviation
 ALIKE = (
     "algorithm",
@@ -41,15 +42,18 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds are those of a rank that computes alone on its cores or its GPU.
+    """Costs of a trial; seconds are those of a rank that computes alone on its cores or its GPU.
 
-    train: of one example that goes forward and backward once, by architecture.  evaluate: of a test
-    example, over that.  rest: of a client and round, beside all that is timed apart.  server: of a
-    round, on rank 0.
-    peak, gpu: most bytes of a rank's memory, and of its GPU's.  held: architectures of the clients
-    of each rank.
-    cores: of a node.  processor: what it ran on.  job: the trial's.  spread: of a client's seconds,
-    as `relative_deviation` has it.
+    train: of one example that goes forward and backward once, by architecture.
+    evaluate: of a test example, relative to train.
+    rest: of a client and round, in addition to all that is timed separately.
+    server: of a round, on rank 0.
+    peak, gpu: peak bytes of a rank's memory, and of its GPU's.
+    held: architectures of the clients of each rank.
+    cores: of a node.
+    processor: the trial's processor.
+    job: the trial's job.
+    spread: `relative_deviation` of a client's seconds.
     """
 
     train: dict[str, float]
@@ -65,7 +69,10 @@ class Costs:
     spread: float = 0.0
 
     def of(self, kind: str) -> float:
-        """Seconds of an example of this architecture; ConfigError if the trial had none."""
+        """Return the seconds of an example of this architecture.
+
+        Raises ConfigError if the trial had none.
+        """
         if kind not in self.train:
             raise ConfigError(
                 f"costs: the short run trained {', '.join(self.train)}, but this job has {kind}; "
@@ -75,10 +82,10 @@ class Costs:
 
 
 def costs(run: Path, everybody: bool) -> Costs:
-    """The costs that a run's result file tells. everybody: a round evaluates clients that did not
-    train in it too.
+    """Return the costs from a run's result file.
 
-    Raises CheckpointError without such a file, ConfigError for one of no use.
+    everybody: whether a round also evaluates clients that did not train in it.
+    Raises CheckpointError without such a file, ConfigError if it is not usable.
     """
     record = load(run)
     usable(record, run)
@@ -108,7 +115,7 @@ def costs(run: Path, everybody: bool) -> Costs:
 
 
 def usable(record: Record, run: Path) -> None:
-    """ConfigError for a trial whose seconds are not those of ranks that compute alone."""
+    """Raise ConfigError for a trial whose ranks did not compute alone, or that has no costs."""
     hardware, job, ranks = record.header["hardware"], record.header["job"], record.header["ranks"]
     if not record.rounds or not np.nansum(column(record, "clients/examples")):
         raise ConfigError(f"costs: in {run} no client has been trained; let it make a few rounds")
@@ -132,8 +139,9 @@ def usable(record: Record, run: Path) -> None:
 
 
 def rates(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[str, float]:
-    """Seconds of an example by architecture: the median over clients and rounds. seconds, examples:
-    [T, K].
+    """Return the seconds of an example by architecture: the median over clients and rounds.
+
+    seconds, examples: [T, K].
     """
     found = defaultdict(list)
     for t, k in zip(*np.nonzero(examples > 0), strict=True):
@@ -144,10 +152,10 @@ def rates(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[
 def relative_deviation(
     kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray, train: dict[str, float]
 ) -> float:
-    """By how much of their mean a client's seconds vary: standard deviation, beside the pace of a
-    whole round.
+    """Return the standard deviation of a client's seconds, relative to their mean.
 
-    From the median deviation of clients, for a hiccup of the machine is not what clients vary by.
+    Variations of a whole round do not count. It is estimated from the median deviation of clients,
+    so that outliers of the machine do not matter.
     """
     usual, found = examples * np.array([train.get(str(kind), 0.0) for kind in kinds]), []
     for took, normal in zip(seconds, usual, strict=True):
@@ -159,10 +167,10 @@ def relative_deviation(
 def evaluation(
     record: Record, kinds: np.ndarray, train: dict[str, float], first: int, seen: np.ndarray
 ) -> float:
-    """Seconds of evaluating a test example over those of training with one, all passes of a round
-    together.
+    """Return the seconds of evaluating a test example, relative to training with one.
 
-    seen: [T, K], who was evaluated.
+    All passes of a round are added up.
+    seen: [T, K], which clients were evaluated.
     """
     spent, tests = (
         column(record, "ranks/evaluate")[first:].sum(1),
@@ -174,7 +182,7 @@ def evaluation(
 
 
 def rest(record: Record, first: int) -> float:
-    """Seconds of a rank's round that no phase has: moving weights in and out, mostly."""
+    """Return the seconds of a rank's round in no phase, mostly moving weights in and out."""
     apart = sum(
         column(record, f"ranks/{phase}") for phase in APART
     )  # a checkpoint comes between rounds
@@ -183,5 +191,5 @@ def rest(record: Record, first: int) -> float:
 
 
 def differing_fields(costs: Costs, job: dict[str, Any]) -> list[str]:
-    """The fields that costs hang on and in which the trial was another job."""
+    """Return the fields that affect costs and in which the trial's job differs."""
     return [name for name in ALIKE if at(costs.job, name) != at(job, name)]

@@ -1,6 +1,4 @@
-"""What a job asks of a cluster, whatever its size: work and bytes of clients, who takes part, what
-travels.
-"""
+"""Demand of a job for resources, independent of the cluster: work, memory, cohorts and traffic."""
 
 from __future__ import annotations
 
@@ -28,24 +26,28 @@ WHOLE = {
     "pfedknow",
     "pfnm",
     "tkm",
-}  # methods whose uploads travel as they are; others' are averaged
+}  # methods whose uploads are gathered; those of others are averaged
 
 
 @dataclass(frozen=True)
 class Demand:
-    """kinds: [K], architectures.  size: bytes of each one's weights.  stateless: clients keep none
-    between rounds.
+    """The demand of a job.
 
-    train, evaluate: [K], seconds of a client in a round at speed 1.  rest: likewise, of each that
-    takes part.
-    cohorts: of some rounds, in groups that train on one rank.  everybody: all clients are
-    evaluated, not a cohort.
-    values, arrays: of the model that is averaged; 0: none is.  uploads: bytes that all ranks
-    receive instead.
-    kept: [K], bytes that a checkpoint holds.  rounds: of the run.  due: share of rounds that
-    evaluate.
-    every: rounds from one checkpoint to the next.  spread: of a client's seconds of training, over
-    their mean.
+    kinds: [K], architectures.
+    size: bytes of the weights of each architecture.
+    stateless: whether clients keep no weights between rounds.
+    train, evaluate: [K], seconds of a client in a round at speed 1.
+    rest: likewise, of each client that takes part.
+    server: seconds of a round on rank 0.
+    cohorts: of some rounds, in groups that train on one rank.
+    everybody: whether all clients are evaluated, instead of a cohort.
+    values, arrays: of the averaged model; 0 if there is none.
+    uploads: bytes that all ranks receive in that case.
+    kept: [K], bytes in a checkpoint.
+    rounds: of the run.
+    due: share of rounds that evaluate.
+    every: rounds from one checkpoint to the next.
+    spread: of a client's seconds of training, relative to their mean.
     """
 
     kinds: tuple[str, ...]
@@ -73,8 +75,9 @@ class Demand:
 
 
 def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
-    """The demand of a federation, which is that of one rank. tests: [K], test examples of each
-    client.
+    """Return the demand of a federation on one rank.
+
+    tests: [K], test examples of each client.
     """
     job, method, kinds = fed.job, fed.job.algorithm, fed.architectures
     size = {kind: 4 * fed.store.layout(kind).size for kind in sorted(set(kinds))}
@@ -111,7 +114,7 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
 
 
 def everybody(fed: Federation) -> bool:
-    """Whether a round evaluates clients that did not train in it: with a model that they share."""
+    """Return whether a round also evaluates clients that did not train in it, by a shared model."""
     from hpcfed.engine.record import SMALL
 
     wanted = fed.job.evaluate.clients
@@ -119,7 +122,7 @@ def everybody(fed: Federation) -> bool:
 
 
 def moments(fed: Federation) -> int:
-    """Vectors like the weights that a client's optimiser keeps from round to round."""
+    """Return the number of vectors, of the weights' size, that a client's optimiser keeps."""
     local = fed.job.local
     if not local.keep_optimiser:
         return 0

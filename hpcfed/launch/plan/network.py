@@ -1,5 +1,6 @@
-"""What a message costs between two ranks: Hockney's latency and bandwidth, told in the words of a
-data sheet.
+"""Seconds of a message between two ranks: Hockney's model of latency and bandwidth.
+
+Both are given as in a data sheet.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from dataclasses import dataclass
 from hpcfed.comm.messages import EAGER
 from hpcfed.core.errors import ConfigError
 
-ANNOUNCED = (
-    3  # latencies of a message that is longer than EAGER: it is first announced and asked for
-)
+ANNOUNCED = 3  # latencies of a message longer than EAGER, which needs a handshake
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BYTES = {
@@ -26,8 +25,10 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*([a-zA-Z/]+)")
 
 @dataclass(frozen=True)
 class Network:
-    """latency: seconds of a message without bytes.  bandwidth: bytes per second, each way.
+    """The latency and bandwidth of a network.
 
+    latency: seconds of a message without bytes.
+    bandwidth: bytes per second, each way.
     Hockney, Parallel Computing 20 (1994) 389-398.
     """
 
@@ -35,8 +36,9 @@ class Network:
     bandwidth: float
 
     def message(self, nbytes: float, sharing: int = 1) -> float:
-        """Seconds of one message. sharing: so many ranks send as much at once through the same
-        connection.
+        """Return the seconds of one message.
+
+        sharing: the number of ranks that send as much at once through the same connection.
         """
         return (
             self.latency * (1 if nbytes <= EAGER else ANNOUNCED) + sharing * nbytes / self.bandwidth
@@ -44,9 +46,9 @@ class Network:
 
 
 def network(text: str) -> Network:
-    """`latency 2us, 100Gb/s`: a latency in s, ms, us or ns, and a bandwidth in bits (b/s) or bytes
-    (B/s), k, M, G or T.
+    """Return the network that a text describes, such as `latency 2us, 100Gb/s`.
 
+    The latency is in s, ms, us or ns, the bandwidth in bits (b/s) or bytes (B/s) with k, M, G or T.
     Raises ConfigError for anything else.
     """
     parts = [
@@ -63,17 +65,20 @@ def network(text: str) -> Network:
 
 
 def disk(text: str) -> tuple[float, float]:
-    """What one node writes, `2GB/s`, and all nodes together, `2GB/s, 20GB/s`, in bytes per second.
+    """Return the bytes per second that one node and all nodes together write.
 
-    Without a second number there is no limit for all. Raises ConfigError for anything else.
+    text: `2GB/s`, or `2GB/s, 20GB/s`; without a second number there is no limit for all nodes.
+    Raises ConfigError for anything else.
     """
     one, *all_ = (quantity(part, BYTES, f"--disk {text!r}") for part in text.split(",", 1))
     return one, all_[0] if all_ else math.inf
 
 
 def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:
-    """A number with its unit; ConfigError where it has none of these units, or is too small.
-    option: that gives it.
+    """Return a number with its unit.
+
+    Raises ConfigError if it has none of these units, or is too small.
+    option: the option that gives it, for the message.
     """
     found = NUMBER.fullmatch(part.strip())
     value = float(found[1]) * units[found[2]] if found and found[2] in units else -1.0

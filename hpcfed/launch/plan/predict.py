@@ -1,4 +1,5 @@
-"""Seconds of a round and its parts on a cluster of a given size, memory, checkpoint and node-hours.
+"""Prediction of seconds of a round and its parts, memory, checkpoint and node-hours on a cluster.
+
 Pure arithmetic.
 """
 
@@ -20,7 +21,7 @@ ROW, TOTAL = (
     1.6e-9,
     2.7e-9,
 )  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
-# the same for one that a rank sends to other nodes, and has from them again: copies, on both ways
+# the same for a value that a rank sends to other nodes and receives back: copies both ways
 SENT = 4.4e-9
 # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 COPY = 2e9
@@ -28,11 +29,12 @@ COPY = 2e9
 
 @dataclass(frozen=True)
 class Cluster:
-    """nodes of `each` ranks, with so many cores and GPUs (0: ranks compute on cores, `threads`
-    each).
+    """A cluster: nodes with `each` ranks.
 
-    far: the network.  disk: bytes a second that one node writes, and all together.  speeds: of the
-    nodes, again and again; or by rank.
+    cores, gpus: of a node; with no GPUs ranks compute on cores, with `threads` each.
+    far: the network.
+    disk: bytes per second that one node writes, and all together.
+    speeds: of the nodes, repeated as needed; or by rank.
     """
 
     nodes: int
@@ -51,14 +53,15 @@ class Cluster:
 
     @property
     def crowd(self) -> float:
-        """How much longer a core's work takes where a node has more threads than cores; 1
-        elsewhere.
+        """Factor by which a core's work takes longer if a node has more threads than cores.
+
+        It is 1 otherwise.
         """
         return max(1.0, self.each * self.threads / self.cores)
 
     @property
     def wires(self) -> Wires:
-        """Inside a node messages are copies in memory, which cores make."""
+        """The network; inside a node messages are copies in memory, made by cores."""
         near = Network(self.near.latency * self.crowd, self.near.bandwidth / self.crowd)
         return Wires(self.nodes, self.each, self.far, near)
 
@@ -72,8 +75,9 @@ class Cluster:
         ]
 
     def busy(self, loads: np.ndarray) -> np.ndarray:
-        """When each rank is done with its load, for those that share a GPU, or a node's cores, slow
-        one another.
+        """Return when each rank is done with its load, [R].
+
+        Ranks that share a GPU, or a node's cores, slow one another down.
         """
         node, local = np.divmod(np.arange(self.ranks), self.each)
         if self.gpus:
@@ -83,12 +87,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a mean round and its parts (train, evaluate: mean over ranks; wait: for the
-    slowest).
+    """The prediction for one cluster.
 
-    save: seconds in which a checkpoint is written, beside the rounds.  efficiency: speed-up over
-    nodes, against the smallest cluster of the list.  hours: of the run.  memory, gpu: bytes, of the
-    fullest rank and GPU.
+    seconds: of a mean round.
+    parts: of that (train, evaluate: mean over ranks; wait: for the slowest).
+    save: seconds in which a checkpoint is written, in parallel to rounds.
+    efficiency: speed-up over nodes, relative to the smallest cluster of the list.
+    hours: of the run.
+    memory, gpu: bytes, of the fullest rank and GPU.
     """
 
     nodes: int
@@ -107,8 +113,9 @@ class Prediction:
 
 
 def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.0) -> Prediction:
-    """What the demand takes there. peak, gpu: bytes that a rank and its share of a GPU hold beside
-    weights.
+    """Return the prediction for this demand on this cluster.
+
+    peak, gpu: bytes that a rank and its share of a GPU use in addition to weights.
     """
     everyone = [[k] for k in range(len(demand.kinds))]
     fixed = place_clients(demand, everyone, cluster)
@@ -140,7 +147,7 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
 
 
 def weight_bytes(demand: Demand, placement: list[int], ranks: int) -> np.ndarray:
-    """Bytes of weights on each rank, [R]."""
+    """Return the bytes of weights on each rank, [R]."""
     kinds: list[list[str]] = [[] for _ in range(ranks)]
     for k, rank in enumerate(placement):
         kinds[rank].append(demand.kinds[k])
@@ -150,9 +157,10 @@ def weight_bytes(demand: Demand, placement: list[int], ranks: int) -> np.ndarray
 def a_round(
     demand: Demand, groups: list[list[int]], fixed: list[int], cluster: Cluster
 ) -> dict[str, float]:
-    """Computing in a round: mean over ranks, and how much longer the slowest takes.
+    """Return the seconds of computation in a round.
 
-    Clients that keep nothing are dealt out anew each round, as runs do; others stay where they are.
+    They are means over ranks, and the additional wait for the slowest rank. Stateless clients are
+    placed anew each round, as in runs; others stay where they are.
     """
     placement = np.array(place_clients(demand, groups, cluster) if demand.stateless else fixed)
     cohort = [k for ks in groups for k in ks]
@@ -174,9 +182,9 @@ def a_round(
 
 
 def place_clients(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
-    """The rank of every client, [K], whole groups together: by the rule that runs use."""
+    """Return the rank of every client, [K], with groups kept together, by the rule of runs."""
     ranks = place([float(demand.train[ks].sum()) for ks in groups], cluster.ranks, cluster.fast)
-    found = [k % cluster.ranks for k in range(len(demand.kinds))]  # who is in no group
+    found = [k % cluster.ranks for k in range(len(demand.kinds))]  # clients in no group
     for ks, rank in zip(groups, ranks, strict=True):
         for k in ks:
             found[k] = rank
@@ -184,13 +192,14 @@ def place_clients(demand: Demand, groups: list[list[int]], cluster: Cluster) -> 
 
 
 def loads(seconds: np.ndarray, placement: np.ndarray, cluster: Cluster) -> np.ndarray:
-    """Seconds of each rank alone, [R], with these clients."""
+    """Return the seconds of each rank alone, [R], with these clients."""
     return np.bincount(placement, seconds, cluster.ranks) / np.array(cluster.fast)
 
 
 def communication_seconds(demand: Demand, cluster: Cluster, placement: list[int]) -> float:
-    """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic
-    of exact sums.
+    """Return the seconds of a round's collectives and of the arithmetic of exact sums.
+
+    The collectives are two barriers, the exchange and the record.
     """
     wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
     rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()

@@ -1,1 +1,1 @@
-"""Batch jobs of Slurm: their text, and `hpcfed submit`."""
+"""Batch jobs of Slurm: their scripts, and `hpcfed submit`."""

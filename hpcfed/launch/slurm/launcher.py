@@ -1,4 +1,4 @@
-"""What starts the ranks inside an allocation."""
+"""Choice of the command that starts the ranks inside an allocation."""
 
 import shlex
 import shutil
@@ -12,11 +12,11 @@ AUTO = "auto"
 
 
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
-    """The words before the ranks' command: those that are wanted, `srun` with the options that it
-    needs.
+    """Return the words before the ranks' command; `srun` gets the options that it needs.
 
-    auto: what `hpcfed doctor` has found to work on this cluster; a guess where nobody has asked it.
-    ConfigError for words that no shell could split.
+    wanted: the command, or "auto" for the launcher that `hpcfed doctor` found to work on this
+    cluster, or else a guess.
+    Raises ConfigError for words that no shell could split.
     """
     words = split("launcher", (read_launcher() or likely()) if wanted == AUTO else wanted)
     if words == ["srun"]:
@@ -27,16 +27,18 @@ def launcher(wanted: str = AUTO) -> tuple[str, ...]:
 
 
 def likely() -> str:
-    """mpirun, also beside this Python, for it belongs to its MPI library and asks Slurm for the
-    nodes; srun else.
+    """Return the launcher that most likely works: mpirun, else srun.
+
+    mpirun belongs to its MPI library, also beside this Python, and asks Slurm for the nodes.
     """
     found = [shlex.quote(name) for name in starters(sys.executable)]
     return found[0] if found else "srun" if shutil.which("srun") else "mpirun"
 
 
 def interface() -> str:
-    """How srun and an MPI library find each other: the best that this Slurm has; pmix, Open MPI's,
-    is not known.
+    """Return the best MPI plugin of this Slurm's srun.
+
+    It is pmix, that of Open MPI, if srun has none of PLUGINS or does not list them.
     """
     here = list_srun_plugins()
     return next((name for name in PLUGINS if name in here), PLUGINS[0])

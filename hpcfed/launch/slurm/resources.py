@@ -1,5 +1,6 @@
-"""What a batch job asks for: what the user says, and what follows from its runs and from this
-Python's place.
+"""Resources of a batch job: those that the user gives, and those that follow from its runs.
+
+They also include the environment of this Python.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a s
 def batch_of(
     name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any
 ) -> Batch:
-    """The batch job of these runs, which gives each of them what it needs. Raises ConfigError for
-    what cannot be.
+    """Return a batch job that gives each of these runs what it needs.
 
-    runs: the fields of their jobs.  wanted: what starts the ranks, or auto.  asked: of Batch.
+    runs: the fields of their jobs.
+    wanted: the launcher of the ranks, or auto.
+    asked: fields of Batch.
+    Raises ConfigError for impossible values.
     """
     most = {
         field: max(run[f"run.{field}"] for run in runs)
@@ -50,8 +53,9 @@ def batch_of(
 
 
 def fill_tasks(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below
-    1.
+    """Return the resources with one rank for each GPU of a node by default, or one.
+
+    Raises ConfigError for a number below 1.
     """
     for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
         if asked[name] is not None and asked[name] < 1:
@@ -62,13 +66,14 @@ def fill_tasks(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def alone(options: Sequence[str]) -> bool:
-    """Whether jobs begin without the environment of who submits them, as some sites have it."""
+    """Return whether jobs begin without the submitting user's environment, as on some sites."""
     return "SBATCH_EXPORT" in os.environ or any(option.startswith("--export") for option in options)
 
 
 def python_first(always: bool) -> list[str]:
-    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or
-    always.
+    """Return a line for the script that puts this Python on the PATH.
+
+    Returns none if `hpcfed` on the PATH is this one already, unless `always`.
     """
     here, found = Path(sys.executable).parent, shutil.which("hpcfed")
     known = found and Path(found).parent == here and not always
@@ -76,5 +81,5 @@ def python_first(always: bool) -> list[str]:
 
 
 def command_line() -> str:
-    """The command line of this process, so that a script tells where it comes from."""
+    """Return the command line of this process, to record the origin of a script."""
     return shlex.join(["hpcfed", *sys.argv[1:]])

@@ -1,9 +1,10 @@
 """The text of a batch script; nothing here looks at the machine or starts anything.
 
-A script survives the queue. Slurm sends SIGUSR1 to it some time before the limit, or when the job
-has to make room (--signal); it hands that on to `hpcfed supervise`, which asks the ranks to save
-and stop. Then the job queues itself again, in the same run folder. A job that Slurm itself queues
-again, because a node has failed or without a warning, goes on from the last checkpoint.
+A script handles time limits and requeueing. Slurm sends SIGUSR1 to it some time before the limit,
+or when the job is preempted (--signal); it passes that on to `hpcfed supervise`, which asks the
+ranks to save and stop. Then the job queues itself again, in the same run folder. A job that Slurm
+itself queues again, because a node has failed or without a warning, continues from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch job asks for; names, units and forms are sbatch's, and None leaves a thing to
-    the site.
+    """The options of a batch job.
 
-    sbatch: more of sbatch's options, as on its command line.  at_once: tasks of an array that may
-    run at a time.
-    env: lines of shell that prepare each start, such as `module load openmpi`.  container: an
-    image, for the ranks.
-    launcher: the words that start the ranks.  restarts: how often the job may have been queued
-    again.
+    Names, units and forms are sbatch's, and None leaves an option to the site.
+    sbatch: further options of sbatch, as on its command line.
+    at_once: tasks of an array that may run at a time.
+    env: lines of shell that prepare each start, such as `module load openmpi`.
+    container: an image, for the ranks.
+    launcher: the words that start the ranks.
+    restarts: how often the job may have been queued again.
     notice: seconds from the signal to the end of the job.
-    chain: a link of a chain of jobs, which does not queue itself again: the next link goes on.
-    threads: of each rank.  made_by: the command that writes this script.
+    chain: whether it is a link of a chain of jobs, which does not queue itself again, because the
+    next link continues.
+    threads: of each rank.
+    made_by: the command that writes this script.
     """
 
     name: str
@@ -70,13 +73,13 @@ class Batch:
     made_by: str = ""
 
     def ranks(self) -> list[str]:
-        """The words that start the ranks on all nodes, up to the fields of the job."""
+        """Return the words that start the ranks on all nodes, up to the fields of the job."""
         return [*self.starter(), "python", "-m", "hpcfed.main"]
 
     def starter(self) -> list[str]:
-        """Those before the ranks' own command."""
+        """Return the words before the ranks' own command."""
         several = (self.cpus_per_task or 1) > 1
-        if self.launcher[0] == "srun":  # it does not take this over from the job
+        if self.launcher[0] == "srun":  # it does not inherit this from the job
             cores = [f"--cpus-per-task={self.cpus_per_task}"] if several else []
         else:  # else all threads of a rank share one core
             cores = ["--bind-to", "none"] if several else []
@@ -86,12 +89,15 @@ class Batch:
 
 
 def run(batch: Batch, fields: Sequence[str], before: Sequence[str] = ()) -> str:
-    """The script of one run.  before: ids of the jobs that work on the run before this one."""
+    """Return the script of one run.
+
+    before: ids of the jobs that work on the run before this one.
+    """
     return script(batch, supervise_command(batch, quote_words(fields), before))
 
 
 def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) -> str:
-    """The script of an array job: one run for each of these lists of more fields."""
+    """Return the script of an array job: one run for each of these lists of further fields."""
     cases = "".join(f'  {i}) set -- {quote_words(more)} "$@" ;;\n' for i, more in enumerate(each))
     return script(
         batch,
@@ -102,7 +108,7 @@ def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) ->
 
 
 def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int]) -> str:
-    """The script of the same run on several numbers of ranks, one after the other, in one job.
+    """Return the script of one run on several numbers of ranks, one after the other, in one job.
 
     Each number has a folder of its own, whatever fields are changed when the script is submitted.
     """
@@ -127,10 +133,12 @@ def supervise_command(
     last: str = "",
     indent: str = "",
 ) -> str:
-    """The command that does one run, or as much of it as is left.
+    """Return the command that does one run, or the rest of it.
 
-    fields: quoted.  before: as `run` has it.  options: of the launcher.  last: after the fields
-    that are given when the script is submitted.
+    fields: quoted.
+    before: as in `run`.
+    options: of the launcher.
+    last: words after the fields that are given when the script is submitted.
     """
     launcher, *others = batch.ranks()
     jobs = " ".join(f"--job {one}" for one in (*before, "$SLURM_JOB_ID"))
@@ -139,10 +147,10 @@ def supervise_command(
 
 
 def script(batch: Batch, body: str, tasks: int = 0) -> str:
-    """The whole script around a body, which starts what gets the signals by `watch`, and leaves its
-    status in $status.
+    """Return the whole script around a body.
 
-    tasks: of an array job.
+    body: starts commands that are to receive signals by `watch`, and leaves its status in $status.
+    tasks: number of tasks of an array job.
     """
     return "\n".join(
         [
@@ -170,7 +178,7 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
 
 
 def directives(batch: Batch, tasks: int) -> list[str]:
-    """The lines that sbatch reads."""
+    """Return the lines that sbatch reads."""
     asked = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
     array = f"0-{tasks - 1}" + (f"%{batch.at_once}" if batch.at_once else "")
     asked |= {
@@ -188,7 +196,7 @@ def directives(batch: Batch, tasks: int) -> list[str]:
 
 
 def signals(batch: Batch) -> list[str]:
-    """How what is started is told that the job is to end."""
+    """Return the lines that pass signals on to the command."""
     then = "" if batch.chain else "again=yes; "
     return [
         "again= stopped= run=   # whatever the environment has",
@@ -210,7 +218,7 @@ def signals(batch: Batch) -> list[str]:
 
 
 def queue_again(batch: Batch, tasks: int) -> list[str]:
-    """What follows when the command has ended, and the queue was the reason."""
+    """Return the lines that queue the job again after it was stopped by a signal."""
     # an array's id means all tasks
     job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if tasks else "$SLURM_JOB_ID"
     return [
@@ -223,14 +231,12 @@ def queue_again(batch: Batch, tasks: int) -> list[str]:
 
 
 def quote_words(words: Sequence[str]) -> str:
-    """Words as the shell takes them, each as it is."""
+    """Return words quoted for the shell."""
     return shlex.join(words)
 
 
 def one_line(what: str, text: str) -> str:
-    """The text; ConfigError where a line break in it would begin a line of its own in the
-    script.
-    """
+    """Return the text. Raises ConfigError if it would not stay on one line of the script."""
     if not text.isprintable():
         raise ConfigError(f"submit: {what}: one line without control characters, got {text!r}")
     return text

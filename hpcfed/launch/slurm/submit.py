@@ -1,6 +1,4 @@
-"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: a run as a batch
-job.
-"""
+"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: a batch job."""
 
 from __future__ import annotations
 
@@ -34,13 +32,14 @@ def submit(
     ranks: str | None,
     **asked: Any,
 ) -> str:
-    """Submit what these fields mean, or with dry_run return the script.
+    """Submit a run, or with dry_run return the script.
 
-    words: `[JOB.toml ...] [--field value ...]`.  chain: jobs, each of which goes on where the one
-    before stopped.
-    each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of
-    ranks.
-    asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
+    words: `[JOB.toml ...] [--field value ...]`.
+    chain: number of jobs, each of which continues where the one before stopped.
+    each: further fields, for one task of an array job each.
+    ranks: "1,2,4", a run for each number of ranks.
+    asked: fields of Batch.
+    Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
     tasks = [split("each", fields) for fields in each or []]
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
@@ -76,7 +75,7 @@ def make_script(
     numbers: Sequence[int],
     before: Sequence[str],
 ) -> str:
-    """The script.  before: ids of the links of a chain that come before this one."""
+    """Return the script. before: ids of the links of a chain that come before this one."""
     if tasks:
         return script.array(batch, words, tasks)
     if numbers:
@@ -85,7 +84,10 @@ def make_script(
 
 
 def load_jobs(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
-    """The jobs of all tasks, or the one there is; ConfigError if two write to the same folder."""
+    """Return the jobs of all tasks, or the single job.
+
+    Raises ConfigError if two write to the same folder.
+    """
     jobs = [load([*words, *more], folder.read_job) for more in tasks or [[]]]
     folders = [folder.of(job) for job in jobs]
     for i, path in enumerate(folders):
@@ -99,7 +101,10 @@ def load_jobs(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]
 
 
 def counts(ranks: str, batch: Batch) -> list[int]:
-    """Numbers of ranks, from "1,2,4"; at most as many as the job has tasks."""
+    """Return numbers of ranks from "1,2,4".
+
+    Raises ConfigError for anything else, or for more than the job has tasks.
+    """
     numbers, most = ranks.split(","), batch.nodes * (batch.ntasks_per_node or 1)
     if not all(n.isdecimal() and int(n) for n in numbers):
         raise ConfigError(
@@ -115,7 +120,7 @@ def counts(ranks: str, batch: Batch) -> list[int]:
 
 
 def free(job: Job) -> None:
-    """ConfigError where a run is in the way, rather than hours later in the queue."""
+    """Raise ConfigError if another run uses the folder, instead of hours later in the queue."""
     run = folder.of(job)
     if (holder := lock.find_holder(run)) and not job.force:
         raise ConfigError(
@@ -135,9 +140,9 @@ def free(job: Job) -> None:
 
 
 def sbatch_all(text: Callable[[list[str]], str], chain: int) -> list[str]:
-    """Submit so many scripts, each to begin when the one before has ended; their ids.
+    """Submit a chain of scripts, each to begin when the one before has ended; return their ids.
 
-    text: of a script, from the ids of those before.
+    text: returns a script, given the ids of those before.
     """
     ids: list[str] = []
     while len(ids) < chain:
@@ -153,7 +158,10 @@ def sbatch_all(text: Callable[[list[str]], str], chain: int) -> list[str]:
 
 
 def sbatch(text: str, options: Sequence[str] = ()) -> str:
-    """Submit a script; returns the job's id. ConfigError in Slurm's words where it refuses."""
+    """Submit a script and return the job's id.
+
+    Raises ConfigError with Slurm's message if it is refused.
+    """
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", *options], input=text, capture_output=True, text=True
@@ -172,10 +180,10 @@ def sbatch(text: str, options: Sequence[str] = ()) -> str:
 def submission_message(
     ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence[str]
 ) -> str:
-    """What a user needs to know of what is in the queue now.
+    """Return a message for the user about the submitted jobs.
 
-    waiting: some of it does while the rest runs.  guess: a launcher of which nobody knows whether
-    it works.
+    waiting: whether some of them wait while others run.
+    guess: a launcher that has not been tested.
     """
     several = f"jobs {', '.join(ids)}, one after the other" if len(ids) > 1 else f"job {ids[0]}"
     where = ", ".join(str(folder.of(job)) for job in jobs)
@@ -193,11 +201,12 @@ def submission_message(
 
 
 def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
-    """The commands. What waits in the queue gets no signal, and would begin when the others have
-    stopped.
+    """Return the commands that save and stop the jobs.
+
+    Waiting jobs get no signal, and would begin when the others have stopped.
     """
     first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
-    quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled
+    quiet = "--quiet " if waiting else ""  # about jobs that the first command has cancelled
     return (
         "to save and stop (a plain scancel may leave the ranks no time to): "
         f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}"

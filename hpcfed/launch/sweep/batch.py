@@ -1,6 +1,4 @@
-"""A sweep as an array job of Slurm: each run is a task, which is queued again and goes on as any
-other run.
-"""
+"""A sweep as an array job of Slurm: each run is a task, which is queued again like other runs."""
 
 from __future__ import annotations
 
@@ -19,11 +17,12 @@ from hpcfed.storage.sweep import Sweep, array_size
 def plan_batch(
     found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
 ) -> tuple[Sweep, str]:
-    """The sweep with its ranks and launcher as the batch job has them, and the script of that job.
+    """Return the sweep with the batch job's ranks and launcher, and the script of that job.
 
-    ranks: of each run; None: one for each GPU, or one on each node.  launcher: auto, mpirun, srun,
-    or a whole command.
-    asked: of Batch.  Raises ConfigError for more ranks than the job has tasks.
+    ranks: of each run; None for one for each GPU, or one on each node.
+    launcher: auto, mpirun, srun, or a whole command.
+    asked: fields of Batch.
+    Raises ConfigError for more ranks than the job has tasks.
     """
     if ranks and asked["ntasks_per_node"] is None:
         asked["ntasks_per_node"] = -(-ranks // max(1, asked["nodes"]))
@@ -46,8 +45,9 @@ def plan_batch(
 
 
 def submit(found: Sweep, text: str) -> str:
-    """Submit the script; what a user needs to know of it. ConfigError in Slurm's words where it
-    refuses.
+    """Submit the script, and return a message for the user.
+
+    Raises ConfigError with Slurm's message if it is refused.
     """
     job = sbatch(text)
     return (

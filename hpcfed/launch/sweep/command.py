@@ -1,10 +1,10 @@
-"""`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations,
-each in its folder.
+"""`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations.
 
-Alternatives of a field are separated by commas; those of a field that is a list itself, such as
-models.mix, by semicolons, which separate those of any other field too: `--models.mix
-'mlp,cnn;cnn'`. Of several job files all combinations are run with each: so one sweep makes the runs
-of a paper's table. `--with FILE.toml` lies over each of them.
+Each run has its own folder. Alternatives of a field are separated by commas. Those of a field that
+is a list itself, such as models.mix, are separated by semicolons, which are allowed for any other
+field too: `--models.mix 'mlp,cnn;cnn'`. With several job files all combinations are run with each,
+so that one sweep makes the runs of a paper's table. `--with FILE.toml` overrides fields of each of
+them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def sweep(
     trials: int | None = None,
     **batch: Any,
 ) -> int | str:
-    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
-    on with.
+    """Run, continue, list or submit a sweep.
 
-    overlays: job files that lie over each of the others.  batch: what an array job asks for.
+    words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to continue.
+    overlays: job files whose fields override those of each job file.
+    batch: options of an array job.
     search, trials: how values of ranges are drawn, and how many times.
     Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
-    its run. With submit, what is printed.
+    its run. With submit, returns the text to be printed.
     """
     for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
         if number is not None and number < 1:
@@ -93,7 +94,7 @@ def sweep(
 
 
 def goes_on(words: Sequence[str]) -> bool:
-    """Whether the words are the folder of a sweep: no job file, no flags."""
+    """Return whether the words are the folder of a sweep: no job file, no flags."""
     return len(words) == 1 and not words[0].startswith("-") and not words[0].endswith(".toml")
 
 
@@ -104,7 +105,7 @@ def reopen_sweep(
     ranks: int | None,
     launcher: str | None,
 ) -> Sweep:
-    """The sweep in that folder, as it was defined."""
+    """Return the sweep in that folder, as it was defined."""
     found = read(Path(words[0]))
     if overlays:
         raise ConfigError(
@@ -127,8 +128,9 @@ def define_sweep(
     launcher: str,
     trials: Sequence[Values] = (),
 ) -> Sweep:
-    """The sweep of a command line, which may add runs to one that its folder holds. trials: of a
-    search.
+    """Return the sweep of a command line, which may add runs to the one in its folder.
+
+    trials: of a search.
     """
     folder = folder_of(words, overlays, out)
     found = define(words, folder, ranks, launcher, overlays, trials)
@@ -138,7 +140,7 @@ def define_sweep(
 
 
 def folder_of(words: Sequence[str], overlays: Sequence[Path], out: Path | None) -> Path:
-    """The folder of a sweep."""
+    """Return the folder of a sweep."""
     files, _ = split_files(words)
     name = (
         files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
@@ -154,7 +156,7 @@ def refuse_search(
     submit: bool,
     dry_run: bool,
 ) -> None:
-    """ConfigError for a search of nothing, or in a way that it cannot be done."""
+    """Raise ConfigError for a search without ranges, or with incompatible options."""
     if not search:
         raise ConfigError("sweep: --trials is of a search; add --search random")
     if goes_on(words):
@@ -188,8 +190,9 @@ def search_by_optuna(
     spans: Mapping[str, Range],
     n: int,
 ) -> int:
-    """So many trials, one after the other, each over all seeds; the exit status. Those that the
-    folder holds are gone on with first.
+    """Run trials one after the other, each over all seeds, and return the exit status.
+
+    Trials in the folder are continued first.
     """
     folder, given = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []
@@ -198,7 +201,7 @@ def search_by_optuna(
         if i == len(tried):
             scored = [(values, score_of(define_sweep(*given, tried), values)) for values in tried]
             tried.append(propose(spans, scored))
-            if tried[-1] in tried[:-1]:  # nothing new is left in these ranges
+            if tried[-1] in tried[:-1]:  # these ranges have no new values
                 tried.pop()
                 break
         found = define_sweep(*given, tried)
@@ -214,7 +217,7 @@ def search_by_optuna(
 
 
 def known_trials(found: Sweep, spans: Mapping[str, Range]) -> list[Values]:
-    """The trials of a sweep, in the order in which they were proposed."""
+    """Return the trials of a sweep, in the order in which they were proposed."""
     trials: list[Values] = []
     for run in found.runs:
         given = dict(zip(run.words[::2], run.words[1::2], strict=False))
@@ -225,7 +228,7 @@ def known_trials(found: Sweep, spans: Mapping[str, Range]) -> list[Values]:
 
 
 def runs_of(found: Sweep, values: Values) -> list[int]:
-    """The numbers of the runs of a trial."""
+    """Return the numbers of the runs of a trial."""
     wanted = {(f"--{name}", value) for name, value in values.items()}
     return [
         j
@@ -235,7 +238,7 @@ def runs_of(found: Sweep, values: Values) -> list[int]:
 
 
 def score_of(found: Sweep, values: Values) -> float | None:
-    """The validation score of a trial, mean over seeds; None where a run of it is not finished."""
+    """Return the validation score of a trial, mean over seeds; None if a run is not finished."""
     runs = [found.runs[j] for j in runs_of(found, values)]
     if not all(is_finished(found, run) for run in runs):
         return None
@@ -243,7 +246,7 @@ def score_of(found: Sweep, values: Values) -> float | None:
 
 
 def preview(found: Sweep, places: int) -> int:
-    """What would be done; nothing is started or written."""
+    """Print the runs of a sweep; nothing is started or written."""
     rows = [
         (i, run.name, "finished" if is_finished(found, run) else "to run")
         for i, run in enumerate(found.runs)
@@ -254,13 +257,16 @@ def preview(found: Sweep, places: int) -> int:
 
 
 def describe_sweep(found: Sweep, places: int) -> str:
-    """What there is to do, in a line."""
+    """Return a description of the sweep in one line."""
     runs = count_noun(len(found.runs), "run")
     return f"{runs} in {found.folder}, {places} at a time, {count_noun(found.ranks, 'rank')} each"
 
 
 def start(found: Sweep) -> None:
-    """Make the folder, refuse what cannot be started, and write down what the runs are."""
+    """Make the folder, check that the runs can be started, and write the definition.
+
+    Raises ConfigError if they cannot.
+    """
     launcher(found)
     if not os.path.isdir(found.directory):
         raise ConfigError(
@@ -284,7 +290,7 @@ def submit_sweep(found: Sweep, dry_run: bool, **asked: Any) -> str:
 
 
 def select_tasks(found: Sweep, task: int | None) -> Sequence[int]:
-    """The numbers of the runs to be done: all, or one."""
+    """Return the numbers of the runs to be done: all, or one."""
     n = store.array_size(found)
     if task is not None and not 0 <= task < n:
         raise ConfigError(f"sweep: --task {task}, but {found.folder} has the tasks 0 to {n - 1}")
@@ -292,8 +298,9 @@ def select_tasks(found: Sweep, task: int | None) -> Sequence[int]:
 
 
 def check_same_jobs(found: Sweep, tasks: Sequence[int]) -> None:
-    """ConfigError where the job file, or the environment, makes other jobs now of runs that are not
-    finished.
+    """Raise ConfigError if unfinished runs would have other jobs now.
+
+    The job file, or the environment, may have changed since the sweep was defined.
     """
     for run in (found.runs[i] for i in tasks):
         if not is_finished(found, run):
@@ -301,13 +308,13 @@ def check_same_jobs(found: Sweep, tasks: Sequence[int]) -> None:
 
 
 def one(found: Sweep, task: int) -> int:
-    """One run, as a task of an array job; its exit status."""
+    """Do one run, as a task of an array job, and return its exit status."""
     status = Pool(found, 1).run([task])[0].status
     return status if status >= 0 else RESUME_ME
 
 
 def all_of(found: Sweep, places: int) -> int:
-    """All runs, so many at a time; what is not done is said at the end."""
+    """Do all runs, so many at a time, and print those that are not done at the end."""
     print(printable(describe_sweep(found, places)), flush=True)
     outcomes = Pool(found, places).run(range(len(found.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, shared out among runs side by side.
+"""Distribution of this machine's GPUs among concurrent runs.
 
-Each run counts its ranks alone, so without shares all runs would take the same GPU.
+Each run counts only its own ranks, so without shares all runs would use the same GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def usable(sweep: Sweep) -> list[str]:
-    """The GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them; none where all
-    are told to use CPUs.
+    """Return the GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them.
 
-    What that variable says is respected: no run sees a GPU that it hides.
+    The list is empty if all runs use CPUs. The variable is respected: no run sees a GPU that it
+    hides.
     """
     if not gpu_files() or all(run.fields["run.device"] == "cpu" for run in sweep.runs):
         return []
@@ -31,18 +31,17 @@ def usable(sweep: Sweep) -> list[str]:
 
 
 def count_gpus() -> int:
-    """GPUs that torch sees; none is touched, so that this process takes nothing of their memory."""
+    """Return the number of GPUs that torch sees, without using memory of any."""
     import torch  # takes seconds to load
 
     return torch.cuda.device_count()
 
 
 def shares(gpus: Sequence[str], places: int) -> list[str | None]:
-    """For each of so many runs side by side, its CUDA_VISIBLE_DEVICES; None: as it is, for there is
-    nothing to share.
+    """Return CUDA_VISIBLE_DEVICES for each of the concurrent runs.
 
-    Neighbours stay together, for they are often linked; where there are more runs than GPUs, runs
-    share one.
+    None leaves it unchanged, if there is nothing to share. Neighbouring GPUs stay together, because
+    they are often linked. If there are more runs than GPUs, runs share one.
     """
     n = len(gpus)
     if not n or places == 1:

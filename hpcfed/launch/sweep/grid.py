@@ -1,5 +1,6 @@
-"""From a command line to a sweep: the product of the values of its fields, each checked as a job
-before any starts.
+"""Definition of a sweep from a command line: the product of the values of its fields.
+
+Each combination is checked as a job before any run starts.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ Values = dict[str, str]  # of the fields that vary, as they are given
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of the command line as it is given, and its alternatives: none where it does not
-    vary; or the range from which a search draws it.
+    """A flag of the command line.
+
+    words: as it was given.
+    alternatives: its values; empty if it does not vary.
+    range: the range from which a search draws its value.
     """
 
     field: str
@@ -54,12 +58,14 @@ def define(
     overlays: Sequence[Path] = (),
     trials: Sequence[Values] = (),
 ) -> Sweep:
-    """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
+    """Return the sweep of these words: `[JOB.toml ...] [--field value,value ...]`.
 
-    Of several job files all combinations are run with each, and the overlays lie over each of them,
-    later ones over earlier ones. trials: of a search, values of the fields that are given as
-    ranges; all combinations are run with each. What all runs have in common are words of the sweep.
-    Raises ConfigError for a wrong field or value of any run, for all runs in one message.
+    With several job files all combinations are run with each. Overlays override the fields of each
+    of them, later ones those of earlier ones.
+    trials: of a search, values of the fields that are given as ranges; all combinations are run
+    with each.
+    Flags that all runs have in common are words of the sweep. Raises ConfigError for a wrong field
+    or value of any run, with those of all runs in one message.
     """
     files, given = split_files(words)
     refuse_overlays(files, overlays)
@@ -90,7 +96,7 @@ def define(
 
 
 def split_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The job files, and the flags."""
+    """Return the job files, and the flags."""
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     files = job_files(names)
     for path in {path for path in files if files.count(path) > 1}:
@@ -99,7 +105,7 @@ def split_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
-    """ConfigError for overlays that are no job files, lie over none, or are jobs of the sweep."""
+    """Raise ConfigError for overlays without a job file, or that are jobs of the sweep."""
     known = {path.resolve() for path in files}
     for path in job_files(list(map(str, overlays))):
         if not files:
@@ -115,14 +121,14 @@ def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
 
 
 def ranges(words: Sequence[str], overlays: Sequence[Path] = ()) -> dict[str, Range]:
-    """The fields of a command line that are given as ranges."""
+    """Return the fields of a command line that are given as ranges."""
     files, given = split_files(words)
     paths = [*files[:1], *overlays] if files else []
     return {flag.field: flag.range for flag in flags_of(paths, given) if flag.range}
 
 
 def varied(words: Sequence[str]) -> list[str]:
-    """The fields of a command line that have alternatives."""
+    """Return the fields of a command line that have alternatives."""
     files, given = split_files(words)
     return [flag.field for flag in flags_of(files[:1], given) if flag.alternatives]
 
@@ -130,9 +136,10 @@ def varied(words: Sequence[str]) -> list[str]:
 def choices(
     paths: Sequence[Path], given: list[str], files: int, trials: Sequence[Values] = ()
 ) -> Iterator[tuple[list[str], Values]]:
-    """Of each run of one job: the words that do not vary, and the values of what does.
+    """Yield, for each run of one job, the words that do not vary and the values that do.
 
-    paths: of its job file and its overlays.  files: how many job files the sweep has.
+    paths: its job file and its overlays.
+    files: the number of job files of the sweep.
     """
     flags = flags_of(paths, given)
     refuse(flags, files, bool(trials))
@@ -144,8 +151,9 @@ def choices(
 
 
 def file_label(path: Path | None, files: list[Path]) -> Values:
-    """What a run's name tells of its job file, where there are several: its name, or where two have
-    that, its path.
+    """Return the part of a run's name for its job file, if there are several.
+
+    It is the file's name, or its path if two have the same name.
     """
     if path is None or len(files) == 1:
         return {}
@@ -154,7 +162,7 @@ def file_label(path: Path | None, files: list[Path]) -> Values:
 
 
 def flags_of(paths: Sequence[Path], words: list[str]) -> list[Flag]:
-    """The flags, each with its values."""
+    """Return the flags, each with its values."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:
@@ -168,14 +176,15 @@ def flags_of(paths: Sequence[Path], words: list[str]) -> list[Flag]:
 
 
 def method(paths: Sequence[Path]) -> str:
-    """The algorithm where no flag names one."""
+    """Return the algorithm if no flag names one."""
     file = merge(*(values for _, values in read(*paths)))
     return peek("algorithm.name", [], os.environ, file) or DEFAULT_ALGORITHM
 
 
 def flag(group: list[str], methods: list[str]) -> Flag:
-    """One flag: a comma separates alternatives, but where a semicolon does, or the field is a list
-    itself.
+    """Return one flag of the command line.
+
+    A comma separates alternatives. A semicolon does if there is one, or if the field is a list.
     """
     field = group[0].removeprefix("--")
     if len(group) != 2:
@@ -195,7 +204,7 @@ def flag(group: list[str], methods: list[str]) -> Flag:
 
 
 def takes_list(field: str, methods: list[str]) -> bool:
-    """Whether a value of this field is a list: its commas are its own."""
+    """Return whether a value of this field is a list, so that commas belong to the value."""
     path = field.split(".")
     models = (
         [algorithm_model(name) for name in methods]
@@ -213,7 +222,7 @@ def takes_list(field: str, methods: list[str]) -> bool:
 
 
 def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
-    """ConfigError for what no sweep can take, or for one that would be one run."""
+    """Raise ConfigError for flags that a sweep cannot take, or that define a single run."""
     for name in (flag.field.removeprefix("no-") for flag in flags):
         if name in OURS:
             raise ConfigError(
@@ -237,7 +246,7 @@ def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
 
 
 def combinations(flags: list[Flag]) -> Iterator[Values]:
-    """What varies, run by run; the last field runs fastest."""
+    """Yield the values that vary, run by run; the last field varies fastest."""
     varied = [flag for flag in flags if flag.alternatives]
     for n, values in enumerate(product(*(flag.alternatives for flag in varied))):
         if n == MOST:
@@ -250,7 +259,7 @@ def too_many() -> ConfigError:
 
 
 def labels(chosen: list[Values]) -> list[str]:
-    """A folder's name for each run, from its values: `fedavg_alpha=0.5_seed=0`."""
+    """Return a folder name for each run, from its values: `fedavg_alpha=0.5_seed=0`."""
     short = [name.rpartition(".")[2] for name in chosen[0]]
     titles = {
         name: last if short.count(last) == 1 else name
@@ -259,7 +268,7 @@ def labels(chosen: list[Values]) -> list[str]:
     called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
     alike = {
         name for name in called if called.count(name) > 1
-    }  # their values differ in what no name shows
+    }  # their values differ in characters that names do not show
     return [
         f"{name}_{digest(values)}" if name in alike else name
         for name, values in zip(called, chosen, strict=True)
@@ -279,7 +288,7 @@ def label(values: Values) -> str:
 
 
 def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
-    """The whole job of each run; ConfigError with all that is wrong in any of them."""
+    """Return the whole job of each run. Raises ConfigError with the errors of all of them."""
     jobs, wrong = [], {}
     for words, name in zip(lines, called, strict=True):
         try:
@@ -296,13 +305,14 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
 
 
 def job_of(words: list[str]) -> Fields:
-    """The whole job of a command line, by dotted names, less what the sweep sets itself."""
+    """Return the whole job of a command line, by dotted names, without fields that a sweep sets."""
     return {name: value for name, value in flat(load(words).plain()).items() if name not in OURS}
 
 
 def agree(old: Sweep, new: Sweep) -> None:
-    """ConfigError unless a sweep can go on as the new one: with all runs that it has, and more
-    perhaps.
+    """Raise ConfigError unless the new sweep has all runs of the old one.
+
+    It may have more.
     """
     runs = {run.name: run for run in new.runs}
     for run in old.runs:
@@ -315,7 +325,7 @@ def agree(old: Sweep, new: Sweep) -> None:
 
 
 def check_same_job(run: Member, fields: Fields, folder: Path) -> None:
-    """ConfigError where a run's job is no longer what it was when the sweep was defined."""
+    """Raise ConfigError if a run's job has changed since the sweep was defined."""
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)
         if before != now and not covers(FREE, name):

@@ -1,4 +1,4 @@
-"""One run of a sweep: whether there is anything to do, and the process that does it."""
+"""One run of a sweep: whether it is finished, and the process that does it."""
 
 from __future__ import annotations
 
@@ -34,33 +34,38 @@ UNBOUND = {
 
 
 def is_finished(sweep: Sweep, run: Member) -> bool:
-    """Whether all rounds of a run are done, and what follows the last."""
+    """Return whether the run has done all rounds and its final steps."""
     return all_done(sweep.folder / run.name, run.fields["rounds"])
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
-    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint
-    where it has one.
+    """Return the command line of a run, which starts in `sweep.directory`.
+
+    The run continues from its last checkpoint if it has one.
     """
     folder = (sweep.folder / run.name).resolve()
-    below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
+    below = folder.is_relative_to(sweep.directory)  # so its file contains no absolute path
     out = folder.relative_to(sweep.directory) if below else folder
     job = [*sweep.words, *run.words, "--out", str(out), *onward(folder)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
 def launcher(sweep: Sweep) -> list[str]:
-    """What starts the ranks; nothing for one rank. ConfigError where there is no such command."""
+    """Return the words that start the ranks; empty for one rank.
+
+    Raises ConfigError if there is no such command.
+    """
     if sweep.ranks == 1 and not sweep.launcher:
         return []
     return find_launcher("sweep", sweep.ranks, sweep.launcher, "give --launcher")
 
 
 def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
-    """The words that start so many ranks: mpirun, or what is given. ConfigError where there is no
-    such command.
+    """Return the words that start so many ranks: mpirun, or the given command.
 
-    who: how the message begins.  advice: how another one is given.
+    who: the beginning of the message.
+    advice: how another launcher is given.
+    Raises ConfigError if there is no such command.
     """
     name, *options = split("launcher", given or "mpirun")
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
@@ -75,10 +80,10 @@ def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
 def start(
     sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process
-    alone.
+    """Start a run, in a process group of its own.
 
-    gpus: those that it may use, as `gpus.shares` has them.
+    So Ctrl-C in a terminal reaches this process alone.
+    gpus: the GPUs that it may use, from `gpus.shares`.
     """
     words, own = command(sweep, run), {} if gpus is None else {MASK: gpus}
     shown = [f"{name}={value}" for name, value in own.items()]
@@ -103,9 +108,9 @@ def start(
 
 @contextmanager
 def lock_log(path: Path) -> Iterator[BinaryIO | None]:
-    """A run's log, locked; None where another process holds it, which then runs that run.
+    """Yield a run's log, locked; None if another process holds it, which then does that run.
 
-    The run inherits the lock, so it lasts as long as the run does, even where this process is
+    The run inherits the lock, so the lock lasts as long as the run does, even if this process is
     killed before.
     """
     with convert_write_errors(path):
@@ -123,8 +128,9 @@ def lock_log(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def reason(log: Path) -> str:
-    """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its
-    last one.
+    """Return a run's last message about why it ended.
+
+    It is the last line that begins with `hpcfed:`, or else the last line.
     """
     text = tail(log, TAIL).rpartition("\n$ ")[2]
     lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]

@@ -1,4 +1,4 @@
-"""Runs of a sweep side by side; none ends another."""
+"""Concurrent execution of a sweep's runs; none ends another."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from hpcfed.storage.sweep import Member, Sweep
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # what a run says after each round
+RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # a run's line after each round
 MOST = 12  # runs that have a bar
-LAST = 4096  # bytes of a log in which that is looked for
+LAST = 4096  # bytes at the end of a log that are searched for it
 LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
 BUSY = -1  # instead of an exit status: another process runs it
 LEFT = -2  # and: not begun, for a signal came before
@@ -43,7 +43,7 @@ LEFT = -2  # and: not begun, for a signal came before
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: its exit status, or BUSY or LEFT, and what is to be said about it."""
+    """The outcome of a run: its exit status, or BUSY or LEFT, and a line about it."""
 
     run: Member
     status: int
@@ -55,11 +55,11 @@ class Outcome:
 
 
 class Pool:
-    """Runs so many at a time. SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no
-    more are begun.
+    """A pool that does so many runs at a time.
 
-    They are asked by SIGUSR1, which mpirun hands on to the ranks. Who asks twice is in a hurry:
-    that signal goes to the runs as it is.
+    SIGTERM, SIGUSR1 and SIGINT ask active runs to save and stop; no further ones are begun. Runs
+    are asked by SIGUSR1, which mpirun hands on to the ranks. A second signal is passed on
+    unchanged, to stop them at once.
     """
 
     def __init__(self, sweep: Sweep, at_once: int):
@@ -71,7 +71,7 @@ class Pool:
             self.shares.put(gpus)
 
     def run(self, numbers: Iterable[int]) -> list[Outcome]:
-        """These runs, in this order as places get free; what became of each."""
+        """Do these runs, in this order as places get free, and return their outcomes."""
         with (
             handle_signals(self.ask),
             Board() as board,
@@ -83,7 +83,7 @@ class Pool:
             return [task.result() for task in tasks]
 
     def rounds(self) -> list[str]:
-        """How far the runs are that go on, as they last said."""
+        """Return the progress of the active runs, from their last output."""
         found = []
         for run in list(self.active):
             log = names.log_file(self.sweep.folder, run.name)
@@ -98,7 +98,7 @@ class Pool:
             process.send_signal(number if hurry else signal.SIGUSR1)
 
     def one(self, i: int) -> Outcome:
-        """One run, with the GPUs of a place that is free."""
+        """Do one run, with the GPUs of a free place."""
         gpus = self.shares.get()
         try:
             return self.with_gpus(i, gpus)
@@ -106,7 +106,7 @@ class Pool:
             self.shares.put(gpus)
 
     def with_gpus(self, i: int, gpus: str | None) -> Outcome:
-        """One run, where there is anything to do."""
+        """Do one run, unless it is finished or another process does it."""
         run = self.sweep.runs[i]
         with lock_log(names.log_file(self.sweep.folder, run.name)) as log:
             if log is None:
@@ -131,7 +131,7 @@ class Pool:
         return self.print_outcome(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
-        """The exit status of a run, as shells count."""
+        """Wait for a run and return its exit status, by the convention of shells."""
         self.going.append(process)
         if self.asked:  # before it could be told
             process.send_signal(signal.SIGUSR1)
@@ -140,7 +140,7 @@ class Pool:
         return as_shells_count(status)
 
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
-        """What an exit status means; all but success is noted beside the log."""
+        """Return the outcome for an exit status; all but success is recorded beside the log."""
         if status == DONE and is_finished(self.sweep, run):
             record = load(self.sweep.folder / run.name)
             name = main_metric(record)
@@ -161,7 +161,7 @@ class Pool:
 
 
 class Board:
-    """What a sweep shows while it goes on: bars on stderr where that is a terminal."""
+    """The progress display of a sweep: bars on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         self.stack = ExitStack()
@@ -175,7 +175,7 @@ class Board:
         self.stack.close()
 
     def show(self, done: int, total: int, active: Sequence[str]) -> None:
-        """done of total runs; a line for each that goes on."""
+        """Show done of total runs, and a line for each active run."""
         if self.bars is None:
             return
         texts = ["runs", *active[:MOST]]
@@ -190,8 +190,9 @@ class Board:
 
 
 def room(sweep: Sweep) -> int:
-    """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU
-    where there are any.
+    """Return how many runs this machine can do at a time.
+
+    Each has ranks, each rank its threads, and a GPU if there are any.
     """
     threads = max(run.fields["run.threads"] for run in sweep.runs)
     places = min(cores() // (sweep.ranks * threads), len(sweep.runs))

@@ -1,9 +1,9 @@
-"""Searches: values drawn from ranges instead of all combinations, so many trials of them.
+"""Searches: a number of trials with values drawn from ranges, instead of all combinations.
 
-At random every value is drawn by itself, from a stream that the trial's number and the field name;
-more trials later go on with the same draws. With Optuna (Akiba et al., KDD 2019, arXiv:1907.10902)
-its tree-structured Parzen estimator proposes the next values from the validation scores of the
-trials before. A search never looks at test examples.
+A random search draws every value independently, from a stream named by the trial's number and the
+field; further trials later continue the same draws. With Optuna (Akiba et al., KDD 2019,
+arXiv:1907.10902) its tree-structured Parzen estimator proposes the next values from the validation
+scores of the trials before. A search never looks at test examples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
 
-TRIALS = 10  # draws of a search that names no number
+TRIALS = 10  # default number of draws of a search
 NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 RANGE = re.compile(rf"(log:)?{NUMBER}\.\.{NUMBER}")
 Values = dict[str, str]  # of the fields with a range, as they are given to a run
@@ -25,7 +25,11 @@ Values = dict[str, str]  # of the fields with a range, as they are given to a ru
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high; log: their logarithms are uniform; whole: integers."""
+    """Numbers from low to high.
+
+    log: whether their logarithms are uniform.
+    whole: whether they are integers.
+    """
 
     low: float
     high: float
@@ -33,7 +37,7 @@ class Range:
     whole: bool = False
 
     def place(self, u: float) -> str:
-        """The value at a share u, 0..1, of the range, as a job takes it."""
+        """Return the value at a fraction u, 0..1, of the range, as text for a job."""
         if self.log:
             value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
         elif self.whole:
@@ -48,8 +52,9 @@ class Range:
 
 
 def parse(field: str, text: str) -> Range | None:
-    """The range that a flag's value is, "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers; None
-    where it is none. ConfigError for one that is empty.
+    """Return the range of a flag's value: "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers.
+
+    Returns None if it is no range. Raises ConfigError for an empty one.
     """
     found = RANGE.fullmatch(text)
     if not found:
@@ -65,7 +70,7 @@ def parse(field: str, text: str) -> Range | None:
 
 
 def draw(ranges: Mapping[str, Range], trial: int) -> Values:
-    """The values of one trial of a random search."""
+    """Return the values of one trial of a random search."""
     from hpcfed.core import rng  # here: it imports torch
 
     return {
@@ -75,9 +80,10 @@ def draw(ranges: Mapping[str, Range], trial: int) -> Values:
 
 
 def propose(ranges: Mapping[str, Range], tried: Sequence[tuple[Values, float | None]]) -> Values:
-    """What Optuna proposes after these trials with their scores, more is better; None: it failed.
+    """Return Optuna's next values after these trials.
 
-    The same for the same trials, so that a search that is gone on with proposes what it would have.
+    tried: values and scores, of which higher is better; None if the trial failed.
+    The result is determined by the trials, so a continued search proposes the same values.
     """
     optuna = import_extra("optuna", "tune", "--search optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

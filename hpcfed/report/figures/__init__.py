@@ -1,1 +1,1 @@
-"""Every picture that result files give: `hpcfed plot`. Which there are is in `registry`."""
+"""`hpcfed plot`: all figures from result files; `registry` lists them."""

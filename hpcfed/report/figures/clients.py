@@ -1,4 +1,4 @@
-"""Each client's accuracy, by architecture."""
+"""Figure of each client's accuracy, by architecture."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import architectures, last
 from hpcfed.results.run import Run
 
-GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are evenly spread for any number of them
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Clients of one line and one architecture. accuracy: [n], of the last evaluation, of all
-    seeds; n may be 0.
+    """Clients of one line and one architecture.
+
+    accuracy: [n], of the last evaluation, of all seeds; n may be 0.
     """
 
     group: Group
@@ -37,8 +38,9 @@ class Strip:
 
 
 def numbers(runs: Sequence[Run]) -> list[Strip]:
-    """The strips, architecture by architecture within each line. ConfigError where no client was
-    evaluated.
+    """Return the strips, architecture by architecture within each line.
+
+    Raises ConfigError if no client was evaluated.
     """
     found = [strip for group in groups(runs) for strip in strips(group)]
     if runs[0].drawn_metric.endswith("_pooled"):
@@ -65,8 +67,9 @@ def strips(group: Group) -> list[Strip]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """A dot for each client, a bar for their mean; lines side by side within an architecture, a
-    panel for data.
+    """Draw a dot for each client, and a bar for their mean.
+
+    Lines are side by side within an architecture, with one panel for each data set.
     """
     found, what = numbers(runs), in_words(runs[0].drawn_metric)
     panels, texts = (
@@ -95,7 +98,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
-    """Strips of one panel. texts: of the legend."""
+    """Draw the strips of one panel. texts: of the legend."""
     kinds = list(dict.fromkeys(strip.kind for strip in strips))
     for strip in strips:
         beside = [other.group for other in strips if other.kind == strip.kind]

@@ -1,4 +1,4 @@
-"""`hpcfed plot`: which figures of which runs, and where they go."""
+"""`hpcfed plot`: selection of figures and runs, and the files that are written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcfed.storage.record import Record
 
 OF_METRICS = "curves", "learning", "bytes", "time", "accuracies"  # figures of any metric
 ENDINGS = "", "_before", "_received", "_pooled", "_before_pooled", "_received_pooled"
-USUAL = "curves", "labels"  # where none is asked for
+USUAL = "curves", "labels"  # figures by default
 
 
 def plot(
@@ -26,12 +26,12 @@ def plot(
     format: str | None = None,
     metric: str | None = None,
 ) -> str:
-    """The command. figure: names with commas, or all; none: curves, and the labels of the first
-    run's clients. metric: what curves and dots of clients show; default: each run's main one.
+    """Draw figures of runs, and return the paths of their files and notes on omitted ones.
 
-    Without out pictures lie in the first run's folder. Returns their paths, and what was left out
-    of all. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
-    be drawn or written.
+    figure: names with commas, or all; None for curves, and the labels of the first run's clients.
+    metric: the metric of curves and of clients' dots; default: each run's main one.
+    Without out pictures are written to the first run's folder. Raises CheckpointError for a run
+    without results, ConfigError for a picture that cannot be drawn or written.
     """
     seen, names = load_runs(runs), select_figures(figure) if figure else USUAL
     if metric:
@@ -58,7 +58,7 @@ def plot(
 
 
 def check_metric(run: Run, name: str) -> str:
-    """The metric, as columns have it. ConfigError where the run has no such column."""
+    """Return the metric as in column names. Raises ConfigError if the run has no such column."""
     there = {
         c.partition("/")[2] for c in run.record.columns if c.startswith(("clients/", "rounds/"))
     }
@@ -72,12 +72,15 @@ def check_metric(run: Run, name: str) -> str:
 
 
 def track_drawing(names: Sequence[str]) -> Iterator[str]:
-    """The figures, while it is shown how many are done."""
+    """Yield the figures, and show how many are done."""
     return track(names, "drawing", named=True)
 
 
 def place(name: str, runs: Sequence[Run], out: Path | None, format: str | None, bare: bool) -> Path:
-    """Where a figure goes. bare: out names this one alone; other figures have their names added."""
+    """Return the path of a figure.
+
+    bare: whether out names only this one; otherwise the figure's name is added.
+    """
     usual = "comparison" if name == "curves" and len(runs) > 1 else name
     path = out or runs[0].folder / f"{usual}.png"
     if not path.name:
@@ -89,7 +92,7 @@ def place(name: str, runs: Sequence[Run], out: Path | None, format: str | None, 
 
 
 def at_end(record: Record, folder: Path) -> Path:
-    """The learning curves of a run that has ended, in its folder."""
+    """Draw the learning curves of a finished run into its folder."""
     run = Run(folder, record=record)
     run.name = folder.name
     return plotting.save(FIGURES["curves"].load()([run]), folder / "curves.png")

@@ -1,4 +1,4 @@
-"""Accuracy over what it took to get there: rounds, local epochs, bytes, virtual seconds."""
+"""Figures of accuracy over rounds, local epochs, bytes or virtual seconds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
 PHASES = {"_before": "before training", "_received": "of received models"}
-FEW = 8  # lines of a panel that have bands; those of more would hide one another
+FEW = 8  # lines of a panel up to which they have bands, which would hide one another
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run over its evaluated rounds, each [E].
+    """One run over its evaluated rounds, each array [E].
 
-    rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all
-    clients.
-    seconds: virtual ones so far; 0 where none were recorded.
+    rounds: counted from 1.
+    epochs, traffic: cumulative local epochs, and bytes down and up, mean over all clients.
+    seconds: cumulative virtual seconds; 0 if none were recorded.
     mean, std: of the evaluated clients' test accuracy, or other metric; std is that of the
     population, 0 for a pooled metric.
     """
@@ -54,8 +54,9 @@ class Curve:
 
     @classmethod
     def pool(cls, curves: Sequence[Curve]) -> Curve:
-        """Runs with other seeds as one, over the rounds that all have; std is over the clients of
-        all seeds.
+        """Return runs with different seeds as one curve, over the rounds that all have.
+
+        std is over the clients of all seeds.
         """
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
         rows = [
@@ -69,8 +70,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn over. name: of a field of Curve.  unit: of its ticks, "" for plain
-    numbers.
+    """The x axis of curves.
+
+    name: of a field of Curve.
+    unit: of its ticks, "" for plain numbers.
     """
 
     name: str
@@ -88,15 +91,15 @@ SECONDS = Axis("seconds", "virtual time", "s")
 
 
 def numbers(runs: Sequence[Run]) -> list[Curve]:
-    """The curve of each run."""
+    """Return the curve of each run."""
     return [Curve.of(run.record, run.drawn_metric) for run in runs]
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Mean accuracy, or other metric, with a band of one standard deviation over clients, in a
-    panel an axis, a line for each run.
+    """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each run.
 
-    Raises ConfigError where no run has an evaluated round.
+    A band shows one standard deviation over clients. Raises ConfigError if no run has an evaluated
+    round.
     """
     found = numbers(runs)
     if not any(len(curve.rounds) for curve in found):
@@ -125,8 +128,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def y(lines: int, metric: str) -> str:
-    """What stands at the axis of a metric in a panel with so many lines. metric: as columns have
-    it.
+    """Return the label of a metric's axis in a panel with so many lines.
+
+    metric: as in column names.
     """
     if metric.endswith("_pooled"):
         return f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
@@ -135,7 +139,7 @@ def y(lines: int, metric: str) -> str:
 
 
 def in_words(metric: str) -> str:
-    """A metric as columns have it, in words."""
+    """Return the title of a metric as in column names."""
     for phase, told in PHASES.items():
         if metric.endswith(phase):
             return f"{title_metric(metric.removesuffix(phase))} {told}"
@@ -145,8 +149,9 @@ def in_words(metric: str) -> str:
 def lines(
     ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None
 ) -> None:
-    """One panel with all curves, and bands where they are few. styles: the numbers of their looks,
-    0, 1 ... if none.
+    """Draw one panel with all curves, with bands if there are few.
+
+    styles: the numbers of their line styles, by default 0, 1 ...
     """
     plotting.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):
@@ -156,7 +161,7 @@ def lines(
 
 
 def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: bool) -> None:
-    """One run in one panel; its last accuracy as a level where x stays 0 (no traffic)."""
+    """Draw one run in one panel; a level line at its last value if x stays 0 (no traffic)."""
     if not x.any():
         for level in curve.mean[-1:]:
             ax.axhline(level, linewidth=1.2, **style)
@@ -174,8 +179,9 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: boo
 
 
 def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
-    """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level
-    line is.
+    """Set the ticks of the x axis with their unit, and its label.
+
+    It is logarithmic for curves whose totals differ widely. The label explains level lines.
     """
     if not totals:
         ax.xaxis.set_major_formatter(NullFormatter())

@@ -1,5 +1,6 @@
-"""Runs by what they differ in: those that differ in the seed alone are one, data make panels, all
-else makes lines.
+"""Groups of runs for figures: fields of data make panels, other fields make lines.
+
+Runs that differ only in the seed form one group.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from hpcfed.report.figures.runs import setting, short
 from hpcfed.results.run import Run
 
 METHOD = "algorithm.name"
-APART = ("data.", "clients", "participation")  # how fields begin whose values make panels
+APART = ("data.", "clients", "participation")  # prefixes of fields whose values make panels
 TOLD = (
     METHOD,
     "data.name",
     "data.partition",
     "data.halve",
     "clients",
-)  # by the method's name, and by `setting`
+)  # fields shown by the method's name, and by `setting`
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one line in one panel: they differ in their seed alone."""
+    """Runs of one line in one panel, which differ only in their seed."""
 
     panel: str
     label: str
@@ -40,8 +41,9 @@ class Group:
 
 
 def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
-    """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn
-    otherwise.
+    """Return the runs as lines and panels, in their order.
+
+    ignore: fields that are drawn otherwise.
     """
     cases = {run.name: run.with_fields(drop_fields(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))
@@ -57,8 +59,9 @@ def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
 
 
 def distinct(found: list[Group]) -> list[Group]:
-    """Groups whose texts are the same, for they were shortened, have the name of their first run
-    added.
+    """Return the groups with unique labels.
+
+    If shortened labels are the same, the name of the group's first run is added.
     """
     twice = {
         key for key, n in Counter((group.panel, group.label) for group in found).items() if n > 1
@@ -72,8 +75,10 @@ def distinct(found: list[Group]) -> list[Group]:
 
 
 def split_runs(title: str, label: str, alike: list[Run], ignore: Sequence[str]) -> list[Group]:
-    """One group; or one for each run, by its name, where two have the same seed and are not told
-    apart by `ignore`.
+    """Return one group of these runs.
+
+    If two of them have the same seed and the same `ignore` fields, each run is a group of its own,
+    with its name.
     """
     if len({tuple(str(run.fields.get(name)) for name in (SEED, *ignore)) for run in alike}) == len(
         alike
@@ -83,7 +88,10 @@ def split_runs(title: str, label: str, alike: list[Run], ignore: Sequence[str]) 
 
 
 def axes(cases: list[Run]) -> tuple[list[str], list[str]]:
-    """The fields that tell lines apart, and those that tell panels apart; no more than needed."""
+    """Return the fields that distinguish lines, and those that distinguish panels.
+
+    There are no more of them than needed.
+    """
     lines = [METHOD]
     panels: list[str] = []
     known = {name for case in cases for name in case.fields} - {SEED}
@@ -101,7 +109,10 @@ def drop_fields(fields: dict, names: Sequence[str]) -> dict:
 
 
 def describe_fields(run: Run, names: Sequence[str]) -> list[str]:
-    """What tells it apart, as `mu 0.1`, beside what is said anyway; a long value shortened."""
+    """Return fields that distinguish a run, as `mu 0.1`, with long values shortened.
+
+    Fields that the title or the method's name shows are left out.
+    """
     pairs = ((name, *run.at([name])) for name in names if name not in TOLD)
     return [
         f"{name.split('.')[-1].replace('_', ' ')} {short(value, 24)}"
@@ -111,7 +122,7 @@ def describe_fields(run: Run, names: Sequence[str]) -> list[str]:
 
 
 def by_panel(found: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each panel, by its title."""
+    """Return the groups of each panel, by its title."""
     return {
         title: [group for group in found if group.panel == title]
         for title in dict.fromkeys(group.panel for group in found)
@@ -119,5 +130,8 @@ def by_panel(found: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def labels(found: Sequence[Group]) -> list[str]:
-    """The texts of the legend, once each; the place of a text there is the number of its look."""
+    """Return the texts of the legend, once each.
+
+    The position of a text is the number of its line style.
+    """
     return list(dict.fromkeys(group.label for group in found))

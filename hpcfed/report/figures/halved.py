@@ -1,5 +1,6 @@
-"""Accuracy where some clients lose half of their data: figure 3 of Makhija et al., ICML 2022
-(FedHeNN).
+"""Accuracy over the share of clients that lose half of their data.
+
+Figure 3 of Makhija et al., ICML 2022 (FedHeNN).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ FIELD = "data.halve"
 
 @dataclass(frozen=True)
 class Halved:
-    """One method, [S] each. share: of the clients that keep half of their data, 0..1, rising.
+    """One method, each array [S].
 
-    mean: test accuracy of all clients in the last evaluation, mean over seeds.  std: over seeds, n
-    - 1; 0 for one.
+    share: of the clients that keep half of their data, 0..1, ascending.
+    mean: test accuracy of all clients in the last evaluation, mean over seeds.
+    std: over seeds, with n - 1; 0 for one seed.
     """
 
     group: Group
@@ -34,7 +36,7 @@ class Halved:
 
 
 def numbers(runs: Sequence[Run]) -> list[Halved]:
-    """Each line. ConfigError where no line has two shares."""
+    """Return each line. Raises ConfigError if no line has two shares."""
     found = [accuracy_by_share(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
         raise ConfigError(
@@ -46,7 +48,7 @@ def numbers(runs: Sequence[Run]) -> list[Halved]:
 
 
 def accuracy_by_share(group: Group) -> Halved:
-    """The runs of a line by share; one that was not evaluated yet has no say."""
+    """Return the runs of a line by share, without those that were not evaluated yet."""
     seen: dict[float, list[float]] = {}
     for run in group.runs:
         mean = accuracy(run.record)["mean"]
@@ -60,7 +62,7 @@ def accuracy_by_share(group: Group) -> Halved:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """A line for each method, a panel for each data set."""
+    """Draw a line for each method, in a panel for each data set."""
     found = numbers(runs)
     panels, texts = by_panel([one.group for one in found]), labels([one.group for one in found])
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE

@@ -1,4 +1,4 @@
-"""Who holds which labels: figures 2 and 3 of Jang et al., ICPP 2022 (FedClassAvg)."""
+"""Label distribution of clients: figures 2 and 3 of Jang et al., ICPP 2022 (FedClassAvg)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ KEY = 20  # points between a panel and its title, for dots of up to a quarter of
 
 @dataclass(frozen=True)
 class Labels:
-    """counts: [K, C], training examples. title: the data and how they were shared out."""
+    """Training examples of each class that each client has.
+
+    title: the data and their partition.
+    counts: [K, C].
+    """
 
     title: str
     classes: list[str]
@@ -28,10 +32,10 @@ class Labels:
 
 
 def numbers(runs: Sequence[Run]) -> list[Labels]:
-    """One for each way in which data were shared out among these runs; of runs that differ in the
-    seed, the first's.
+    """Return one for each partition of data among these runs.
 
-    Raises ConfigError where no run recorded it.
+    For runs that differ in the seed it is the first one's. Raises ConfigError if no run recorded
+    it.
     """
     recorded = [run for run in runs if "label_counts" in run.record.arrays]
     known = {
@@ -49,7 +53,7 @@ def numbers(runs: Sequence[Run]) -> list[Labels]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """The number of examples as the area of a dot: clients to the right, classes downwards."""
+    """Draw the number of examples as the area of a dot: clients on x, classes downwards on y."""
     found = numbers(runs)
     widest = max(one.counts.shape[0] for one in found)
     width = min(PAGE, max(COLUMN, 0.25 * widest + 1.2))
@@ -66,7 +70,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def frame(ax: Axes, one: Labels) -> None:
-    """Axes and title of a panel."""
+    """Draw axes and title of a panel."""
     K, C = one.counts.shape
     ax.set(xlim=(-0.6, K - 0.4), ylim=(C - 0.4, -0.6))
     ax.set_xlabel("client", fontsize=LETTERS)
@@ -80,9 +84,7 @@ def frame(ax: Axes, one: Labels) -> None:
 
 
 def dots(ax: Axes, counts: np.ndarray) -> None:
-    """The dots, as large as the panel's size on paper lets them be, and how many examples dots of
-    some sizes are.
-    """
+    """Draw the dots, as large as the panel's size allows, and a key to their sizes."""
     K, C = counts.shape
     panel = ax.get_window_extent()
     cell = min(panel.width / (K + 0.2), panel.height / (C + 0.2)) * 72 / ax.figure.dpi  # points
@@ -106,12 +108,13 @@ def dots(ax: Axes, counts: np.ndarray) -> None:
         handlelength=max(1.0, cell / SMALL),
         handletextpad=0.5,
         columnspacing=1.0,
-    ).set_in_layout(False)  # the title leaves the room, so that the panel keeps its size
+    ).set_in_layout(False)  # the title reserves the space, so that the panel keeps its size
 
 
 def sizes(most: int) -> list[int]:
-    """The numbers of examples of which a dot is shown, ascending: the most, and round ones below a
-    third and a fifteenth of it.
+    """Return the numbers of examples in the key of dot sizes, ascending.
+
+    These are the maximum, and round numbers below a third and a fifteenth of it.
     """
     below = [
         n

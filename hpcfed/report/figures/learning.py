@@ -1,8 +1,7 @@
-"""Accuracy of methods over one thing, a panel for each data set: figures 4 to 7 of Jang et al.,
-ICPP 2022, and others.
+"""Accuracy of methods over one quantity, with a panel for each data set.
 
-Lines are methods; runs that differ in the seed alone are one line, whose band is over the clients
-of all seeds.
+Figures 4 to 7 of Jang et al., ICPP 2022, and others. Lines are methods. Runs that differ only in
+the seed are one line, whose band is over the clients of all seeds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hpcfed.results.run import Run
 
 
 def numbers(runs: Sequence[Run]) -> list[tuple[Group, Curve]]:
-    """Each line, by its panel and label."""
+    """Return each line, by its panel and label."""
     return [
         (group, Curve.pool([Curve.of(run.record, run.drawn_metric) for run in group.runs]))
         for group in groups(runs)
@@ -27,14 +26,15 @@ def numbers(runs: Sequence[Run]) -> list[tuple[Group, Curve]]:
 
 
 def epochs(runs: Sequence[Run]) -> Figure:
-    """Over local epochs of a client, so that methods with other work in a round are compared by
-    it.
+    """Draw accuracy over local epochs of a client.
+
+    So methods with different work in a round are compared by work.
     """
     return over(EPOCHS, numbers(runs))
 
 
 def traffic(runs: Sequence[Run]) -> Figure:
-    """Over bytes. ConfigError where nothing was sent."""
+    """Draw accuracy over bytes. Raises ConfigError if nothing was sent."""
     return over(
         TRAFFIC,
         require_axis(
@@ -44,7 +44,7 @@ def traffic(runs: Sequence[Run]) -> Figure:
 
 
 def seconds(runs: Sequence[Run]) -> Figure:
-    """Over virtual time. ConfigError where none passed."""
+    """Draw accuracy over virtual time. Raises ConfigError if none was recorded."""
     why = (
         "no run recorded virtual time; give runs of this version (the job's [system] describes "
         "devices and network)"
@@ -61,7 +61,7 @@ def require_axis(
 
 
 def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
-    """The picture."""
+    """Draw accuracy over this axis."""
     panels, texts = by_panel([group for group, _ in found]), labels([group for group, _ in found])
     of = dict(found)
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE

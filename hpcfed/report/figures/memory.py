@@ -1,4 +1,4 @@
-"""How much memory ranks took at most, of the host and of a GPU."""
+"""Figure of the ranks' peak memory, of the host and of a GPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ WORDS = {"host": "peak memory of a rank", "device": "peak GPU memory of a rank"}
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that each rank has taken until each round, in bytes: [T, R], nan where a rank was
-    not there.
+    """Peak memory of each rank up to each round, in bytes: [T, R].
+
+    Entries are nan for ranks that a round did not have.
     """
 
     run: Run
@@ -29,17 +30,17 @@ class Peaks:
 
     @property
     def final(self) -> np.ndarray:
-        """[R], the most that each rank took in the run."""
+        """[R], peak of each rank in the run."""
         return np.array([column[np.isfinite(column)].max(initial=0.0) for column in self.bytes.T])
 
     @property
     def spread(self) -> tuple[np.ndarray, np.ndarray]:
-        """Least and most over the ranks, [T] each."""
+        """Minimum and maximum over the ranks, [T] each."""
         return np.nanmin(self.bytes, 1), np.nanmax(self.bytes, 1)
 
 
 def numbers(runs: Sequence[Run], where: str) -> list[Peaks]:
-    """Of the runs that recorded any. where: host or device."""
+    """Return the peaks of the runs that recorded them. where: host or device."""
     known = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
     return [
         Peaks(run, column.astype(float))
@@ -49,9 +50,7 @@ def numbers(runs: Sequence[Run], where: str) -> list[Peaks]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """By rank, and over rounds with a band from the rank that took least to the one that took
-    most.
-    """
+    """Draw peaks by rank, and over rounds with a band from the lowest to the highest rank."""
     found = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
     if not found:
         raise ConfigError(
@@ -79,7 +78,7 @@ def by_rank(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
 
 
 def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
-    """The rank that took most as a line."""
+    """Draw the highest rank as a line."""
     low, high = one.spread
     rounds = np.arange(1, len(high) + 1)
     plotting.line(ax, rounds, high, style)
@@ -87,7 +86,7 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
 
 
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
-    """What stands at the axes of both panels, from 0 both."""
+    """Label the axes of both panels, and let them begin at 0."""
     plotting.frame(left, "rank", WORDS[where])
     plotting.frame(right, "round", "peak of a rank so far")
     plotting.head(left, "each rank, over the whole run")

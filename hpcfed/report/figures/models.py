@@ -1,6 +1,4 @@
-"""What trained models answer: how often which class is taken for which, and how alike clients
-represent.
-"""
+"""Figures of trained models' predictions: confusion matrices, and CKA of clients."""
 
 from __future__ import annotations
 
@@ -18,20 +16,19 @@ from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
-BESIDE = 3  # runs of one panel each
+BESIDE = 3  # runs side by side, if each has one panel
 THIN = 0.1  # inches, the width of a scale
-BAR = 0.9  # inches of a scale and what stands at it
+BAR = 0.9  # inches of a scale with its labels
 CELLS = 12  # classes up to which shares are written into the cells
-WIDE = 96  # letters above a figure as wide as a page
-DARK = 0.55  # of the colours: on darker ones letters are white
+WIDE = 96  # letters of a title above a figure as wide as a page
+DARK = 0.55  # share above which text in a cell is white
 
 
 def load_probe(run: Run, name: str) -> Probe:
-    """What the run's trained models answer, made anew where it is not there or older than the last
-    checkpoint.
+    """Return the run's probe; make it anew if it is missing or older than the last checkpoint.
 
-    Raises ConfigError, for the figure of this name, where the run has no trained models, or its
-    data are gone.
+    Raises ConfigError, with this figure's name, if the run has no trained models, or its data no
+    longer exist.
     """
     try:
         if found := probe.current(run.folder):
@@ -45,8 +42,10 @@ def load_probe(run: Run, name: str) -> Probe:
 
 @dataclass(frozen=True)
 class Confusion:
-    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each
-    label's; nan: none.
+    """A confusion matrix over all clients.
+
+    counts: [C, C], predictions by label and predicted class.
+    shares: [C, C], relative to each label; nan if it has none.
     """
 
     title: str
@@ -56,7 +55,7 @@ class Confusion:
 
 
 def confusions(runs: Sequence[Run]) -> list[Confusion]:
-    """One for each run, over all its clients and the same test examples."""
+    """Return a matrix for each run, over all its clients and the same test examples."""
     return [count_confusions(run.name, load_probe(run, "confusion")) for run in runs]
 
 
@@ -75,7 +74,7 @@ def count_confusions(name: str, found: Probe) -> Confusion:
 
 
 def confusion(runs: Sequence[Run]) -> Figure:
-    """Labels downwards, predictions to the right, a panel for each run; each row sums to 1."""
+    """Draw a confusion matrix for each run: labels downwards, predictions across, rows sum to 1."""
     found = confusions(runs)
     drawing, axes = squares(len(found), min(len(found), 2), 2.9)
     for ax, one in zip(axes, found, strict=True):
@@ -91,7 +90,7 @@ def confusion(runs: Sequence[Run]) -> Figure:
 
 
 def write_shares(ax: Axes, shares: np.ndarray, panels: int) -> None:
-    """The shares in per cent, where there is room for them."""
+    """Write the shares in per cent into the cells, if there is space."""
     if len(shares) > CELLS:
         return
     points = plotting.SMALL - (1.5 if panels == 1 else 2.0)
@@ -110,8 +109,13 @@ def write_shares(ax: Axes, shares: np.ndarray, panels: int) -> None:
 
 @dataclass(frozen=True)
 class Alike:
-    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means:
-    [P], over pairs.  some: of how many they were drawn, in words, if not all.
+    """Similarity of the representations of K clients.
+
+    rounds: [P].
+    cka: [P, K, K], 0..1.
+    clients: [K].
+    means: [P], over pairs.
+    some: number of clients from which they were drawn, as text, if not all.
     """
 
     name: str
@@ -123,7 +127,7 @@ class Alike:
 
 
 def alike(runs: Sequence[Run]) -> list[Alike]:
-    """One for each run."""
+    """Return the similarities of each run."""
     return [compare_clients(run.name, load_probe(run, "cka")) for run in runs]
 
 
@@ -136,8 +140,10 @@ def compare_clients(name: str, found: Probe) -> Alike:
 
 
 def cka(runs: Sequence[Run]) -> Figure:
-    """A panel for each round of which there is a checkpoint, a row of them for each run; of one
-    round each, runs side by side."""
+    """Draw a panel for each round with a checkpoint, in a row for each run.
+
+    If each run has one such round, runs are side by side.
+    """
     found = alike(runs)
     most = max(len(one.rounds) for one in found)
     across = most if most > 1 else min(len(found), BESIDE)
@@ -166,8 +172,9 @@ def cka(runs: Sequence[Run]) -> Figure:
 
 
 def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
-    """A figure of n square panels, so many side by side, each so many inches wide at most, with a
-    scale beside them.
+    """Return a figure with n square panels, `across` in a row, and space for a colour scale.
+
+    side: the largest width of a panel in inches.
     """
     rows = -(-n // across)
     width = min(plotting.PAGE, max(plotting.COLUMN, side * across + BAR))
@@ -175,20 +182,21 @@ def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
 
 
 def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
-    """A table of shares, 0..1, as colours."""
+    """Draw a table of shares, 0..1, as colours."""
     return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
 
 
 def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
-    """What the colours of these panels mean, beside them."""
+    """Draw the colour scale beside these panels."""
     bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
     bar.set_label(text, fontsize=plotting.SMALL)
     bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
 
 
 def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
-    """Words above a panel, the first line, a run's name, of so many letters at most; and words at
-    its axes.
+    """Set a panel's title and axis labels.
+
+    The first line of the title, a run's name, has at most so many letters.
     """
     name, *rest = title.split("\n")
     lines = map(plotting.plain, (plotting.short(name, letters), *rest))

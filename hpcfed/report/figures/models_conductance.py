@@ -1,10 +1,10 @@
-"""On which units of the representation clients rest: figure 9 of Jang et al., ICPP 2022
-(FedClassAvg), section 5.3.
+"""Conductance of the units of clients' representations.
 
-There: for one test image, the rank of each unit's conductance among those of its client. Chosen
-here: all clients of all runs are asked about the same images, one of each of up to four classes.
-Where there are many units, neighbours in the order of their mean rank are drawn as one, and below
-stands how far the ranks of each two clients correlate, which needs no order.
+Figure 9 of Jang et al., ICPP 2022 (FedClassAvg), section 5.3. There: for one test image, the rank
+of each unit's conductance among those of its client. Chosen here: all clients of all runs use the
+same images, one of each of up to four classes. If there are many units, neighbours in the order of
+their mean rank are averaged. The panel below shows the correlation of the ranks of each pair of
+clients, which needs no order.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
 
-ROWS = 32  # of units: more cannot be told from one another
+ROWS = 32  # rows of units: more could not be distinguished
 ACROSS = 2  # runs side by side
 LOW = 0.7  # height of the upper panel / height of the lower one
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Clients [n] of one run, those of an architecture (kinds, [n]) side by side.
+    """Ranks of conductance for the clients [n] of one run, with equal architectures side by side.
 
+    kinds: [n], architectures.
     shares: [d, n], for the image that is shown: the rank of a unit's conductance among those of its
-    client / d, so that 1 is the unit that counts most; units in the order of their mean over
-    clients.  right: clients that predict that image's label.
-    correlation: [n, n], Spearman's, of the ranks of two clients, mean over all images; nan where
-    all units of a client have the same.
+    client / d, so that 1 is the most important unit; units in the order of their mean over clients.
+    right: number of clients that predict that image's label.
+    correlation: [n, n], Spearman's, of the ranks of two clients, mean over all images; nan if all
+    units of a client have the same conductance.
     """
 
     name: str
@@ -52,8 +53,9 @@ class Ranks:
     population: int
 
     def agreement(self, same: bool) -> float:
-        """The mean correlation of two different clients, of the same architecture or of different
-        ones; nan where there are none.
+        """Return the mean correlation of different clients; nan if there are none.
+
+        same: whether of the same architecture, or of different ones.
         """
         pairs = (self.kinds[:, None] == self.kinds) == same
         np.fill_diagonal(pairs, False)
@@ -62,7 +64,7 @@ class Ranks:
 
 
 def numbers(runs: Sequence[Run]) -> list[Ranks]:
-    """One for each run. Raises ConfigError where the inputs are texts."""
+    """Return the ranks of each run. Raises ConfigError if the inputs are texts."""
     found = [load_probe(run, "conductance") for run in runs]
     return [
         rank_units(run.name, one, choose_image([other for other in found if alike(one, other)]))
@@ -71,7 +73,7 @@ def numbers(runs: Sequence[Run]) -> list[Ranks]:
 
 
 def alike(one: Probe, other: Probe) -> bool:
-    """Whether two runs were asked about the same images."""
+    """Return whether two runs used the same images."""
     return (
         one.header["classes"] == other.header["classes"]
         and np.array_equal(one.images, other.images)
@@ -80,15 +82,16 @@ def alike(one: Probe, other: Probe) -> bool:
 
 
 def choose_image(found: Sequence[Probe]) -> int:
-    """The position of the image that most clients of these runs are right about, of equals the
-    first; 0 where there is no image.
+    """Return the position of the image that most clients of these runs classify correctly.
+
+    It is the first one if several are equal, and 0 if there is no image.
     """
     right = sum((one.image_predictions == one.image_labels).sum(0) for one in found)
     return int(right.argmax()) if len(right) else 0
 
 
 def rank_units(name: str, found: Probe, image: int) -> Ranks:
-    """The ranks of one run's clients. Raises ConfigError as `numbers`."""
+    """Return the ranks of one run's clients. Raises ConfigError as `numbers` does."""
     from scipy.stats import rankdata
 
     if not len(found.images):
@@ -121,8 +124,9 @@ def rank_units(name: str, found: Probe, image: int) -> Ranks:
 
 
 def correlations(ranks: np.ndarray) -> np.ndarray:
-    """The correlation of each two clients' ranks [n, M, d], mean over the images for which both
-    have one: [n, n].
+    """Return the correlation of each pair of clients' ranks, [n, n].
+
+    ranks: [n, M, d]. The mean is over the images for which both have a correlation.
     """
     away = ranks - ranks.mean(-1, keepdims=True)
     norm = np.sqrt((away**2).sum(-1, keepdims=True))
@@ -134,13 +138,14 @@ def correlations(ranks: np.ndarray) -> np.ndarray:
 
 
 def downsample(shares: np.ndarray) -> np.ndarray:
-    """At most ROWS rows of [d, n]: means of neighbours."""
+    """Return at most ROWS rows of [d, n]: means of neighbours."""
     return np.stack([rows.mean(0) for rows in np.array_split(shares, min(ROWS, len(shares)))])
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """A column for each run: above the ranks for one image, units downwards and clients to the
-    right; below the correlation of each two clients over all images.
+    """Draw a column for each run: ranks for one image above, correlations of clients below.
+
+    Units are downwards, clients across; correlations are over all images.
     """
     found = numbers(runs)
     across = min(ACROSS, len(found))
@@ -188,13 +193,14 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def off_diagonal(table: np.ndarray) -> np.ndarray:
-    """Without the correlation of each client with itself, which is 1."""
+    """Return the table with nan for the correlation of each client with itself."""
     return np.where(np.eye(len(table), dtype=bool), np.nan, table)
 
 
 def strongest(found: Sequence[Ranks]) -> float:
-    """Where the colours of the correlations end: the strongest of two clients, to the next tenth
-    and at least a tenth.
+    """Return the end of the colour scale of correlations.
+
+    It is the strongest correlation of two clients, rounded up to tenths, at least a tenth.
     """
     tables = [off_diagonal(one.correlation) for one in found]
     most = max(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables)
@@ -202,7 +208,7 @@ def strongest(found: Sequence[Ranks]) -> float:
 
 
 def about(one: Ranks) -> list[str]:
-    """What is shown of one run, in words."""
+    """Return a description of the image and the clients of one run."""
     n = len(one.clients)
     of = (
         f"{n} of {count_noun(one.population, 'client')}"
@@ -220,7 +226,7 @@ def rows(one: Ranks) -> str:
 
 
 def agreement_title(one: Ranks) -> str:
-    """The title of the correlations. + 0.0: -0.0 is no number for people."""
+    """Return the title of the correlations. + 0.0 avoids -0.0."""
     parts = [
         f"{text} {round(mean, 2) + 0.0:.2f}"
         for text, mean in (
@@ -234,8 +240,9 @@ def agreement_title(one: Ranks) -> str:
 
 
 def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
-    """Numbers of clients at both panels, each so many inches wide; lines between architectures, and
-    their names.
+    """Draw clients' numbers, and lines between architectures with their names, in both panels.
+
+    side: width of a panel in inches.
     """
     at = plotting.numbers(one.clients, side - 0.6)
     for ax in (above, below):

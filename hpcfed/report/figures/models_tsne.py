@@ -1,9 +1,8 @@
-"""Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg), section
-5.2.
+"""Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg).
 
-There: features of 1,000 test images from the clients' models, trained alone and federated. Open
-there, and chosen here: of up to 20 clients, and as many of the images as make 2,000 points at
-most; first the 50 main components; perplexity 30.
+Section 5.2. There: features of 1,000 test images from the clients' models, trained alone and
+federated. Open there, and chosen here: up to 20 clients, and as many of the images as make 2,000
+points at most; first the 50 main components; perplexity 30.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
 POINTS, COMPONENTS, PERPLEXITY = 2000, 50, 30.0
-CLIENTS = 20  # of more so many are drawn: more colours and fewer images of each tell nothing
+CLIENTS = 20  # at most: more colours and fewer images of each would show nothing
 TEN = (
     "#3f90da",
     "#ffa90e",
@@ -41,7 +40,7 @@ TEN = (
     "#717581",
     "#92dadd",
 )
-# safe for the colour-blind: Petroff, 2021, arXiv:2107.02270
+# colours for all kinds of colour vision: Petroff, 2021, arXiv:2107.02270
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,18 @@ class Plane:
 
 
 def numbers(runs: Sequence[Run]) -> list[Plane]:
-    """One for each run; the same for the same probe. Raises ConfigError where there are too few
-    points.
+    """Return the points of each run; the same probe gives the same points.
+
+    Raises ConfigError if there are too few points.
     """
     return [plane(run.name, load_probe(run, "tsne"), run.fields["seed"]) for run in runs]
 
 
 def plane(name: str, found: Probe, seed: int) -> Plane:
-    """The points of the clients whose representations have the most common width, or of some."""
+    """Return the points of clients whose representations have the most common width.
+
+    Of many clients some are chosen.
+    """
     ks = most_common_width(found)
     ks = ks[evenly(len(ks), CLIENTS)]
     images = evenly(
@@ -84,8 +87,9 @@ def plane(name: str, found: Probe, seed: int) -> Plane:
 
 
 def most_common_width(found: Probe) -> np.ndarray:
-    """The positions of the clients whose representations can lie in one space: those of the width
-    that most have.
+    """Return the positions of the clients whose representations have the most common width.
+
+    Only these can lie in one space.
     """
     widths = [z.shape[1] for z in found.representations]
     width = Counter(widths).most_common(1)[0][0]
@@ -93,7 +97,7 @@ def most_common_width(found: Probe) -> np.ndarray:
 
 
 def fit_tsne(z: np.ndarray, seed: int) -> np.ndarray:
-    """The t-SNE of rows [n, d]: [n, 2]. ConfigError for fewer than four."""
+    """Return the t-SNE of rows [n, d]: [n, 2]. Raises ConfigError for fewer than four rows."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -109,9 +113,7 @@ def fit_tsne(z: np.ndarray, seed: int) -> np.ndarray:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Runs side by side; above the points have the colours of their labels, below those of their
-    clients.
-    """
+    """Draw runs side by side, above with points coloured by label, below by client."""
     found = blocks(numbers(runs))
     across = max(map(len, found))
     width = max(plotting.COLUMN, min(plotting.PAGE, 2.2 * across + 1.0))
@@ -133,8 +135,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
-    """Runs one after the other that share their scales, for they have the same classes and clients;
-    few in each.
+    """Return consecutive runs that share their colour scales, a few in each block.
+
+    They have the same classes and clients.
     """
     made: list[list[Plane]] = []
     for one in found:
@@ -153,7 +156,11 @@ def alike(one: Plane, other: Plane) -> bool:
 def draw(
     drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int
 ) -> None:
-    """One block. two: its two rows of axes, each so many inches high.  letters: of a title."""
+    """Draw one block.
+
+    two: its two rows of axes, each `height` inches high.
+    letters: number of letters of a title.
+    """
     classes, clients = block[0].classes, block[0].clients
     for column, one in zip(two.T, block, strict=True):
         scatter(column[0], one.xy, one.labels, *palette(len(classes)))
@@ -165,12 +172,12 @@ def draw(
 
 
 def order(one: Plane) -> np.ndarray:
-    """Of each point the position of its client."""
+    """Return the position of each point's client."""
     return np.searchsorted(one.clients, one.whose)
 
 
 def palette(n: int) -> tuple[ListedColormap, BoundaryNorm]:
-    """n colours: ten that are told apart, or where there are more a scale from dark to light."""
+    """Return n colours: ten distinct ones, or for more a scale from dark to light."""
     shades = TEN[:n] if n <= len(TEN) else matplotlib.colormaps["viridis"](np.linspace(0, 1, n))
     return ListedColormap(shades), BoundaryNorm(np.arange(n + 1) - 0.5, n)
 
@@ -178,7 +185,7 @@ def palette(n: int) -> tuple[ListedColormap, BoundaryNorm]:
 def scatter(
     ax: Axes, xy: np.ndarray, values: np.ndarray, colours: ListedColormap, norm: BoundaryNorm
 ) -> None:
-    """The points, in an order that hides no colour below another."""
+    """Draw the points in a random order, so that no colour hides another."""
     mixed = rng.stream(0, "tsne", "drawing").permutation(len(xy))
     size = np.clip(6000 / len(xy), 1.0, 12.0)
     x, y = xy[mixed].T
@@ -187,7 +194,7 @@ def scatter(
 
 
 def bar(drawing: Figure, axes: np.ndarray, height: float, text: str, names: Sequence[str]) -> None:
-    """What the colours of a row of panels, so many inches high, are."""
+    """Draw the colour scale of a row of panels, `height` inches high."""
     colours, norm = palette(len(names))
     scale = matplotlib.cm.ScalarMappable(norm, colours)
     at = plotting.places(len(names), int(height / LINE))

@@ -1,4 +1,4 @@
-"""Where the ranks' time goes: who waits for whom, and how long a round takes."""
+"""Figures of the ranks' time: seconds by phase, and seconds of rounds."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ HATCHES = {
 LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {
     OTHER: ("#999999", "")
 }  # in this order
-WIDE = 40  # ranks of which bars have room for hatches
+WIDE = 40  # ranks up to which bars are wide enough for hatches
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there; in the
-    order of LOOKS.
+    """Seconds of a round by phase, [R] each, mean over the rounds that a rank took part in.
 
-    other: what no phase counts, of the rounds' own seconds.
+    Phases are in the order of LOOKS.
+    other: seconds of rounds in no phase.
     """
 
     run: Run
@@ -53,7 +53,7 @@ class Phases:
 
 
 def numbers(runs: Sequence[Run]) -> list[Phases]:
-    """Those of each run that has any. ConfigError where none has."""
+    """Return the seconds of each run that has any. Raises ConfigError if none has."""
     found = [
         Phases(run, seconds_by_phase(run.record))
         for run in runs
@@ -79,7 +79,7 @@ def seconds_by_phase(record: Record) -> dict[str, np.ndarray]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Stacked bars of the ranks, a panel for each run, all on one scale of seconds."""
+    """Draw stacked bars of the ranks, in a panel for each run, on one scale of seconds."""
     found = numbers(runs)
     most = max(len(one.seconds[OTHER]) for one in found)
     drawing, axes = plotting.panels(
@@ -101,7 +101,10 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
-    """One run: a bar for each rank, its phases on one another. first: the panel is at the left."""
+    """Draw one run: a bar for each rank with its phases stacked.
+
+    first: whether the panel is at the left.
+    """
     ranks = np.arange(len(one.seconds[OTHER]))
     base = np.zeros(len(ranks))
     for name in shown:
@@ -126,8 +129,11 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """One run's rounds, [T] each. rounds: from 1. seconds: of each. middle: median of the nearest
-    ones (`WINDOW`).
+    """One run's rounds, [T] each.
+
+    rounds: from 1.
+    seconds: of each.
+    middle: median of the nearest ones (`WINDOW`).
     """
 
     rounds: np.ndarray
@@ -139,7 +145,7 @@ WINDOW = 50  # a run is smoothed over the 50th part of its rounds on either side
 
 
 def pace(runs: Sequence[Run]) -> list[Pace]:
-    """Each run's rounds."""
+    """Return the rounds of each run."""
     columns = [run.record.columns.get("rounds/seconds", np.zeros(0)) for run in runs]
     if not any(map(len, columns)):
         raise ConfigError("seconds: no round of these runs is done; wait for the first")
@@ -150,14 +156,14 @@ def pace(runs: Sequence[Run]) -> list[Pace]:
 
 
 def smooth(values: np.ndarray, reach: int) -> np.ndarray:
-    """The median of each value and so many on either side, fewer at the ends."""
+    """Return the median of each value and `reach` neighbours on either side, fewer at the ends."""
     return np.array(
         [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
     )
 
 
 def seconds(runs: Sequence[Run]) -> Figure:
-    """Wall time of each round; of long runs the median of near ones in front of it."""
+    """Draw the wall time of each round, and for long runs a running median."""
     found, texts = pace(runs), [run.title for run in runs]
     drawing, [ax] = plotting.panels(1, below=plotting.lines(texts, plotting.COLUMN))
     for i, one in enumerate(found):

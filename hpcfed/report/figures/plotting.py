@@ -1,8 +1,8 @@
-"""How all figures look: colours, sizes, axes, files.
+"""Common style of all figures: colours, sizes, axes, files.
 
-Run through matplotlib's objects, without pyplot: no display is needed and nothing global changes.
-Sizes are those of
-a paper: a panel is as wide as a column or a part of it, and its letters are read without enlarging.
+It uses matplotlib's objects without pyplot, so no display is needed and nothing global changes.
+Sizes are those of a paper: a panel is as wide as a column or a part of it, and its text is readable
+without enlarging.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ GREY = "0.45"
 HANDLE, LETTER = (
     0.48,
     0.053,
-)  # inches in a legend: what stands before a text, and one of its letters
-DOTTED = 30  # points of a curve up to which each is seen
-WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
+)  # inches in a legend: of the symbol, and of one letter
+DOTTED = 30  # points of a curve up to which each has a marker
+WIDELY = 10  # ratio of values above which an axis is logarithmic
 
 
 def style(i: int) -> dict[str, Any]:
-    """Colour and dashes of the i-th line."""
+    """Return colour and dashes of the i-th line."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
@@ -56,11 +56,12 @@ def panels(
     wide: bool = False,
     **shared: bool,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with n panels, so many side by side: one is as wide as a column, several, or a wide
-    one, as a page.
+    """Return a figure with n panels, `across` in a row.
 
-    height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared:
-    sharex, sharey.
+    One panel is as wide as a column; several, or a wide one, are as wide as a page.
+    height: inches of a row of panels.
+    below: lines of a legend below the panels.
+    shared: sharex, sharey.
     """
     across = min(n, across)
     rows = -(-n // across)
@@ -72,7 +73,7 @@ def panels(
 def grid(
     n: int, across: int, size: tuple[float, float], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of this size in inches with n panels, so many side by side."""
+    """Return a figure of this size in inches with n panels, `across` in a row."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
@@ -81,7 +82,7 @@ def grid(
 
 
 def frame(ax: Axes, x: str = "", y: str = "") -> None:
-    """Axes as all figures have them, with what stands at them."""
+    """Set the common style of axes, and their labels."""
     ax.set_xlabel(x, fontsize=LETTERS)
     ax.set_ylabel(y, fontsize=LETTERS)
     ax.tick_params(labelsize=SMALL)
@@ -91,34 +92,35 @@ def frame(ax: Axes, x: str = "", y: str = "") -> None:
 
 
 def head(ax: Axes, title: str) -> None:
-    """A panel's title, in as many lines as its width asks for."""
+    """Set a panel's title, wrapped to its width."""
     width = ax.figure.get_figwidth() / ax.get_gridspec().ncols  # type: ignore[union-attr]
     ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
 
 
 def dot(i: int) -> Line2D:
-    """What stands for the i-th strip of dots in a legend."""
+    """Return the legend symbol of the i-th strip of dots."""
     marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
     return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
 
 
 def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, Any]) -> None:
-    """A curve; its points are seen where they are few."""
+    """Draw a curve, with markers if it has few points."""
     ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
 
 
 def band(
     ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, Any]
 ) -> None:
-    """Between bounds of a curve; around a single point a bar, for there a band has no width."""
+    """Draw a band between two bounds of a curve; for a single point, an error bar."""
     if len(x) == 1:
         ax.errorbar(x, y, [y - low, high - y], capsize=3, linewidth=1.2, **style)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def set_x_axis(ax: Axes, integer: bool = False) -> None:
-    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole
-    numbers.
+    """Let the x axis go from 0 to slightly beyond the last value, with few ticks.
+
+    integer: whether ticks are whole numbers.
     """
     ax.set_xlim(0, beyond(ax.dataLim.xmax))
     ax.xaxis.set_major_locator(
@@ -127,24 +129,22 @@ def set_x_axis(ax: Axes, integer: bool = False) -> None:
 
 
 def unit(axis: Axis, name: str) -> None:
-    """Ticks in B, kB, MB (or s, ks); plain numbers where there is no unit."""
+    """Format ticks in B, kB, MB (or s, ks), or as plain numbers if there is no unit."""
     axis.set_major_formatter(EngFormatter(name) if name else "{x:g}")
 
 
 def upwards(ax: Axes) -> None:
-    """A y axis from 0 to a little above the largest value."""
+    """Let the y axis go from 0 to slightly above the largest value."""
     ax.set_ylim(0, beyond(ax.dataLim.ymax))
 
 
 def beyond(most: float) -> float:
-    """Where an axis ends that begins at 0 and whose largest value this is."""
+    """Return the end of an axis that begins at 0, given its largest value."""
     return 1.05 * most if np.isfinite(most) and most > 0 else 1.0
 
 
 def logarithmic(ax: Axes, name: str) -> None:
-    """A logarithmic y axis with ticks at 1, 2, 5, 10 ..., also where there is less than a
-    decade.
-    """
+    """Make the y axis logarithmic with ticks at 1, 2, 5, 10 ..., also below a decade."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_formatter(NullFormatter())
@@ -152,7 +152,7 @@ def logarithmic(ax: Axes, name: str) -> None:
 
 
 def logarithmic_across(ax: Axes, name: str) -> None:
-    """A logarithmic x axis of all that is drawn, with a few ticks, however few decades it has."""
+    """Make the x axis logarithmic, with a few ticks however many decades it has."""
     ax.set_xscale("log")
     ax.autoscale(axis="x")
     low, high = ax.get_xlim()
@@ -165,18 +165,18 @@ def logarithmic_across(ax: Axes, name: str) -> None:
 
 
 def widely(values: Sequence[float]) -> bool:
-    """Whether values > 0 differ so much that an axis of them is logarithmic."""
+    """Return whether values > 0 differ so much that their axis should be logarithmic."""
     return len(values) > 0 and max(values) > WIDELY * min(values)
 
 
 def legend(figure: Figure, texts: Sequence[str], **every: Any) -> None:
-    """What the lines are, below the figure."""
+    """Draw a legend of lines below the figure."""
     lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
     below(figure, lines, texts)
 
 
 def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> None:
-    """A legend below the figure, in as many columns as its longest text lets it have."""
+    """Draw a legend below the figure, in as many columns as its longest text allows."""
     width = figure.get_figwidth()
     words = [plain(shorten_legend(text, width)) for text in texts]
     figure.legend(
@@ -192,8 +192,9 @@ def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> No
 
 
 def columns(texts: Sequence[str], width: float) -> int:
-    """How many columns of a legend fit beside one another in a figure of this width, in inches,
-    evenly filled.
+    """Return how many columns of a legend fit side by side, evenly filled.
+
+    width: of the figure, in inches.
     """
     each = HANDLE + LETTER * max(map(len, texts), default=1)
     rows = -(-len(texts) // max(1, int(width / each)))
@@ -201,42 +202,42 @@ def columns(texts: Sequence[str], width: float) -> int:
 
 
 def lines(texts: Sequence[str], width: float) -> int:
-    """Lines of such a legend."""
+    """Return the number of lines of such a legend."""
     return -(-len(texts) // columns([shorten_legend(text, width) for text in texts], width))
 
 
 def shorten_legend(text: str, width: float) -> str:
-    """A text of a legend as long as a figure of this width lets it be, and no longer than 60
-    letters.
-    """
+    """Return a legend's text, shortened to a figure of this width and to 60 letters at most."""
     return short(text, min(60, int((width - HANDLE) / LETTER)))
 
 
 def plain(text: str) -> str:
-    """A user's words as they are: dollar signs would begin a formula, and no font has control
-    characters.
+    """Return a user's text for matplotlib.
+
+    Dollar signs would begin a formula, and no font has control characters.
     """
     return format_error(text).replace("$", r"\$")
 
 
 def step(n: int, most: int = 30) -> int:
-    """Every how many of n places get a tick, so that at most so many do."""
+    """Return the interval of ticks, so that n places have at most `most`."""
     return next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n) if n / s <= most)
 
 
 def places(n: int, most: int = 30) -> np.ndarray:
-    """The places of 0..n-1 that get a tick."""
+    """Return the places of 0..n-1 that get a tick."""
     return np.arange(0, n, step(n, most)) if n else np.arange(0)
 
 
 def numbers(ids: np.ndarray, width: float) -> np.ndarray:
-    """The places of these whole numbers that get a tick below a panel so many inches wide."""
+    """Return the places of these ids that get a tick below a panel so many inches wide."""
     return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture in the format of the path's ending; returns path. ConfigError where it
-    fails.
+    """Write the picture in the format of the path's ending, and return the path.
+
+    Raises ConfigError if that fails.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""The figures that there are: each a function of runs, imported when it is drawn.
+"""Registry of figures: each is a function of runs, imported when it is drawn.
 
-Beside each function stands a pure one that computes its numbers, as a frozen record of arrays.
+Each has a pure function beside it that computes its numbers, as a frozen record of arrays.
 """
 
 from hpcfed.core.errors import ConfigError, unknown
@@ -83,7 +83,10 @@ PAPERS = {  # a figure of a paper, by its number
 
 
 def select_figures(text: str) -> list[str]:
-    """The names in a list with commas, `all` for each there is. ConfigError for an unknown one."""
+    """Return the names in a list with commas, `all` for each figure.
+
+    Raises ConfigError for an unknown one.
+    """
     if text == ALL:
         return list(FIGURES)
     names = [PAPERS.get(name, name) for name in text.split(",")]

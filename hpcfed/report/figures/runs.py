@@ -1,4 +1,4 @@
-"""Which runs figures draw, and how they call them."""
+"""Runs of figures, and their names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpcfed.storage import names
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these paths, and those of the sweeps among them that have done a round; each
-    once, named by what tells them apart.
+    """Return the runs at these paths, and those of the sweeps among them that have done a round.
 
-    Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
+    Each is returned once, with a name that distinguishes it. Raises CheckpointError for a run
+    without readable results, or a sweep of which no run has any.
     """
     runs = [run for run in find(paths) if run.member is None or has_rounds(run)]
     for path in paths:
@@ -33,18 +33,22 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def has_rounds(run: Run) -> bool:
-    """Whether a run of a sweep has done a round; CheckpointError where its results are damaged."""
+    """Return whether a run of a sweep has done a round.
+
+    Raises CheckpointError if its results are damaged.
+    """
     return names.results_file(run.folder).is_file() and run.record.rounds > 0
 
 
 def is_of(run: Run, sweep: Path) -> bool:
-    """Whether it is a run of the sweep in this folder."""
+    """Return whether the run belongs to the sweep in this folder."""
     return run.folder.resolve().parent == sweep.resolve()
 
 
 def setting(run: Run, ignore: Sequence[str] = ()) -> str:
-    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is
-    said.
+    """Return a run's data, partition and number of clients as text.
+
+    ignore: fields that are left out.
     """
     fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
@@ -55,5 +59,5 @@ def setting(run: Run, ignore: Sequence[str] = ()) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """A text of at most so many letters, cut in its middle."""
+    """Return a text of at most so many letters, cut in its middle."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"

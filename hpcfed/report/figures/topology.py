@@ -1,4 +1,4 @@
-"""Who talks to whom where there is no server, and how far the clients' models are apart."""
+"""Figure of the topology of methods without a server, and the distance of clients' models."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
 
 LINKS = "links"
-NUMBERED = 40  # clients whose numbers have room
+NUMBERED = 40  # clients up to which numbers are shown
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One run. at: [K, 2], where its clients are drawn, within -1..1.  links: [E, 2], neighbours.
+    """One run.
 
-    accuracy: [K], 0..1, of the last evaluation, nan without.  rounds: [E], from 1, in which
-    distance was measured.
+    at: [K, 2], positions of its clients in the drawing, within -1..1.
+    links: [E, 2], neighbours.
+    accuracy: [K], 0..1, of the last evaluation; nan if there is none.
+    rounds: [E], from 1, in which distance was measured.
     distance: root of the mean squared distance of a client's model to the mean model.
     """
 
@@ -39,7 +41,7 @@ class Topology:
 
 
 def numbers(runs: Sequence[Run]) -> list[Topology]:
-    """Of the runs that recorded a graph. ConfigError where none did."""
+    """Return the topologies of the runs that recorded one. Raises ConfigError if none did."""
     found = [topology(run) for run in runs if LINKS in run.record.arrays]
     if not found:
         raise ConfigError(
@@ -66,7 +68,7 @@ def topology(run: Run) -> Topology:
 
 
 def circular_layout(kind: str, clients: int) -> np.ndarray:
-    """Places on a circle, clockwise from the top; a star has client 0 in the middle."""
+    """Return places on a circle, clockwise from the top; a star has client 0 in the middle."""
     if kind == "star" and clients > 1:
         return np.concatenate([np.zeros((1, 2)), circular_layout("", clients - 1)])
     angle = 2 * np.pi * np.arange(clients) / clients
@@ -74,9 +76,7 @@ def circular_layout(kind: str, clients: int) -> np.ndarray:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """The graph of each run, clients coloured by accuracy, and below all the distance over
-    rounds.
-    """
+    """Draw each run's graph, coloured by accuracy, and the distance over rounds below."""
     found = numbers(runs)
     below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
     drawing, axes = plotting.panels(
@@ -104,7 +104,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
-    """Clients as dots, links as lines, the thinner the more there are."""
+    """Draw clients as dots and links as lines, which are thinner the more there are."""
     K, few = len(one.at), len(one.at) <= NUMBERED
     width = float(np.clip(40 / max(1, len(one.links)), 0.15, 1.0))
     ax.add_collection(

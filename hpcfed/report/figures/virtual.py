@@ -1,6 +1,4 @@
-"""Methods in virtual time: how stale what clients send is, and how far clients are apart in their
-work.
-"""
+"""Figure of methods in virtual time: staleness of updates, and reports of clients."""
 
 from __future__ import annotations
 
@@ -23,12 +21,14 @@ PER_CLIENT = "clients/staleness"
 
 @dataclass(frozen=True)
 class Staleness:
-    """One run, [T] each. seconds: virtual, at the end of each record's round.
+    """One run, [T] each.
 
-    mean: the server's merges between download and merge, mean over the reports of the round; nan:
-    none.
-    least, most: of the clients' own means.  done: reports so far of the client with fewest, the
-    mean, the one with most, [3, T]; of a population of those that took part.
+    seconds: virtual, at the end of each record's round.
+    mean: the server's merges between download and merge, mean over the reports of the round; nan if
+    there are none.
+    least, most: of the clients' own means.
+    done: [3, T], reports so far: minimum, mean and maximum over clients; for a population, over
+    those that took part.
     """
 
     run: Run
@@ -40,7 +40,7 @@ class Staleness:
 
 
 def numbers(runs: Sequence[Run]) -> list[Staleness]:
-    """Of the runs without rounds. ConfigError where all have rounds."""
+    """Return the staleness of the runs without rounds. Raises ConfigError if all have rounds."""
     found = [staleness(run) for run in runs if eventful(run.record)]
     if not found:
         raise ConfigError(
@@ -51,8 +51,10 @@ def numbers(runs: Sequence[Run]) -> list[Staleness]:
 
 
 def eventful(record: Record) -> bool:
-    """Whether a run is of a method without rounds, which has done some of its work: its job says
-    how many merges make a round."""
+    """Return whether a run is of a method without rounds, and has done some of its work.
+
+    The job of such a method says how many merges make a round.
+    """
     return record.rounds > 0 and "merges" in record.header["job"]["algorithm"]
 
 
@@ -75,7 +77,7 @@ def staleness(run: Run) -> Staleness:
 
 
 def count_reports(record: Record) -> np.ndarray:
-    """Reports so far: fewest, mean and most over the clients, [3, T]."""
+    """Return reports so far: minimum, mean and maximum over the clients, [3, T]."""
     reports = np.nan_to_num(column(record, "clients/reports"))
     if "clients/id" in record.columns:  # each row has clients of its own
         ids = record.column("clients/id")
@@ -88,9 +90,7 @@ def count_reports(record: Record) -> np.ndarray:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Staleness over virtual time, where a server merges; beside it how many reports clients have
-    made.
-    """
+    """Draw staleness over virtual time for methods with a server, and the reports of clients."""
     found = numbers(runs)
     texts = [one.run.title for one in found]
     both = any(np.isfinite(one.mean).any() for one in found)
@@ -114,7 +114,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, Any]) -> None:
-    """A line between two bounds."""
+    """Draw a line between two bounds."""
     low, middle, high = values
     plotting.line(ax, x, middle, style)
     plotting.band(ax, x, middle, low, high, style)

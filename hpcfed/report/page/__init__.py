@@ -1,3 +1,4 @@
-"""Runs as one web page that needs no network: curves, tables, job, environment, warnings; from
-result files alone.
+"""Runs as one web page that needs no network: curves, tables, job, environment, warnings.
+
+It needs only result files.
 """

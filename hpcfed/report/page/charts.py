@@ -1,7 +1,6 @@
-"""The charts of the page as an empty Bokeh document, which the page's script fills
-(`files/curves.js`).
+"""The charts of the page as an empty Bokeh document, filled by the page's script.
 
-Names of models are how the script finds them: `x`, and for each thing that is drawn
+The script (`files/curves.js`) finds models by their names: `x`, and for each quantity
 `lines-accuracy` and so on.
 """
 
@@ -25,8 +24,9 @@ NUMBER = {"$snap_x": "printf", "$snap_y": "printf"}
 
 @cache
 def charts(names: tuple[str, ...]) -> dict[str, Any]:
-    """The document as JSON, and which of its roots goes into which element of the page. names: of
-    what is drawn over x.
+    """Return the document as JSON, and the page's element of each of its roots.
+
+    names: of the quantities drawn over x.
     """
     document = Document()
     x = Range1d(start=0, end=1, name="x")
@@ -41,7 +41,7 @@ def charts(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def curve(name: str, x: Range1d) -> figure:
-    """One thing over x: bands, clients, runs, and dots where a curve has few points."""
+    """Return a chart of one quantity over x: bands, clients, runs, and dots for short curves."""
     chart = empty(name, x_range=x)
     bands, clients = (
         source(f"bands-{name}", "xs ys colour"),
@@ -74,7 +74,7 @@ def curve(name: str, x: Range1d) -> figure:
 
 
 def labels() -> figure:
-    """Training examples of each class by client; darker are more."""
+    """Return a chart of training examples of each class by client; darker means more."""
     chart = empty(
         "labels",
         x_range=Range1d(start=0, end=1, name="x-labels"),
@@ -96,7 +96,7 @@ def labels() -> figure:
 
 
 def phases() -> figure:
-    """Seconds of each phase, one bar a rank."""
+    """Return a chart of seconds of each phase, one bar for each rank."""
     chart = empty("phases", x_range=Range1d(start=0, end=1, name="x-phases"))
     bars = source("bars-phases", "rank bottom top colour phase seconds")
     drawn = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
@@ -112,7 +112,7 @@ def source(name: str, columns: str) -> ColumnDataSource:
 
 
 def empty(name: str, **ranges: Any) -> figure:
-    """A chart with nothing in it; colours come from the page's style."""
+    """Return an empty chart; colours come from the page's style."""
     chart = figure(
         name=name,
         height=HEIGHT,

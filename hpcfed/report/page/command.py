@@ -1,4 +1,4 @@
-"""`hpcfed report RUN... -o report.html`: all that result files tell, on one page for a browser."""
+"""`hpcfed report RUN... -o report.html`: the contents of result files on one page for a browser."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NAME = "report.html"
 
 
 def report(runs: Sequence[Path], out: Path | None = None) -> str:
-    """The command. Without out: in the folder of the first run or sweep. Returns the page's path.
+    """Write the page of these runs, and return its path.
 
-    Raises CheckpointError for a run without results, ConfigError where a library is missing or the
-    disk refuses.
+    out: default: in the folder of the first run or sweep. Raises CheckpointError for a run without
+    results, ConfigError if a library is missing or the file cannot be written.
     """
     write.check()
     found, absent = split_runs(find(runs))
@@ -43,7 +43,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
 
 
 def split_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs that have results, and a sentence for each of the others."""
+    """Return the runs that have results, and a sentence for each of the others."""
     absent = [f"{run.path}: {notes.describe_state(run.state)}" for run in runs if not run.begun]
     return [run for run in runs if run.begun], absent
 
@@ -51,8 +51,10 @@ def split_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 def render_page(
     found: Sequence[Run], absent: Sequence[str] = (), live: dict[str, Any] | None = None
 ) -> str:
-    """The page of these runs. absent: a sentence for each run that has no results.  live: what a
-    page that is served knows beside (`report/watch/web.py`); None: it is a file.
+    """Return the page of these runs.
+
+    absent: a sentence for each run that has no results.
+    live: further data of a page that is served (`report/watch/web.py`); None for a file.
     """
     metric = tables.page_metric(found)
     axes = curves.y_axes(metric) if found else {}
@@ -75,7 +77,7 @@ def render_page(
 
 
 def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """What the page's scripts read that stays the same while runs go on."""
+    """Return the data of the page's scripts that stay the same while runs go on."""
     from hpcfed.report.page import charts
 
     return {
@@ -94,11 +96,12 @@ def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
 def changes(
     found: Sequence[Run], absent: Sequence[str], changed: Collection[str], live: bool = False
 ) -> dict[str, Any]:
-    """What the page's scripts read that changes while runs go on. changed: the names of the runs
-    whose curves and tables are among it.  live: of a page that is served, which has fewer curves of
-    clients, and says how runs stand elsewhere than in its warnings.
+    """Return the data of the page's scripts that change while runs go on.
 
-    above, below: sections as HTML, whose words are escaped.
+    changed: the names of the runs whose curves and tables are included.
+    live: whether the page is served; it then has fewer curves of clients, and shows the state of
+    runs elsewhere than in its warnings.
+    above, below: sections as HTML, with their text escaped.
     """
     metric, groups = tables.page_metric(found), methods.seeds(found)
     choices = [curves.choose_curves(run.record, len(found), live) for run in found]
@@ -129,13 +132,13 @@ def changes(
 
 
 def metric_words(metric: str) -> dict[str, str]:
-    """A metric in running text, and at the start of a sentence."""
+    """Return a metric's name for running text, and for the start of a sentence."""
     title = title_metric(metric)
     return {"title": title, "capital": title[0].upper() + title[1:]}
 
 
 def content(run: Run, choice: curves.Chosen, metric: str) -> dict[str, Any]:
-    """One run of it."""
+    """Return the data of one run."""
     record, ids = run.record, choice.clients
     return {
         "name": run.name,
@@ -150,7 +153,7 @@ def content(run: Run, choice: curves.Chosen, metric: str) -> dict[str, Any]:
 
 
 def some(run: Run, n: int) -> str:
-    """Which clients the page has, where not all."""
+    """Return which clients the page has, if not all."""
     K = run.job["clients"]
     if n == K:
         return ""
@@ -162,7 +165,7 @@ def some(run: Run, n: int) -> str:
 
 
 def resolution(found: Sequence[Run], choices: Sequence[curves.Chosen]) -> str:
-    """How exact the curves are."""
+    """Return a note on the precision of the curves."""
     text = (
         f"Curves of runs are exact; each curve of a client is rounded to {encode.STEPS:,} steps "
         f"between its lowest and highest value."
@@ -181,7 +184,7 @@ def title(names: Sequence[str]) -> str:
 
 
 def parts(begun: bool, warned: bool) -> list[tuple[str, str]]:
-    """The page's parts, as its head lists them."""
+    """Return the page's parts, as listed in its head."""
     known = [("warnings", "Warnings")] * warned
     if not begun:
         return known

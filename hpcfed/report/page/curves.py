@@ -1,6 +1,4 @@
-"""The curves of a run over its rounds: of the whole run exactly, of its clients in steps
-(`packed`).
-"""
+"""The curves of a run over its rounds: exact for the whole run, quantised for its clients."""
 
 from __future__ import annotations
 
@@ -22,18 +20,18 @@ from hpcfed.results.columns import (
 )
 from hpcfed.storage.record import Record
 
-MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
-MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
-LIVE_VALUES = 100_000  # the same on a page that is served, to which they come anew with each round
+MOST_ROUNDS = 1_000  # rounds of a curve: more than a screen has columns
+MOST_VALUES = 1_500_000  # values of clients for each quantity, in all runs together
+LIVE_VALUES = 100_000  # the same on a served page, which gets them anew each round
 
-X = {  # what curves can be drawn over: name -> text, unit
+X = {  # x axes of curves: name -> text, unit
     "round": ("round", ""),
     "epochs": ("local epochs per client", ""),
     "bytes": ("traffic per client, down + up", "B"),
     "virtual": ("virtual time", "s"),
     "wall": ("wall time", "s"),
 }
-Y = {  # and what is drawn
+Y = {  # and quantities
     "accuracy": ("test accuracy", ""),
     "train_loss": ("training loss", ""),
     "traffic": ("traffic of a client so far, down + up", "B"),
@@ -42,7 +40,7 @@ Y = {  # and what is drawn
 
 
 def y_axes(metric: str) -> dict[str, tuple[str, str]]:
-    """What is drawn, with this metric in the place of accuracy."""
+    """Return the quantities drawn, with this metric in place of accuracy."""
     return {metric: (f"test {title_metric(metric)}", "")} | {
         name: words for name, words in Y.items() if name != "accuracy"
     }
@@ -50,19 +48,18 @@ def y_axes(metric: str) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of which rounds and clients the page has values: positions, all where there are not too
-    many.
-    """
+    """The positions of rounds and clients for which the page has values; all if not too many."""
 
     rounds: np.ndarray
     clients: np.ndarray
 
 
 def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
-    """Evenly chosen rounds, of those with an evaluation where not all have room, and then clients.
+    """Return evenly chosen rounds and clients for the page.
 
-    live: of a page that is served. A population has no curves of clients: its rounds have
-    different ones.
+    If there are too many rounds, those with an evaluation are preferred.
+    live: whether the page is served.
+    A population has no curves of clients, because its rounds have different ones.
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
@@ -75,8 +72,9 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
 
 
 def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]:
-    """What is drawn of clients, each [T, K]; nan where a client has no value in a round. metric:
-    what the run's first one is called on the page.
+    """Return the quantities of clients, each [T, K]; nan if a client has no value in a round.
+
+    metric: the name of the run's first metric on the page.
     """
     names = (main_metric(record), "train_loss", "seconds", "examples", "down", "up")
     main, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
@@ -90,7 +88,7 @@ def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]
 
 
 def axes(record: Record) -> dict[str, np.ndarray]:
-    """What curves are drawn over, each [T] and never falling; nan where it was not recorded."""
+    """Return the x axes of curves, each [T] and never falling; nan if it was not recorded."""
     wall = np.nancumsum(by_round(record, "seconds"))
     return {"round": np.arange(1, record.rounds + 1), **so_far(record), "wall": wall}
 
@@ -98,8 +96,9 @@ def axes(record: Record) -> dict[str, np.ndarray]:
 def of_run(
     record: Record, clients: dict[str, np.ndarray], metric: str = "accuracy"
 ) -> dict[str, np.ndarray]:
-    """All that is drawn of the run itself, each [T]: x's, means over clients and standard
-    deviations.
+    """Return the quantities of the run itself, each [T].
+
+    These are the x axes, means over clients and standard deviations.
     """
     x = axes(record)
     bands = {}
@@ -110,7 +109,7 @@ def of_run(
 
 
 def content(record: Record, choice: Chosen, metric: str = "accuracy") -> dict[str, Any]:
-    """The curves as the page has them."""
+    """Return the curves in the format of the page."""
     values = by_client(record, metric)
     run = of_run(record, values, metric)
     t, k = choice.rounds, choice.clients

@@ -1,8 +1,8 @@
 """Arrays as text for a page, deflated and in base64; `files/data.js` is the inverse.
 
-Numbers of runs are exact. Those of clients are many, so each of their curves is cut into 16,382
-steps between its own least and greatest value, which is finer than any screen; each bit more would
-make a large page a twentieth larger.
+Numbers of runs are exact. Those of clients are many, so each of their curves is quantised to 16,382
+steps between its minimum and maximum, which is finer than any screen; each further bit would make a
+large page a twentieth larger.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-STEPS = 16_382  # of a curve; the next number means nan
+STEPS = 16_382  # steps of a curve; the next number stands for nan
 
 
 def exact(values: np.ndarray) -> dict[str, Any]:
-    """Numbers [...] as float64, little-endian."""
+    """Encode numbers [...] as float64, little-endian."""
     return {"shape": list(values.shape), "data": text(np.asarray(values, "<f8").tobytes())}
 
 
 def curves(values: np.ndarray) -> dict[str, Any]:
-    """Curves [T, n] in steps, one after the other: low [n] + step number * (width [n] / STEPS); nan
-    stays nan.
+    """Encode curves [T, n] in steps, one after the other.
 
-    What is stored are differences of step numbers from round to round, modulo 65,536: first all low
-    bytes, then all high ones. So zlib has something to deflate.
+    A value is low [n] + step number * (width [n] / STEPS); nan stays nan. What is stored are
+    differences of step numbers from round to round, modulo 65,536: first all low bytes, then all
+    high ones, so that zlib can deflate them.
     """
     numbers, low, width = quantise_rows(values.T)
     change = np.diff(numbers, axis=1, prepend=np.uint16(0)).astype("<u2")  # [n, T]; wraps around
@@ -40,8 +40,9 @@ def curves(values: np.ndarray) -> dict[str, Any]:
 
 
 def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each; what is
-    infinite is nan.
+    """Return rows [n, T] as step numbers, uint16, with minimum and width [n] of each.
+
+    Infinite values become nan.
     """
     known = np.isfinite(rows)
     low = np.where(known, rows, np.inf).min(1, initial=np.inf)

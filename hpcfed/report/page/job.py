@@ -1,4 +1,4 @@
-"""The jobs of runs and where they ran, with what differs between runs apart."""
+"""The jobs and environments of runs, with fields that differ between runs separated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ WIDE = 8  # columns of a table that fit on a page
 
 @dataclass(frozen=True)
 class Parted:
-    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in
-    common.
+    """Facts of runs.
+
+    differs: names of the facts that differ between runs.
+    values: for each run the values of those.
+    same: facts that all runs have in common.
     """
 
     runs: list[str]
@@ -27,10 +30,10 @@ class Parted:
 
     @property
     def tables(self) -> list[list[tuple[str, ...]]]:
-        """What differs, runs across where that makes it narrower, in as many tables as fit on
-        paper.
+        """The facts that differ, as tables that fit on paper.
 
-        A table's first line are its heads, and so is each line's first cell.
+        Runs are across if that is narrower. The first line of a table is its head, and so is the
+        first cell of each line.
         """
         if len(self.differs) > len(self.runs):
             columns: Iterable[tuple[str, Sequence[str]]]
@@ -47,7 +50,7 @@ class Parted:
 
 
 def split_facts(runs: Sequence[Run], found: Sequence[Facts]) -> Parted:
-    """The facts of each of these runs, parted."""
+    """Return the facts of each of these runs, split into different and equal ones."""
     names = list(dict.fromkeys(name for facts in found for name in facts))
     differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
     values = [[facts.get(name, "") for name in differs] for facts in found]
@@ -56,8 +59,9 @@ def split_facts(runs: Sequence[Run], found: Sequence[Facts]) -> Parted:
 
 
 def jobs(runs: Sequence[Run]) -> Parted:
-    """The fields of all jobs, the method first; those on which no number depends (where a run is
-    written) come last.
+    """Return the fields of all jobs, the method first.
+
+    Fields on which no number depends (the folder of a run) come last.
     """
     fields = [flat(run.job) for run in runs]
     return split_facts(
@@ -66,12 +70,12 @@ def jobs(runs: Sequence[Run]) -> Parted:
 
 
 def place(name: str) -> tuple[bool, bool]:
-    """Where a field stands among others."""
+    """Return the sort key of a field."""
     return covers(ASIDE, name), name != "algorithm.name"
 
 
 def environments(runs: Sequence[Run]) -> Parted:
-    """Versions, commit, hardware and ranks of all runs, as each was last started."""
+    """Return versions, commit, hardware and ranks of all runs, as each was last started."""
     return split_facts(runs, [environment(run.record.header) for run in runs])
 
 

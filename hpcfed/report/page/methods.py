@@ -1,5 +1,7 @@
-"""Methods side by side on the page: differences with intervals as `hpcfed compare` has them,
-accuracy by architecture, and which runs are seeds of one method.
+"""Methods side by side on the page: differences with intervals, and accuracy by architecture.
+
+Differences are those of `hpcfed compare`. This file also determines which runs are seeds of one
+method.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from hpcfed.results.run import Run
 from hpcfed.results.summary import metric
 from hpcfed.storage.record import Record
 
-Lines = list[list[str]]  # a table as words, its head first
+Lines = list[list[str]]  # a table as text, its head first
 ALL = "all clients"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Methods against the first one. caption, lines, notes: what `hpcfed compare` prints; no lines
-    where there is one method.  why: one sentence, where methods cannot be compared.
+    """Comparison of methods with the first one.
+
+    caption, lines, notes: as printed by `hpcfed compare`; no lines for a single method.
+    why: one sentence, if methods cannot be compared.
     """
 
     caption: str = ""
@@ -39,7 +43,7 @@ class Compared:
 
 
 def comparison(found: Sequence[Run]) -> Compared:
-    """The finished runs of all methods against those of the first run's method."""
+    """Return the comparison of all methods' finished runs with those of the first run's method."""
     if not found:
         return Compared()
     try:
@@ -54,12 +58,13 @@ def comparison(found: Sequence[Run]) -> Compared:
 
 
 def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
-    """Runs that differ in their seed alone, by method: a name that is unique, and positions. Two
-    runs with the same seed are not averaged, nor is a run that is not finished with others.
+    """Return groups of runs that differ only in their seed: a unique name, and positions.
+
+    Two runs with the same seed are not averaged, nor is an unfinished run with others.
     """
     try:
         down, across = axes(list(found), None, None)
-    except ConfigError:  # fields differ that no axis may take: each run is a line of its own
+    except ConfigError:  # other fields differ: each run is a line of its own
         return [(run.name, [i]) for i, run in enumerate(found)]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, one in enumerate(found):
@@ -79,8 +84,10 @@ def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
 
 
 def by_architecture(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
-    """The first metric in the last evaluated round: a line for each architecture, a column for each
-    method; mean over clients, then mean over seeds ± sample standard deviation over seeds.
+    """Return a table of the first metric in the last evaluated round.
+
+    It has a line for each architecture and a column for each method: mean over clients, then mean
+    over seeds ± sample standard deviation over seeds.
     """
     means = [[architecture_means(found[i].record) for i in places] for _, places in groups]
     kinds = list(dict.fromkeys(kind for runs in means for run in runs for kind in run))
@@ -95,8 +102,9 @@ def by_architecture(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]
 
 
 def architecture_means(record: Record) -> dict[str, float]:
-    """Mean first metric of a run's clients in the last evaluated round: of all, and by
-    architecture.
+    """Return the mean first metric of a run's clients in the last evaluated round.
+
+    It is over all clients, and by architecture.
     """
     kinds, values = architectures(record), last(record, f"clients/{main_metric(record)}")
     known = np.isfinite(values)
@@ -107,9 +115,11 @@ def architecture_means(record: Record) -> dict[str, float]:
 
 
 def by_metric(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
-    """Metrics in the last evaluated round: two lines for each, its mean over clients and what it is
-    over all test examples together; a column for each method, mean over seeds as in
-    `by_architecture`. Nothing where accuracy alone was measured.
+    """Return a table of all metrics in the last evaluated round.
+
+    Each has two lines, its mean over clients and its value over all test examples together, with a
+    column for each method, mean over seeds as in `by_architecture`. The table is empty if only
+    accuracy was measured.
     """
     measured = [metrics(run.record) for run in found]
     names = list(dict.fromkeys(name for known in measured for name in known))
@@ -127,7 +137,7 @@ def by_metric(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> 
 def per_group(
     groups: Sequence[tuple[str, list[int]]], facts: Sequence[dict[str, Any]], key: str
 ) -> list[str]:
-    """A cell for each method: of runs in which not all clients have the metric, how many have."""
+    """Return a cell for each method, with the number of clients if not all have the metric."""
     cells = []
     for _, places in groups:
         known = [facts[i] for i in places if facts[i][key] is not None]
@@ -138,7 +148,7 @@ def per_group(
 
 
 def over_seeds(means: Sequence[float]) -> str:
-    """A cell: mean over seeds, their sample standard deviation, and how many there are."""
+    """Return a cell: mean over seeds, their sample standard deviation, and their number."""
     if not means:
         return "-"
     mean = f"{np.mean(means):.4f}"

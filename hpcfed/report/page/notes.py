@@ -1,4 +1,4 @@
-"""What a reader should know before believing a run's numbers, from what the run recorded."""
+"""Warnings that a reader should know before using a run's numbers, from the run's own record."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from hpcfed.results.run import Run
 from hpcfed.results.state import FINISHED, State, words
 from hpcfed.storage.record import Record
 
-FEW = 8  # things of one kind that are named; the others are counted
+FEW = 8  # items of one kind that are named; the others are counted
 
 
 def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> list[tuple[str, str]]:
-    """Warnings: of which runs ("" for none in particular), and the sentence, which several may
-    share. absent: a sentence for each run without results.  states: whether it is said, too, how
-    runs stand that are not finished.
+    """Return warnings: the runs concerned ("" for none in particular), and the sentence.
+
+    absent: a sentence for each run without results.
+    states: whether the states of unfinished runs are included.
     """
     whose: dict[str, list[str]] = {}
     for run in runs:
@@ -38,7 +39,7 @@ def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> li
 
 
 def of_run(run: Run, states: bool = True) -> Iterator[str]:
-    """In the order of a run's life, but first how it ended."""
+    """Yield warnings in the order of a run's life, after that on its end."""
     if states and (unfinished := describe_state(run.state)):
         yield unfinished
     yield from commit(run.record.header)
@@ -48,7 +49,7 @@ def of_run(run: Run, states: bool = True) -> Iterator[str]:
 
 
 def describe_state(state: State) -> str:
-    """A state as a sentence; nothing of a run that is finished."""
+    """Return a state as a sentence, "" for a finished run."""
     if state.word == FINISHED:
         return ""
     total = "" if state.total is None else f", {state.rounds} of {state.total} rounds are done"
@@ -61,7 +62,7 @@ def commit(header: dict[str, Any]) -> Iterator[str]:
 
 
 def starts(header: dict[str, Any]) -> Iterator[str]:
-    """Each time that the run was resumed, and what was other than before."""
+    """Yield a sentence for each resume, with changes of the environment."""
     times = [*header.get("history", []), header]
     for before, after in pairwise(times):
         old, new = environment(before), environment(after)
@@ -76,8 +77,9 @@ def starts(header: dict[str, Any]) -> Iterator[str]:
 
 
 def ranks(record: Record) -> Iterator[str]:
-    """Rounds from which on there were fewer ranks than before: some had died, or the run went on
-    with fewer.
+    """Yield a sentence for each round from which the run had fewer ranks than before.
+
+    Ranks had died, or the run was resumed on fewer.
     """
     column = record.columns.get("ranks/train")
     if column is None or column.ndim < 2:
@@ -91,7 +93,7 @@ def ranks(record: Record) -> Iterator[str]:
 
 
 def clients(record: Record) -> Iterator[str]:
-    """Clients that were lost, failed, or have no accuracy."""
+    """Yield sentences on clients that were lost, failed, or have no accuracy."""
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
         yield (
@@ -112,7 +114,7 @@ def clients(record: Record) -> Iterator[str]:
 
 
 def failure_notes(record: Record) -> Iterator[str]:
-    """Clients that failed and left a round, by how they failed."""
+    """Yield sentences on clients that failed and left a round, by kind of failure."""
     places: dict[str, list[str]] = {}
     for t, k, how in faults(record):
         places.setdefault(how, []).append(f"client {k} in round {t}")
@@ -121,7 +123,7 @@ def failure_notes(record: Record) -> Iterator[str]:
 
 
 def between(runs: Sequence[Run]) -> Iterator[str]:
-    """In what of the environment runs differ on which numbers may depend."""
+    """Yield a sentence on differences of environments on which numbers may depend."""
     found = environments(runs)
     other = [
         field

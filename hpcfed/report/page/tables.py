@@ -1,4 +1,4 @@
-"""The numbers of tables: a line for each run, a line for each client of a run."""
+"""The numbers of tables: a line for each run, and a line for each client of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "seconds": ("time", "seconds"),
     "virtual": ("virtual", "seconds"),
 }
-CLIENTS = {  # and of the clients'
+CLIENTS = {  # columns of the clients' table
     "client": ("client", "count"),
     "architecture": ("architecture", "text"),
     "rank": ("rank", "count"),
@@ -48,17 +48,17 @@ CLIENTS = {  # and of the clients'
 }
 
 
-MIXED = "metric"  # the column of runs whose first metrics differ
+MIXED = "metric"  # name of the column if the runs' first metrics differ
 
 
 def page_metric(found: Sequence[Run]) -> str:
-    """The metric that a page shows: the first one of all runs, or `metric`, of each its own."""
+    """Return the metric of a page: the first one of all runs, or `metric` if they differ."""
     known = {run.main_metric for run in found}
     return known.pop() if len(known) == 1 else MIXED
 
 
 def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[str, str]]:
-    """Columns of a table with this metric in the place of accuracy."""
+    """Return columns of a table with this metric in place of accuracy."""
     return {
         metric if name == "accuracy" else name: (title_metric(metric), kind)
         if name == "accuracy"
@@ -68,7 +68,10 @@ def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[s
 
 
 def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
-    """A line of the runs' table; None for what was not recorded. metric: as `page_metric`."""
+    """Return a line of the runs' table; None for values that were not recorded.
+
+    metric: from `page_metric`.
+    """
     found, job = facts(one.record), one.job
     main = found["metrics"][one.main_metric]
     best, traffic, time = main["best"], found["traffic"], found["time"]
@@ -91,8 +94,9 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
 
 
 def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[str, list[Any]]:
-    """Columns of the clients' table, for these clients; None where a client has no value. metric:
-    as `page_metric`.
+    """Return columns of the clients' table, for these clients; None if a client has no value.
+
+    metric: from `page_metric`.
     """
     if not len(ids):
         return {}
@@ -124,20 +128,20 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
 
 
 def sizes(record: Record, K: int) -> dict[str, np.ndarray]:
-    """Examples of each client, by part."""
+    """Return the number of examples of each client, by part."""
     return {
         part: record.arrays.get(f"{part}_sizes", np.full(K, np.nan)) for part in ("train", "test")
     }
 
 
 def greatest(values: np.ndarray) -> np.ndarray:
-    """Of each column [T, K], over the rounds; nan where it has no finite value."""
+    """Return the maximum of each column [T, K] over rounds; nan if it has no finite value."""
     top = np.where(np.isfinite(values), values, -np.inf).max(0, initial=-np.inf)
     return np.where(np.isfinite(top), top, np.nan)
 
 
 def latest(values: np.ndarray) -> np.ndarray:
-    """The last finite value of each column [T, K]; nan where there is none."""
+    """Return the last finite value of each column [T, K]; nan if there is none."""
     known = np.isfinite(values)
     if not len(values):
         return np.full(values.shape[1], np.nan)
@@ -146,7 +150,7 @@ def latest(values: np.ndarray) -> np.ndarray:
 
 
 def numbers(values: np.ndarray) -> list[float | int | None]:
-    """As JSON has them: whole ones without a point, None for those that are not finite."""
+    """Return values for JSON: whole numbers as int, None for those that are not finite."""
     return [
         None if not np.isfinite(v) else int(v) if float(v).is_integer() else float(v)
         for v in values.tolist()
@@ -154,8 +158,9 @@ def numbers(values: np.ndarray) -> list[float | int | None]:
 
 
 def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
-    """How many training examples of each class these clients have; None where it was not
-    recorded.
+    """Return the number of training examples of each class of these clients.
+
+    Returns None if it was not recorded.
     """
     counts = record.arrays.get("label_counts")
     if counts is None or not len(ids):
@@ -167,13 +172,14 @@ def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
 
 
 def phases(record: Record) -> dict[str, list[float | None]]:
-    """Seconds of each phase by rank, over all rounds; nothing where no rank was recorded."""
+    """Return seconds of each phase by rank, over all rounds; empty if no rank was recorded."""
     return {phase: numbers(np.nansum(seconds, 0)) for phase, seconds in spent(record).items()}
 
 
 def recent_phases(record: Record) -> dict[str, list[float]]:
-    """Seconds of each phase a round by rank, mean of the last rounds, of the ranks that the last of
-    them had.
+    """Return seconds of each phase by rank, mean over the last rounds.
+
+    Ranks are those of the last round.
     """
     recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
     recent = {phase: seconds for phase, seconds in recent.items() if len(seconds)}

@@ -1,8 +1,7 @@
-"""The page as text: template, style, scripts and data in one file that asks no other host for
-anything.
+"""The page as text: template, style, scripts and data in one file without external resources.
 
-Its content security policy lets the browser load nothing, and run no script but those whose hashes
-it names; so a name in a job that looks like a script stays a name.
+Its content security policy lets the browser load nothing, and run only scripts whose hashes it
+names; so a name in a job that looks like a script stays a name.
 """
 
 from __future__ import annotations
@@ -21,8 +20,11 @@ FILES = files("hpcfed.report.page") / "files"
 
 
 def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any) -> str:
-    """The whole page. data: what its scripts read, JSON-able.  above, below: sections that were
-    rendered before.  words: what the template shows, as text.
+    """Return the whole page.
+
+    data: JSON-able, for its scripts.
+    above, below: rendered sections.
+    words: texts for the template.
     """
     from markupsafe import Markup
 
@@ -42,13 +44,13 @@ def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any)
 
 
 def section(name: str, **words: Any) -> str:
-    """A part of the page that the script replaces when its numbers change."""
+    """Return a part of the page that the script replaces when its numbers change."""
     return template(name).render(**words)
 
 
 @cache
 def template(name: str) -> Any:
-    """A template that takes what it shows for text, never for HTML."""
+    """Return a template that escapes its values as text."""
     from jinja2 import Environment
 
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
@@ -58,7 +60,7 @@ def template(name: str) -> Any:
 
 @cache
 def scripts() -> tuple[str, str]:
-    """Bokeh's script, and the page's own."""
+    """Return Bokeh's script, and the page's own."""
     from bokeh.resources import Resources
 
     bokeh = "".join(Resources(mode="inline", components=["bokeh"], log_level="error").js_raw)
@@ -67,7 +69,7 @@ def scripts() -> tuple[str, str]:
 
 @cache
 def policy(live: bool) -> str:
-    """The content security policy. live: the page may ask the server that it came from."""
+    """Return the content security policy. live: whether the page may connect to its server."""
     hashes = " ".join(map(digest, scripts()))
     asks = "; connect-src 'self'" if live else ""
     return (
@@ -81,16 +83,16 @@ def part(name: str) -> str:
 
 
 def digest(script: str) -> str:
-    """A script as the policy names it."""
+    """Return the hash of a script in the format of the policy."""
     return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def plain(data: Any) -> str:
-    """JSON that cannot end the element that it stands in, whatever a user has called a run."""
+    """Return JSON that cannot end the element that contains it, whatever the name of a run."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
 def check(command: str = "report") -> None:
-    """ConfigError where a library that only this needs is missing."""
+    """Raise ConfigError if a library that only this command needs is missing."""
     for name in ("bokeh", "jinja2"):
         import_extra(name, "report", command)

@@ -1,8 +1,7 @@
-"""Other places where a run's numbers go round by round: TensorBoard, Weights & Biases, MLflow.
+"""External logs of a run's numbers, round by round: TensorBoard, Weights & Biases, MLflow.
 
-A sink is a class here and a field of the job's part `log` (`--log.tensorboard`). Rank 0 alone has
-sinks; their packages are imported only when asked for, and nothing that is computed depends on
-them.
+A sink is a class here and a field of the job's part `log` (`--log.tensorboard`). Only rank 0 has
+sinks; their packages are imported only when asked for, and no result depends on them.
 """
 
 from hpcfed.core.registry import Entry

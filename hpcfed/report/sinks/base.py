@@ -1,4 +1,4 @@
-"""What a sink is."""
+"""The interface of a sink."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from hpcfed.storage.record import Header
 
 
 class Sink(ABC):
-    """One log of a run. run: the run's folder.  package: what must be installed.
+    """One external log of a run.
 
-    A run that goes on from a checkpoint repeats the rounds after it, to the same bits; its log has
-    each round once all the same, and those that it lost or never had are given to it. Any method
-    may raise anything: the run then goes on without the log.
+    run: the run's folder.
+    package: the package that must be installed.
+    A run that continues from a checkpoint repeats the rounds after it, to the same bits. Its log
+    must have each round once all the same; rounds that it lost or never had are logged again. Any
+    method may raise any error: the run then goes on without the log.
     """
 
     package: ClassVar[str]
@@ -29,26 +31,26 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, header: Header, done: int) -> int:
-        """Open the log: a new one where no round is done, else that of the rounds before where it
-        can go on.
+        """Open the log, and return up to which round it is complete.
 
-        Returns up to which round it is complete: it is given those that follow.
+        If no round is done the log is new, else it continues that of the earlier rounds if
+        possible. The rounds that follow are then logged.
         """
 
     @abstractmethod
     def round(self, t: int, numbers: dict[str, float]) -> None:
-        """Log round t, counted from 1. numbers: all finite, by names such as `accuracy/mean`."""
+        """Log round t, counted from 1. numbers: finite, by names such as `accuracy/mean`."""
 
     @abstractmethod
     def end(self, status: str) -> None:
         """Close the log. status: finished, stopped (to be resumed) or failed."""
 
     def mark(self, name: str, **known: Any) -> None:
-        """Keep what the log needs to go on, in the run's folder."""
+        """Store the log's state that is needed to continue it, in the run's folder."""
         put(names.sink_file(self.run, name), json.dumps(known).encode())
 
     def read_mark(self, name: str, done: int) -> dict[str, Any]:
-        """What was kept; nothing where no round is done, for then the log is a new one."""
+        """Return the stored state; empty if no round is done, because the log is then new."""
         try:
             return json.loads(read_text(names.sink_file(self.run, name))) if done else {}
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The sinks of a run, on rank 0: what they raise ends no run."""
+"""The sinks of a run, on rank 0; their errors do not end the run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ FAILED = "failed"
 
 
 def check(log: Log) -> None:
-    """Import what the sinks that are asked for need; ConfigError where that is missing."""
+    """Import the packages of the requested sinks. Raises ConfigError if one is missing."""
     for name in sink_names(log):
         import_extra(SINKS[name].load().package, name, f"log.{name}")
 
 
 def sink_names(log: Log) -> list[str]:
-    """The names of the sinks that are asked for."""
+    """Return the names of the requested sinks."""
     return [name for name in SINKS if getattr(log, name)]
 
 
 class Logs:
-    """All sinks of a run; inside a with block they are open. say: tells a warning to who looks
-    on.
+    """All sinks of a run, which are open inside a with block.
+
+    say: function that shows a warning.
     """
 
     def __init__(self, log: Log, run: Path, say: Callable[[str], None]):
@@ -50,11 +51,13 @@ class Logs:
     def begin(
         self, header: Header, done: int, past: Callable[[int], Row], first: bool = True
     ) -> None:
-        """Open all, and give each the rounds that it lacks; done: how many there are, past: each,
-        counted from 1.
+        """Open all sinks, and log the rounds that each of them lacks.
 
-        first: these processes have not begun the run before.  Where one cannot be opened:
-        ConfigError if there is nothing yet that would be lost by that, else a warning.
+        done: number of rounds done.
+        past: returns the record of a round, counted from 1.
+        first: whether these processes have not begun the run before.
+        If a sink cannot be opened, raises ConfigError if no work would be lost by that, else shows
+        a warning.
         """
         self.architectures = header["architectures"]
         for name in sink_names(self.log):
@@ -72,23 +75,23 @@ class Logs:
             self.round(t, past(t))
 
     def round(self, t: int, row: Row) -> None:
-        """Log round t, counted from 1, where it is not yet."""
+        """Log round t, counted from 1, in the sinks that lack it."""
         if lacking := [name for name in self.sinks if self.complete[name] < t]:
             found = numbers(row, self.architectures)
             self.each(lacking, lambda sink: sink.round(t, found))
             self.complete |= dict.fromkeys(lacking, t)
 
     def end(self, status: str) -> None:
-        """Close all; status as a sink takes it."""
+        """Close all sinks; status as in `Sink.end`."""
         self.each(list(self.sinks), lambda sink: sink.end(status))
         self.sinks = {}
 
     def each(self, chosen: list[str], call: Callable[[Sink], None]) -> None:
-        """Call each of these; drop those that fail."""
+        """Call each of these sinks, and drop those that fail."""
         for name in chosen:
             try:
                 call(self.sinks[name])
-            except Exception as error:  # anything: it is somebody else's package, network or disk
+            except Exception as error:  # any error: packages, network and disk are not ours
                 self.drop(name, error)
 
     def drop(self, name: str, error: Exception) -> None:

@@ -1,8 +1,8 @@
-"""A run of MLflow, at MLFLOW_TRACKING_URI, or else as files in the run's folder.
+"""A run in MLflow, at MLFLOW_TRACKING_URI, or else as files in the run's folder.
 
-`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3 takes
-files only where that is asked for; they need no database and no server, and a cluster's disk has
-them as well as any.
+`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3
+accepts files only with this variable; they need no database and no server, and work on any disk of
+a cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EVERY = "rounds/seconds"  # a number that every round has
 
 
 class MLflow(Sink):
-    """A resumed run goes on under the same id."""
+    """Sink for MLflow; a resumed run continues under the same id."""
 
     package = "mlflow"
 
@@ -41,7 +41,7 @@ class MLflow(Sink):
         return max((m.step for m in self.client.get_metric_history(self.id, EVERY)), default=0)
 
     def create(self, header: Header) -> str:
-        """A new run, with the job's fields as parameters; its id."""
+        """Create a run with the job's fields as parameters, and return its id."""
         from mlflow.entities import Param
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "hpcfed")
@@ -66,5 +66,5 @@ class MLflow(Sink):
 
 
 def clean_name(name: str) -> str:
-    """A name without what MLflow takes in none, such as the @ of a sub-model's architecture."""
+    """Return a name without characters that MLflow refuses, such as the @ of an architecture."""
     return re.sub(r"[^\w\-./ ]", "_", name)

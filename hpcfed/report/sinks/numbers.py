@@ -1,4 +1,4 @@
-"""A round's record as the few numbers that a log shows as curves."""
+"""Conversion of a round's record to the numbers that a log shows as curves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ CLIENTS = {
 
 
 def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
-    """Those of a round that are known, by name.
+    """Return the known numbers of a round, by name.
 
-    accuracy/mean, std, min, max: over clients, 0..1; accuracy_of/A: mean over those of architecture
-    A.  metrics: other ones, means over clients.  traffic: bytes of all clients in the round.
-    phases: seconds, mean over ranks.  memory: bytes, the most of any rank so far.
-    architectures: of each client, or what the row's clients/architecture counts.
+    accuracy/mean, std, min, max: over clients, 0..1.
+    accuracy_of/A: mean over the clients of architecture A.
+    metrics: other ones, means over clients.
+    traffic: bytes of all clients in the round.
+    phases: seconds, mean over ranks.
+    memory: bytes, peak of any rank so far.
+    architectures: of each client, or those that the row's clients/architecture refers to by index.
     """
     accuracy, kinds = np.asarray(row["clients/accuracy"]), np.array(architectures)
     if "clients/architecture" in row:  # nan where another round had more clients
@@ -64,5 +67,5 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
 
 
 def mean(values: np.ndarray) -> float | None:
-    """Over those that are not nan; None if there are none."""
+    """Return the mean of values that are not nan; None if there are none."""
     return summary_statistics(np.asarray(values))["mean"]

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: `tensorboard --logdir runs` shows all runs below that folder."""
+"""Event files for TensorBoard: `tensorboard --logdir runs` shows all runs in a folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ NAME = "tensorboard"
 
 
 class TensorBoard(Sink):
-    """Each start of a run is a file more; what it logs again replaces what the files before have of
-    these rounds.
+    """Sink for TensorBoard; each start of a run writes another file.
+
+    Rounds that it logs again replace those in earlier files.
     """
 
     package = "tensorboard"

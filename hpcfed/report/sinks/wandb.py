@@ -1,8 +1,8 @@
-"""A run of Weights & Biases.
+"""A run in Weights & Biases.
 
-Offline, in the run's folder (`wandb sync --append RUN/wandb/offline-run-*` sends it), unless
-WANDB_MODE says otherwise; project and the like are as wandb's own variables say. It takes no
-console output, code or machine statistics.
+It is offline, in the run's folder (`wandb sync --append RUN/wandb/offline-run-*` uploads it),
+unless WANDB_MODE says otherwise; project etc. are set by wandb's own variables. Console output,
+code and machine statistics are not logged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ QUIET = {
 
 
 class WandB(Sink):
-    """A resumed run goes on under the same id.
+    """Sink for Weights & Biases; a resumed run continues under the same id.
 
-    But an offline log that was not closed, for its processes were killed, may lack rounds that
-    wandb had not written
-    yet: then the run has a new log, of all its rounds, under an id of its own.
+    An offline log that was not closed, because its processes were killed, may lack rounds that
+    wandb had not written yet. In that case the run has a new log of all its rounds, under an id of
+    its own.
     """
 
     package = "wandb"

@@ -1,3 +1,4 @@
-"""`hpcfed watch`: runs as they go on, from their files alone, in the terminal (`terminal`) or on
-the page of `hpcfed report` (`web`).
+"""`hpcfed watch`: running runs, in the terminal (`terminal`) or on the page of report (`web`).
+
+It needs only the runs' files.
 """

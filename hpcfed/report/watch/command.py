@@ -1,6 +1,4 @@
-"""`hpcfed watch RUN...`: the command; it ends by itself when all runs are finished, and waits
-for those that have no folder yet.
-"""
+"""`hpcfed watch RUN...`: shows runs until all are finished, and waits for their folders."""
 
 from __future__ import annotations
 
@@ -22,12 +20,13 @@ from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, find, name_runs
 
-PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % of a core
+PAUSE = 19  # pause / time of an update, so that watching takes at most 5 % of a core
 
 
 def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> int:
-    """The command. web: as a page on 127.0.0.1, at this port or one that is free. Ctrl-C ends it
-    before the runs do.
+    """Show runs until all are finished, and return the exit status.
+
+    web: whether to serve a page on 127.0.0.1, at this port or a free one. Ctrl-C ends it earlier.
     """
     if port is not None and not (web and 0 < port < 65536):
         raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
@@ -43,7 +42,7 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
 
 
 def wait_for(runs: Sequence[Path]) -> None:
-    """Wait until there is a file or folder at each of these paths, and say so."""
+    """Wait, with a message, until there is a file or folder at each of these paths."""
     absent = [run for run in runs if not os.path.exists(run)]
     if absent:
         names = ", ".join(map(str, absent))
@@ -54,8 +53,9 @@ def wait_for(runs: Sequence[Path]) -> None:
 
 
 def follow(runs: Sequence[Run]) -> int:
-    """Show runs in the terminal until nothing more will come; where stdout is none, the last view
-    alone.
+    """Show runs in the terminal until they are over.
+
+    If stdout is no terminal only the last view is shown.
     """
     where = console()
     views: list[View | None] = [None] * len(runs)

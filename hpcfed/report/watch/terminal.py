@@ -1,4 +1,4 @@
-"""Runs as a terminal shows them while they go on."""
+"""Views of runs for the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcfed.results.summary import share, summary_statistics
 
 LEAST, MOST = 60, 120  # characters of a line
 SPARE = 17  # lines of a view beside those of curve, clients and ranks
-TALL = 40  # lines of a terminal that has room for all
+TALL = 40  # lines of a terminal with space for the long view
 WIDEST = 6  # characters of one round in the curve
 BLUE = LIGHT[0]
 MARKS = {
@@ -37,15 +37,16 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def render(views: Sequence[View], width: int, height: int) -> RenderableType:
-    """All runs: one at length, several a line each. width, height: of the terminal, in
-    characters.
+    """Return the view of all runs: a single one in detail, several with a line each.
+
+    width, height: of the terminal, in characters.
     """
     width = min(MOST, max(LEAST, width))
     return single(views[0], width, height, time()) if len(views) == 1 else several(views, width)
 
 
 def several(views: Sequence[View], width: int) -> RenderableType:
-    """A line for each run, why one failed, and the last warning of each that has one."""
+    """Return a line for each run, reasons of failures, and the last warning of each run."""
     head = metric_head([v.state for v in views])
     rows = [
         (
@@ -67,7 +68,7 @@ def several(views: Sequence[View], width: int) -> RenderableType:
 
 
 def single(view: View, width: int, height: int, now: float) -> RenderableType:
-    """One run: how far it is, its curve, its clients, its ranks, and its last warning."""
+    """Return one run: its progress, curve, clients, ranks, and last warning."""
     high, most = (8, 9) if height >= TALL else (4, 5)
     kinds = min(most, 1 + len(set(view.kinds.tolist())))
     lines: list[RenderableType] = [heading(view, width), *progress(view, width, now)]
@@ -93,12 +94,12 @@ def heading(view: View, width: int) -> Table:
 
 
 def brief(view: View) -> str:
-    """The state without what may be a long sentence about it."""
+    """Return the state without its reason, which may be a long sentence."""
     return words(replace(view.state, why=""))
 
 
 def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
-    """The bar, and a line about time and checkpoints."""
+    """Yield the bar, and a line about time and checkpoints."""
     state = view.state
     done, left = parts([state.rounds, max(0, (state.total or 1) - state.rounds)], width)
     yield Text.assemble(("━" * done, BLUE), ("─" * left, "dim"))
@@ -106,7 +107,7 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
 
 
 def pace(state: State, now: float) -> list[str]:
-    """What is known of time and checkpoints."""
+    """Return the known facts about time and checkpoints."""
     told = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
     told += [f"{duration(state.left)} left"] if state.left is not None else []
     told += (
@@ -118,9 +119,7 @@ def pace(state: State, now: float) -> list[str]:
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:
-    """Mean metric over the evaluated rounds, as columns from just below its least value to its
-    greatest.
-    """
+    """Yield the mean metric over evaluated rounds, as columns from its minimum to its maximum."""
     low, high = min(view.mean), max(view.mean)
     known = [x for x in view.loss if np.isfinite(x)]
     loss = f"; training loss {known[-1]:.3f} {spark(known, 20)}" if known else ""
@@ -141,7 +140,10 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
 
 
 def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
-    """How the clients' metrics spread, all and by architecture; at most so many lines."""
+    """Yield the distribution of the clients' metrics, over all and by architecture.
+
+    It has at most so many lines.
+    """
     bins = max(12, min(40, width - 48))
     scale = f"0{title_metric(view.state.metric):^{bins - 2}}1"
     names = ["all", *dict.fromkeys(view.kinds.tolist())][:most]
@@ -156,7 +158,7 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
 
 
 def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
-    """Seconds of a round by phase, a bar a rank; the longest is as wide as there is room."""
+    """Yield the seconds of a round by phase, with a bar for each rank, scaled to the width."""
     legend = [(f"{MARKS[name]} {name}  ", phase(name)) for name in view.phases]
     yield Text.assemble(("rank  seconds a round  ", "bold"), *legend)
     amounts = np.array(list(view.phases.values())).T  # [R, phases]
@@ -183,9 +185,9 @@ def time_of(seconds: float | None) -> str:
 def bars(
     values: Sequence[float] | np.ndarray, width: int, height: int, low: float, high: float
 ) -> list[str]:
-    """Columns of blocks, `height` lines from top to bottom, at most `width` wide.
+    """Return columns of blocks, `height` lines from top to bottom, at most `width` wide.
 
-    low is an eighth of a block, high the full height.
+    low is drawn as an eighth of a block, high as the full height.
     """
     span = (high - low) or 1.0
     shares = np.clip((downsample(values, width) - low) / span, 0, 1)
@@ -197,7 +199,7 @@ def bars(
 
 
 def downsample(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
-    """At most so many means of neighbours."""
+    """Return at most `width` means of neighbours."""
     return np.array(
         [
             np.mean(part)
@@ -207,7 +209,7 @@ def downsample(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """A curve in one line, from its least value to its greatest."""
+    """Return a curve in one line, from its minimum to its maximum."""
     known = [v for v in values if np.isfinite(v)]
     if not known:
         return ""
@@ -216,17 +218,16 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def histogram(values: np.ndarray, bins: int) -> str:
-    """How many of the values, shares from 0 to 1, are in each of so many equal parts of that
-    range.
-    """
+    """Return a histogram of values in 0..1, with so many bins, in one line."""
     counts, _ = np.histogram(values[np.isfinite(values)], bins, (0.0, 1.0))
     top = max(1, counts.max())
     return "".join(EIGHTHS[int(np.ceil(8 * n / top))] for n in counts)
 
 
 def parts(amounts: Sequence[float], width: int) -> list[int]:
-    """Widths in characters for parts of a bar, together `width`: each its share, rounded so that
-    the sum is right.
+    """Return the widths in characters of the parts of a bar, with the sum `width`.
+
+    Each has its share, rounded so that the sum is right.
     """
     total = sum(amounts) or 1.0
     ends = np.rint(np.cumsum(amounts) / total * width).astype(int)

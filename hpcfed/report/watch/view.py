@@ -1,4 +1,4 @@
-"""One run as a watcher sees it: numbers of its record, and what went wrong in it so far."""
+"""The view of one run: numbers of its record, and its warnings so far."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record
 
-MARK = "hpcfed: warning: "  # before what a run warns of, on stderr
+MARK = "hpcfed: warning: "  # prefix of a run's warnings on stderr
 FEW = 5  # clients that are named
-TAIL = 65536  # bytes of a log that are looked at
+TAIL = 65536  # bytes at the end of a log that are searched
 
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of a run. Times are in seconds; metrics are those of the run's first one.
+    """The view of a run. Times are in seconds; metrics are the run's first one.
 
-    evaluated: numbers of the rounds in which clients were; mean, std: of their metric, in each
-    of these.
-    loss: [T], mean training loss of the round's clients.  phases: [R] by phase, seconds a round, of
-    the last ones.
+    evaluated: numbers of the rounds with an evaluation.
+    mean, std: of the clients' metric, in each of these.
+    loss: [T], mean training loss of the round's clients.
+    phases: [R] by phase, seconds of a round, mean of the last ones.
     clients, kinds: metric and architecture of each client when it was last evaluated.
-    record: what all this was read from; None: there is nothing yet.
+    record: the record from which the view was made; None if there is none yet.
     """
 
     name: str
@@ -65,13 +65,14 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come: all rounds are done, or the run failed in its sweep."""
+        """Whether the view is final: all rounds are done, or the run failed in its sweep."""
         return self.state.word in (FINISHED, FAILED)
 
 
 def look(run: Run, before: View | None = None) -> View:
-    """The run as its files are now. before: the last view; what has not changed is taken from
-    it.
+    """Return the view of the run as its files are now.
+
+    before: the last view, from which unchanged parts are taken.
     """
     run.refresh()
     now = run.state
@@ -85,7 +86,7 @@ def look(run: Run, before: View | None = None) -> View:
 
 
 def numbers(record: Record) -> dict[str, Any]:
-    """What a view has of a record."""
+    """Return the fields of a view from a record."""
     done, metric = rounds_with_values(record), main_metric(record)
     mean, std = mean_and_std(column(record, f"clients/{metric}")[done])
     return {
@@ -102,13 +103,13 @@ def numbers(record: Record) -> dict[str, Any]:
 
 
 def warnings(record: Record, folder: Path) -> list[str]:
-    """In the order of rounds, and then what the log of a sweep's run says."""
+    """Return warnings in the order of rounds, then those in the log of a sweep's run."""
     told = sorted([*restarts(record), *left(record)])
     return [text for _, text in told] + last_log_warning(folder)
 
 
 def restarts(record: Record) -> Iterator[tuple[int, str]]:
-    """Where the run went on from a checkpoint, with the rounds done then."""
+    """Yield a sentence for each resume from a checkpoint, with the rounds done then."""
     history = record.header.get("history", [])
     ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
     for past, before, after in zip(history, ranks, ranks[1:], strict=False):
@@ -117,7 +118,7 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
 
 
 def left(record: Record) -> Iterator[tuple[int, str]]:
-    """Clients that left a round, a line a round."""
+    """Yield a sentence on clients that left a round, for each round."""
     for t, found in groupby(faults(record), itemgetter(0)):
         yield (
             t,
@@ -126,7 +127,7 @@ def left(record: Record) -> Iterator[tuple[int, str]]:
 
 
 def last_log_warning(folder: Path) -> list[str]:
-    """The last warning in the log that a sweep keeps of its run; nothing for another run."""
+    """Return the last warning in the log of a sweep's run; empty for other runs."""
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):
         return []

@@ -1,10 +1,4 @@
-"""`hpcfed watch --web`: the page of `hpcfed report`, on this machine alone, which asks for what has
-changed and shows it.
-
-It answers GET for the page and for changes since a version, and nothing else: no name is ever taken
-for a path of the disk. A web site that has its own name point here (DNS rebinding) is refused by
-the Host header, another user of this machine by the key in the URL.
-"""
+"""`hpcfed watch --web`: the page of `hpcfed report` with live changes, on this machine only."""
 
 from __future__ import annotations
 
@@ -33,9 +27,9 @@ from hpcfed.results.state import words
 HOST = "127.0.0.1"
 OURS = re.compile(
     r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE
-)  # any port: ssh -L may have made it another
-CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # since the version of which the page has all
-SAFE = {  # of every answer: that nobody else may show, keep or guess it
+)  # any port, because ssh -L may change it
+CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # changes since the version that the page has
+SAFE = {  # headers of every answer: no embedding, caching or sniffing
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -45,8 +39,9 @@ LAST = 2.0  # seconds: the page may still be loading when it has the last number
 
 
 def serve(runs: Sequence[Run], port: int) -> int:
-    """Answer until the page has been given the last numbers of runs that are all over. Returns the
-    exit status.
+    """Serve until the page has received the last numbers of runs that are all over.
+
+    Returns the exit status.
     """
     with Server(runs, port) as server:
         advice = "(Ctrl-C ends it; it ends by itself when the page has shown the runs' end)"
@@ -61,14 +56,16 @@ def serve(runs: Sequence[Run], port: int) -> int:
 
 
 class Server(ThreadingTCPServer):
-    """Serves on HOST alone. url: of the page, with a key that only who reads this terminal knows.
+    """Server on HOST alone.
 
-    A page has a version; it grows when a run has written something, or stands otherwise than
-    before. Raises ConfigError where the port is not to be had. port 0: one that is free.
+    url: of the page, with a key that only readers of this terminal know.
+    port: 0 for a free one.
+    The page has a version, which grows when a run has written something or its state has changed.
+    Raises ConfigError if the port is not available.
     """
 
     daemon_threads = allow_reuse_address = True
-    request_queue_size = 128  # pages that ask at the same moment; of more the system lets some wait
+    request_queue_size = 128  # simultaneous requests; the system lets further ones wait
 
     def __init__(self, runs: Sequence[Run], port: int):
         try:
@@ -80,22 +77,25 @@ class Server(ThreadingTCPServer):
         self.runs, self.looking = runs, Lock()
         self.seen = -1.0  # when the last look began
         self.views: list[View | None] = [None] * len(runs)
-        self.version, self.versions = 0, [0] * len(runs)  # of the page, and of what each run has
-        self.live: dict[str, Any] = {}  # how the runs stand, which every answer has
-        self.answers: dict[int, str] = {}  # changes as JSON, by the version since which they are
+        self.version, self.versions = (
+            0,
+            [0] * len(runs),
+        )  # of the page, and of each run's data in it
+        self.live: dict[str, Any] = {}  # states of the runs, part of every answer
+        self.answers: dict[int, str] = {}  # changes as JSON, by the version that they start from
         self.page: tuple[int, bytes] = -1, b""  # the page, and its version
         self.policy = f"{write.policy(live=True)}; frame-ancestors 'none'"
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
-        self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
+        self.over, self.told = False, Event()  # the runs are over; the page has been told
 
     def handle_error(self, *about: Any) -> None:
-        """A page that is closed while it is answered is no error."""
+        """Ignore errors of a page that was closed while it was answered."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(*about)
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Kind and content of what a path names; None where it names nothing."""
+        """Return content type and content for a path; None if there is nothing at it."""
         key, slash, name = path.removeprefix("/").partition("/")
         if not (slash and secrets.compare_digest(key.encode(), self.key.encode())):
             return None
@@ -104,14 +104,16 @@ class Server(ThreadingTCPServer):
             return None
         asked = monotonic()
         with self.looking:
-            if self.seen < asked:  # else one who asked later has waited for a look, which is as new
+            if self.seen < asked:  # else a later request has just refreshed the views
                 self.seen = monotonic()
                 self.look()
             return self.changes(int(since[1])) if since else self.whole()
 
     def look(self) -> None:
-        """All runs as they are now. Who asks while others wait has the answer to the first look
-        that began after the question: however many ask, two looks are enough.
+        """Read the present views of all runs.
+
+        Requests that wait get the answer of the first look that began after them, so two looks are
+        enough for any number of requests.
         """
         views = [look(run, before) for run, before in zip(self.runs, self.views, strict=True)]
         if any(differ(new, old) for new, old in zip(views, self.views, strict=True)):
@@ -130,15 +132,15 @@ class Server(ThreadingTCPServer):
         }
 
     def whole(self) -> tuple[str, bytes]:
-        """The page, which is made anew only where something has changed."""
+        """Return the page, which is made anew only if something has changed."""
         if self.page[0] != self.version:
             text = command.render_page(*self.split(), live=self.live)
             self.page = self.version, text.encode()
         return "text/html", self.page[1]
 
     def changes(self, since: int) -> tuple[str, bytes]:
-        """How the runs stand, and all else that a page of this version does not have."""
-        since = since if since <= self.version else 0  # of another server
+        """Return the states of the runs, and all data that a page of this version lacks."""
+        since = since if since <= self.version else 0  # a version of another server
         if since == self.version:
             data = "null"
         elif since in self.answers:
@@ -155,23 +157,21 @@ class Server(ThreadingTCPServer):
         return "application/json", f'{{"live":{live},"data":{data}}}'.encode()
 
     def split(self) -> tuple[list[Run], list[str]]:
-        """The runs that have results; how the others stand is in `live`."""
+        """Return the runs that have results; the states of the others are in `live`."""
         return [run for run in self.runs if run.begun], []
 
 
 def differ(new: View, old: View | None) -> bool:
-    """Whether a run has another record, or another state."""
+    """Return whether a run has another record, or another state."""
     return old is None or new.record is not old.record or new.state.word != old.state.word
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: GET alone; any other method is answered with 501 by the class that this one
-    extends.
-    """
+    """Handler of one request; methods other than GET get status 501 from the base class."""
 
     server: Server
     server_version, sys_version = "hpcfed", ""
-    timeout = 10.0  # seconds for a request to come
+    timeout = 10.0  # seconds to receive a request
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
@@ -192,12 +192,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.told.set()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing of requests."""
+        """Do not log requests."""
 
 
 def describe_run(view: View) -> dict[str, Any]:
-    """How a run stands, as JSON types: what it is, a line about it, the part of its rounds that is
-    done, and its warnings.
+    """Return the state of a run as JSON types.
+
+    These are a title, a line of text, the share of rounds done, and its warnings.
     """
     name = title_metric(view.state.metric)
     parts = [

@@ -1,3 +1,4 @@
-"""Runs that have trained models: who has which, as files, and what they answer. No MPI, and nothing
-is trained.
+"""Trained models of runs: which client has which, as files, and their predictions.
+
+No MPI, and nothing is trained.
 """

@@ -1,4 +1,4 @@
-"""`hpcfed models RUN`: the clients' trained models as safetensors, a file each."""
+"""`hpcfed models RUN`: the clients' trained models as safetensors, one file each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def models(
     out: Path | None = None,
     own: Sequence[str] | None = None,
 ) -> str:
-    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that
-    of the run. own: method and models outside hpcfed that may be imported.
+    """Write the trained models of a run, and return a message that says where.
 
-    Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError
-    where there is none, ConfigError for a method whose clients' models cannot be told.
+    clients: numbers with commas; None for all.
+    out: the folder; None for `models` in that of the run.
+    own: method and models outside hpcfed that may be imported.
+    Takes the newest undamaged checkpoint, also while the run goes on. Raises CheckpointError if
+    there is none, ConfigError for a method whose clients' models cannot be exported.
     """
     run, wanted = names.folder_of(run), numbers(clients)
     folder = out or names.models_folder(run)
@@ -39,7 +41,7 @@ def models(
 
 
 def write(saved: Saved, source: Reader, folder: Path) -> str:
-    """Write the files; what was written, in a line."""
+    """Write the files, and return a message about them."""
     for model in saved.models():
         put(names.model_file(folder, model.about.client), files.encode(model))
     n = len(saved.clients)
@@ -50,7 +52,7 @@ def write(saved: Saved, source: Reader, folder: Path) -> str:
 
 
 def numbers(text: str | None) -> list[int] | None:
-    """`0,3` as [0, 3]. ConfigError for anything else."""
+    """Return `0,3` as [0, 3]. Raises ConfigError for anything else."""
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError as error:

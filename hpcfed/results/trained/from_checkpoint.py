@@ -1,8 +1,8 @@
-"""What a checkpoint of a run gives: each client's model, as it was evaluated.
+"""Models of a run from a checkpoint: each client's model, as it was evaluated.
 
-Where clients keep models of their own it is that, as it was after its local training. Where they
-keep none (FedAvg), it is what the client would receive next: the global model, the best of several,
-or its piece of a larger one. What it was trained to in the last round is gone then, and only its
+If clients keep models of their own, it is that one after its local training. If they keep none
+(FedAvg), it is the one that the client would receive next: the global model, the best of several,
+or its piece of a larger one. Its locally trained model of the last round is not stored; only its
 accuracy is known.
 """
 
@@ -37,12 +37,14 @@ OWN, RECEIVED = (
     "clients/accuracy",
     "clients/accuracy_received",
 )  # where a model's accuracy is recorded
-NOBODY = -1  # the rank of clients that are not looked at
+NOBODY = -1  # the rank of clients that were not asked for
 
 
 class Saved:
-    """The models of a run as one checkpoint has them. clients: those that will be asked for; None:
-    all.  own: method and models outside hpcfed that may be imported.
+    """The models of a run in one checkpoint.
+
+    clients: those that will be asked for; None for all.
+    own: method and models outside hpcfed that may be imported.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Saved:
             self.edge_of = found.arrays.get("edges") if edges else None
 
     def state_of(self, tree: Any) -> Any:
-        """The server's state; of a method whose state is no Params the type is that of its first
-        one.
+        """Return the server's state.
+
+        If it is no Params, it is converted to the type of the method's initial state.
         """
         return (
             on_device(tree, CPU)
@@ -90,12 +93,13 @@ class Saved:
         )
 
     def models(self) -> Iterator[Trained]:
-        """One client's after the other."""
+        """Return the clients' models, one after the other."""
         return map(self.model, self.clients)
 
     def model(self, k: int) -> Trained:
-        """Client k's model. Raises DamagedError where the checkpoint is, ConfigError where there is
-        no such model.
+        """Return client k's model.
+
+        Raises DamagedError if the checkpoint is damaged, ConfigError if there is no such model.
         """
         fed, client = self.fed, self.fed.clients[k]
         client.architecture = architecture(self.method, fed, k, self.t)
@@ -125,10 +129,9 @@ class Saved:
 
 
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
-    """What `use` makes of the newest checkpoint that is whole, as far as it reads it; the run may
-    be going on.
+    """Return the result of `use` for the newest checkpoint that it can read without damage.
 
-    Raises CheckpointError where there is none.
+    The run may be going on. Raises CheckpointError if there is none.
     """
     damage: CheckpointError | None = None
     for path in checkpoints_of(run):
@@ -145,12 +148,15 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
+    """Return the checkpoints of a run, the newest first."""
     return checkpoint.candidates(run) if checkpoint.newest(run) else []
 
 
 def select_clients(clients: Collection[int] | None, K: int) -> list[int]:
-    """These clients, in order; all where none are named. ConfigError for one that is not there."""
+    """Return these clients, in order; all clients for None.
+
+    Raises ConfigError for a number that the run does not have.
+    """
     for k in clients or ():
         if not 0 <= k < K:
             raise ConfigError(f"client {k}: the run has {K} clients, 0 to {K - 1}")
@@ -158,8 +164,9 @@ def select_clients(clients: Collection[int] | None, K: int) -> list[int]:
 
 
 def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
-    """What models must know of their inputs: from the results, or from the data where those are
-    older than that.
+    """Return the facts about inputs that models need.
+
+    They come from the results, or from the data if the results are older than these fields.
     """
     models = sources.job.models
     if not (known := header.get("inputs")):
@@ -183,8 +190,9 @@ def federation(
     sources: Sources,
     clients: Collection[int],
 ) -> Federation:
-    """A federation of one rank that has these clients, for what a method says of models; nothing is
-    trained or sent.
+    """Return a federation of one rank that has these clients, for questions about models.
+
+    Nothing is trained or sent.
     """
     shape, known = about["shape"], found.arrays.get("label_counts")
     several = shape.names if isinstance(shape, Shapes) else ()
@@ -217,7 +225,7 @@ def federation(
         costs=[],
         label_counts=sources.partition if known is None else known,
         classes=len(about["classes"]),
-        # nothing takes time here, and no examples but the clients' are used
+        # no times here, and only the clients' examples
         profiles=None,
         data=SharedData(None, None, about["mean"], about["std"]),
         modalities=lambda: sources.held(several).train if several else (),

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def load_model(source: str | Path, client: int | None = None, own: Collection[str] = ()) -> Trained:
-    """Client k's model, in eval mode, on the CPU; see `hpcfed.load_model`."""
+    """Return client k's model, in eval mode, on the CPU; see `hpcfed.load_model`."""
     path, read = Path(source), from_file if Path(source).suffix == files.ENDING else from_run
     return read(path, client, own)
 
 
 def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
-    """The model in a file that `hpcfed models` wrote. ConfigError where it is another client's than
-    is asked for.
+    """Return the model in a file that `hpcfed models` wrote.
+
+    Raises ConfigError if it is of another client than the one asked for.
     """
     model = files.read(path, own)
     if client not in (None, model.about.client):
@@ -32,7 +33,7 @@ def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
 
 
 def from_run(path: Path, client: int | None, own: Collection[str]) -> Trained:
-    """The model in the newest checkpoint of a run that is whole."""
+    """Return the model in the newest undamaged checkpoint of a run."""
     from hpcfed.results.trained.from_checkpoint import Saved, from_newest
     from hpcfed.storage import names
 

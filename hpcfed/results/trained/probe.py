@@ -1,8 +1,7 @@
-"""`hpcfed probe RUN`: what all clients' trained models make of the same test examples, written
-beside the run.
+"""`hpcfed probe RUN`: predictions of all clients' trained models for the same test examples.
 
-For figures 8 and 9 of Jang et al. (FedClassAvg), ICPP 2022, section 5.2 and 5.3, and for what
-compares clients.
+They are written beside the run. For figures 8 and 9 of Jang et al. (FedClassAvg), ICPP 2022,
+sections 5.2 and 5.3, and for comparisons of clients.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
 from hpcfed.training.similarity import pairwise_cka
 
-STEPS = 50  # of conductance: of the path from the baseline to the image
-IMAGES = 4  # whose conductance is taken, each of another class
-EXAMPLES = 1000  # of the test split, as in the paper
-MOST = 100  # clients, of more so many are drawn
-FIGURES = 20  # clients, of more so many are drawn for figures, which nobody should wait long for
+STEPS = 50  # steps of the path from the baseline to the image, for conductance
+IMAGES = 4  # images for conductance, each of another class
+EXAMPLES = 1000  # examples of the test split, as in the paper
+MOST = 100  # clients at most; of more a random sample
+FIGURES = 20  # the same for figures, which should not take long
 PANELS = 4  # checkpoints whose clients are compared
 BATCH = 256
 
@@ -47,8 +46,9 @@ def command(
     clients: str | None = None,
     own: Sequence[str] | None = None,
 ) -> str:
-    """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
-    that is whole.
+    """Write the probe of a run, and return a message about it.
+
+    Raises CheckpointError if the run has no undamaged checkpoint.
     """
     folder = names.folder_of(run)
     made = make(folder, examples, numbers(clients), own=own or ())
@@ -61,8 +61,9 @@ def command(
 
 
 def anew(run: Path) -> Probe:
-    """The probe of a run for its figures, made and written: of many clients of some, which is
-    said.
+    """Make, write and return the probe of a run for its figures.
+
+    With many clients it takes a random sample of them, and prints that.
     """
     made = make(run, most=FIGURES)
     n, K = len(made.clients), made.header["of"]
@@ -82,8 +83,10 @@ def make(
     most: int = MOST,
     own: Collection[str] = (),
 ) -> Probe:
-    """What the models of the newest checkpoint answer. clients: None: all, of more than `most` so
-    many, drawn.  own: method and models outside hpcfed that may be imported.
+    """Return the predictions of the models of the newest checkpoint.
+
+    clients: None for all, or for a random sample of `most` if there are more.
+    own: method and models outside hpcfed that may be imported.
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
@@ -93,7 +96,7 @@ def make(
 
 
 class Probing:
-    """One checkpoint's models before the same examples."""
+    """Evaluation of one checkpoint's models on the same examples."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class Probing:
         self.image_x, self.image_labels = tensors(test, self.images), test.y[self.images]
 
     def probe(self) -> Probe:
-        """All answers, client after client."""
+        """Return the results of all clients."""
         models = track(self.ks, f"probing {count_noun(len(self.ks), 'model')}")
         seen = [self.of_client(self.saved.model(k)) for k in models]
         representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
@@ -140,7 +143,7 @@ class Probing:
         )
 
     def answers(self, saved: Saved, what: str) -> list[tuple[Tensor, np.ndarray]]:
-        """What each client's model answers, as one checkpoint has it."""
+        """Return representations and predictions of each client's model in one checkpoint."""
         return [answers(saved.model(k), self.x) for k in track(self.ks, what)]
 
     def header(self) -> dict[str, object]:
@@ -153,8 +156,9 @@ class Probing:
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
 
     def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
-        """One client's representations [N, d] and predictions [N]; of the images that all runs
-        share predictions [M] and conductances [M, d].
+        """Return one client's representations [N, d] and predictions [N].
+
+        Also returns predictions [M] and conductances [M, d] for the images that all runs share.
         """
         z, predictions = answers(model, self.x)
         if not len(self.images):
@@ -164,9 +168,7 @@ class Probing:
         return z, predictions, image_predictions, found
 
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are
-        checkpoints.
-        """
+        """Return the rounds [P] of checkpoints and the CKA of each pair of clients, [P, K, K]."""
         tables = {self.source.rounds: pairwise_cka(last)}
         older = [
             path
@@ -187,7 +189,7 @@ class Probing:
 
 
 def some(saved: Saved, most: int) -> list[int]:
-    """All clients of the run, or of more than `most` so many, drawn."""
+    """Return all clients of the run, or a random sample of `most` if there are more."""
     K = saved.job.clients
     if K <= most:
         return list(range(K))
@@ -197,30 +199,32 @@ def some(saved: Saved, most: int) -> list[int]:
 
 
 def tensors(split: Split, rows: np.ndarray) -> Any:
-    """The inputs of these examples, by modality where there are several."""
+    """Return the inputs of these examples, by modality if there are several."""
     return each(split.x, lambda x: torch.from_numpy(x[rows]))
 
 
 @torch.no_grad()
 def answers(model: Trained, x: Any) -> tuple[Tensor, np.ndarray]:
-    """Representations [N, d] of inputs, and the classes that are predicted, [N]."""
+    """Return the representations [N, d] of inputs, and the predicted classes, [N]."""
     z = torch.cat([model.represent(part) for part in pieces(x, BATCH)])
     return z, model.classify(z).argmax(1).numpy()
 
 
 def choose_images(labels: np.ndarray) -> np.ndarray:
-    """The first example of each of IMAGES classes, evenly chosen: positions [M], ascending by
-    class. They depend on nothing but the labels [N], so that all runs on the same data are asked
-    about the same ones.
+    """Return the position of the first example of IMAGES evenly spaced classes, [M].
+
+    They are in ascending order of class, and depend only on the labels [N], so that all runs on the
+    same data use the same images.
     """
     _, first = np.unique(labels, return_index=True)
     return first[evenly(len(first), IMAGES)]
 
 
 def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:
-    """The conductance of each unit of the representation, [M, d], for the scores of these labels:
-    how much of a prediction rests on it. x: M inputs, as stored.
+    """Return the conductance of each unit of the representation, [M, d], for the scores of labels.
 
+    It measures how much of a prediction depends on the unit.
+    x: M inputs, as stored.
     Layer conductance at the classifier: Dhamdhere et al., ICLR 2019, arXiv:1805.12233; figure 9 of
     Jang et al. (FedClassAvg), ICPP 2022. Open there, and chosen here: the baseline is the mean
     image (0 after normalisation), the score is that of the image's label.

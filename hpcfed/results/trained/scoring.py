@@ -1,4 +1,4 @@
-"""With what a client's prediction is made: its model alone, or what its method adds to that."""
+"""The parts that make a client's prediction: its model alone, or with additions of its method."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_NOW = (
 
 
 class Pieces(NamedTuple):
-    """What a `Trained` is put together from. kind, more: as `About` has them."""
+    """The parts of a `Trained`. kind, more: as in its `About`."""
 
     architecture: str
     tensors: Tensors
@@ -35,10 +35,10 @@ class Pieces(NamedTuple):
 
 
 def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
-    """Copies of all that predicts for the client; its model is changed as it is for an evaluation.
+    """Return copies of all parts that make the client's prediction.
 
-    Raises ConfigError for a method that predicts in a way of its own, which nobody has put into
-    pieces.
+    Its model is changed as it is for an evaluation. Raises ConfigError for a method with a
+    `predictor` of its own that is not supported here.
     """
     name = fed.job.algorithm.name
     if name in OWN:
@@ -52,7 +52,7 @@ def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pie
 
 
 def alone(client: Client) -> Pieces:
-    """The client's model; of a pair its own one."""
+    """Return the client's model; of a pair its own one."""
     model, architecture = client.model, client.architecture
     if isinstance(model, Pair):
         model, architecture = model.own, architecture.partition("+")[0]
@@ -60,20 +60,20 @@ def alone(client: Client) -> Pieces:
 
 
 def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tensors:
-    """A module's tensors by name. other: some that take the place of its own."""
+    """Return copies of a module's tensors by name. other: tensors that replace its own."""
     tensors = {**plain_state(module), **(other or {})}
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 
 def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """FML, FedKD, FedKEMF: the client's own model, or the common one."""
+    """Return the client's own model, or the common one, for FML, FedKD and FedKEMF."""
     if method.inference == "own":
         return alone(client)
     return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
 
 
 def of_known_classes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """HeteroFL: a client has no logits of classes that it has no examples of."""
+    """Return a HeteroFL client's model, which has no logits for classes without examples."""
     present = np.flatnonzero(fed.label_counts[client.id])
     return alone(client)._replace(
         kind="masked", more={"present": present.tolist(), "mask": method.mask}
@@ -81,7 +81,7 @@ def of_known_classes(fed: Federation, client: Client, method: Any, state: State)
 
 
 def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """FedProto: the class of the nearest prototype."""
+    """Return a FedProto client's model and the prototypes, of which the nearest gives the class."""
     own, proto = alone(client), state["proto"]
     if method.inference == "head" or proto.isnan().all():
         return own
@@ -89,7 +89,7 @@ def by_prototypes(fed: Federation, client: Client, method: Any, state: State) ->
 
 
 def with_server(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """FedGKT: the server's model on the client's features."""
+    """Return a FedGKT client's model, and the server's model on the client's features."""
     own = alone(client)
     if method.evaluate == "client":
         return own

@@ -1,6 +1,4 @@
-"""The data of a run that is looked at later: read when they are first used, for most models need
-none.
-"""
+"""The data of a finished run, read when they are first used: most models need none."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sources:
-    """What the clients of a run held. Raises DataError, when they are used, for data that are no
-    longer there.
+    """The data of a run's clients.
 
-    run_id: what names the run in its files; "": not known.
+    run_id: the run's identity in its files; "" if unknown.
+    Properties raise DataError if the data no longer exist.
     """
 
     job: Job
@@ -41,7 +39,7 @@ class Sources:
         return modalities.select(data, self.job.modalities) if data.modalities else data
 
     def held(self, names: tuple[str, ...]) -> modalities.Held:
-        """Which client has which of these modalities of the data, as the run drew it."""
+        """Return which client has which of these modalities of the data, as the run drew it."""
         job, known = self.job, self._held
         if names not in known:
             known[names] = modalities.assign(
@@ -55,12 +53,12 @@ class Sources:
 
     @cached_property
     def _held(self) -> dict[tuple[str, ...], modalities.Held]:
-        """What `held` has found."""
+        """Cache of `held`."""
         return {}
 
     @cached_property
     def partition(self) -> Partition | Synthetic:
-        """Who holds what, as the run wrote it."""
+        """The partition that the run wrote."""
         job, data = self.job, self.job.data
         if data.name == "synthetic":
             return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
@@ -68,8 +66,9 @@ class Sources:
 
     @cached_property
     def shares(self) -> Partition:
-        """The partition, if it is one of these data: a file from before it had checksums may be
-        damaged.
+        """The partition, after checking that it fits these data.
+
+        An old file without checksums may be damaged.
         """
         rows, data = self.partition, self.data
         path = names.partition_file(self.run)
@@ -82,7 +81,7 @@ class Sources:
         return self.partition.common() if isinstance(self.partition, Synthetic) else self.data.test
 
     def client_data(self, k: int, which: str) -> Shard:
-        """Examples of client k. which: "train" or "test"."""
+        """Return examples of client k. which: "train" or "test"."""
         if isinstance(self.partition, Synthetic):
             split = self.partition.client_data(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
