@@ -172,7 +172,7 @@ def odd_labels(job: Job, facts: World) -> list[str]:
             f"{name}: {len(single)} of {C} classes have a single training example ({told}); leave "
             f"them out, unless that is meant"
         )
-    held = [y[rows] for rows in facts.partition.train]  # type: ignore[union-attr]
+    held = [y[rows] for rows in facts.partition.train]
     alike = [k for k, own in enumerate(held) if len(own) > 1 and own.min() == own.max()]
     if alike and job.data.partition not in BY_CLASS:
         found.append(

@@ -11,7 +11,8 @@ from hpcfed.storage.results import Record, load
 def citation_keys(record: Record) -> list[str]:
     """Return keys of references.bib for hpcfed and for the parts of the run, each once.
 
-    Parts are its algorithm, data set, partition, choice of cohorts and models. A user's own data file has no key.
+    Parts are its algorithm, data set, partition, choice of cohorts and models. A user's own data
+    file has no key.
     """
     job = record.header["job"]
     names = [
