@@ -31,6 +31,7 @@ JOB = {
     "partition_file": None,
     "least": 0,
     "missing_labels": 0.0,
+    "partition_by": "label",
 }
 
 
