@@ -42,6 +42,7 @@ def make_driver(method, clients, at_once, lean, folder):
     from appfl.agent import SimClientAgent, SimServerAgent
     from appfl.vsim import AsyncSimDriver, ClientProfile
 
+    from hpcfed.core.rng import stream
     from hpcfed.data.synthetic import Synthetic
 
     path = folder / "logistic.py"
@@ -93,7 +94,7 @@ def make_driver(method, clients, at_once, lean, folder):
         data = torch.utils.data.TensorDataset(x, torch.from_numpy(split.y))
         config = {"model_configs": model, "train_configs": train, "optimize_memory": not lean}
         agents.append(SimClientAgent(config, client_id=str(k), client_dataset=data))
-    speeds = np.exp(np.random.default_rng(0).normal(0, 1, clients))
+    speeds = np.exp(stream(0, "profiles", "speed").normal(0, 1, clients))
     profiles = {str(k): ClientProfile(compute_factor=float(s)) for k, s in enumerate(speeds)}
     return AsyncSimDriver(
         server, agents, profiles, at_once, logging.getLogger("vsim"), base_step_time=0.01

@@ -114,15 +114,17 @@ class Events:
             if event.job is not None:
                 state = self._end(i, event.job, state)
             if event.closes is not None:
-                state = self._close(event, state)
+                state = self._close(event, event.closes, state)
             self._opened |= {new.client: new for new in event.started}
             self._hand_out(self._waits(event.started, event.time), state)
         return self.edges.finish(t, state) if self.edges else state
 
-    def _close(self, event: Ended, state: State) -> State:
-        """A server makes a new model of what it has buffered. Returns the server's state."""
+    def _close(self, event: Ended, group: int, state: State) -> State:
+        """A server makes a new model of what it has buffered of this group. Returns the server's
+        state.
+        """
         k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
-        new = self.coordinator.close(self.fed, self.state_of(k, state), event.closes)
+        new = self.coordinator.close(self.fed, self.state_of(k, state), group)
         return self._made(k, state, new, models=1)
 
     def _end(self, i: int, job: Work, state: State) -> State:
