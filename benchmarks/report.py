@@ -34,6 +34,7 @@ TITLES = {
     "placement": "Placement",
     "ranks": "Two ranks",
     "clients": "Many clients",
+    "asynchronous": "A million asynchronous clients",
     "safety": "What it costs that nothing is lost",
     "checkpoint": "Checkpoints",
     "longrun": "Long runs",

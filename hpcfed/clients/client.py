@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,6 +208,36 @@ class Client:
         skeleton = self.skeleton
         for name, value in values.items():
             skeleton.view(name).copy_(value)
+
+
+class PopulationClient(Client):
+    """A client that makes its examples when they are first asked for, and not before: one of a
+    large population may be sent a model long before it works, or only be asked for what it keeps.
+
+    data: makes its training and test examples.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        architecture: str,
+        data: Callable[[], tuple[Shard, Shard]],
+        store: ClientStore,
+    ):
+        self.id, self.architecture, self.store = id, architecture, store
+        self.validation, self._data = None, data
+
+    @cached_property
+    def _examples(self) -> tuple[Shard, Shard]:
+        return self._data()
+
+    @property
+    def train(self) -> Shard:  # type: ignore[override]  # a field there
+        return self._examples[0]
+
+    @property
+    def test(self) -> Shard:  # type: ignore[override]  # a field there
+        return self._examples[1]
 
 
 class Clients(Mapping[int, Client]):

@@ -63,7 +63,8 @@ def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
     """The inverse of `to_tree`; like: the method's initial state, for its type, or that type."""
     tree = on_device(tree, device)
     kind: Any = like if isinstance(like, type) else type(like)
-    return kind(**tree) if is_dataclass(kind) else kind(tree)  # type: ignore[operator]
+    whole = is_dataclass(kind)
+    return kind(**tree) if whole else kind(tree)
 
 
 def nbytes(value: Any) -> int:

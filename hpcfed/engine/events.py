@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
+TOGETHER = 2**26  # bytes of results that all ranks may have before they are merged
+
+
 class Events:
     """The schedule of an event-based method: its jobs and its clock, between rounds and in them.
 
@@ -48,6 +51,8 @@ class Events:
         self._opened: dict[int, Work] = {}  # the jobs that are open, by client, in the round
         # of this rank's clients that have worked but not yet reported
         self._results: dict[int, Any] = {}
+        # of clients of all ranks, where all ranks have them at once
+        self._uploads: dict[int, Any] = {}
         self._worked: set[int] = set()  # clients, of all ranks, whose open job is computed
         # client, and merges of the server since its download
         self._staleness: list[tuple[int, int]] = []
@@ -103,21 +108,23 @@ class Events:
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         """The round's jobs as they end, each merged into what its target holds; collective."""
-        self._results, self._worked, self._staleness = {}, set(), []
+        self._results, self._uploads, self._worked, self._staleness = {}, {}, set(), []
         for i, event in enumerate(self._ended):
             self._hand_out(self._due(event), state)
             if event.job is not None:
                 state = self._end(i, event.job, state)
             if event.closes is not None:
-                state = self._close(event, state)
+                state = self._close(event, event.closes, state)
             self._opened |= {new.client: new for new in event.started}
             self._hand_out(self._waits(event.started, event.time), state)
         return self.edges.finish(t, state) if self.edges else state
 
-    def _close(self, event: Ended, state: State) -> State:
-        """A server makes a new model of what it has buffered. Returns the server's state."""
+    def _close(self, event: Ended, group: int, state: State) -> State:
+        """A server makes a new model of what it has buffered of this group. Returns the server's
+        state.
+        """
         k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
-        new = self.coordinator.close(self.fed, self.state_of(k, state), event.closes)  # type: ignore[arg-type]  # it closes one
+        new = self.coordinator.close(self.fed, self.state_of(k, state), group)
         return self._made(k, state, new, models=1)
 
     def _end(self, i: int, job: Work, state: State) -> State:
@@ -128,6 +135,8 @@ class Events:
             staleness = int(self.version[self._server(job.client)] - self._since[job.client])
             state = self.merge(replace(job, staleness=staleness), state)
         else:
+            for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
+                client.memory.pop("download", None)  # a large population would keep them all
             who = self.fed.participation
             who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
         self._opened.pop(job.client)
@@ -139,7 +148,10 @@ class Events:
         self._worked.discard(k)
         if self.algorithm.to_server:
             self._staleness.append((k, job.staleness))
-            up = fed.exchange.from_client(k, self._results.pop(k, None))
+            if k in self._uploads:
+                up = self._uploads.pop(k)
+            else:
+                up = fed.exchange.from_client(k, self._results.pop(k, None))
             merged = self.algorithm.merge(fed, job, self.state_of(k, state), up, {})
             if merged is None:
                 return state
@@ -248,6 +260,17 @@ class Events:
             self.fed.participation.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
             self._results |= self.fed.run([job.client], work, job=job.number)
+        self._share([job.client for job in ready])
+
+    def _share(self, ks: list[int]) -> None:
+        """Give all ranks the results of these clients at once, where they are small; collective.
+        The others travel one by one, when they are merged, for memory must not grow with them.
+        """
+        fed = self.fed
+        size = sum(fed.participation.announced(k)[1] for k in ks)
+        if self.algorithm.to_server and fed.comm.size > 1 and size <= TOGETHER:
+            self._uploads |= fed.exchange.share(self._results)
+            self._results = {}
 
     def _arrived(self, job: Work) -> dict[int, Any]:
         """The latest models of the clients near the job's, as they have arrived there; at its rank;

@@ -13,7 +13,7 @@ import torch
 
 from hpcfed import models
 from hpcfed.clients import edges, profiles, traces
-from hpcfed.clients.client import Client, Clients, Shard
+from hpcfed.clients.client import Client, Clients, PopulationClient, Shard
 from hpcfed.clients.edges import EdgeMap
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
@@ -377,6 +377,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
+    if world.many:
+        data = partial(world.client_data, k, device)
+        return PopulationClient(k, world.architectures[k], data, store)
     return Client(
         k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device)
     )

@@ -99,6 +99,12 @@ class Exchange:
         with self._clock("communicate"):
             return on_device(self._comm.bcast(value, root=self._placement[k]), self._device)
 
+    def share(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """All clients' values, by id, on all ranks; collective, not counted."""
+        self.wait("share")
+        with self._clock("communicate"):
+            return on_device(self._comm.gather(dict(by_client)), self._device)
+
     def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
         """Values of the given clients, in that order, on the rank of client k, none elsewhere;
         collective, not counted.

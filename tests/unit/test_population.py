@@ -11,10 +11,11 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.synthetic import SPREAD, Synthetic
-from hpcfed.engine import describe
+from hpcfed.engine import describe, events
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.engine.setup import world
+from hpcfed.federation.exchange import Exchange
 from hpcfed.report.figures.command import plot
 from hpcfed.results import summary
 from hpcfed.storage.digest import digest
@@ -181,3 +182,58 @@ def test_a_plan_of_a_population_is_short(capsys):
     rounds = toy.start(Serial(), job("fedavg", 20_000))
     describe.plan(rounds.fed.job, world(rounds.fed.job, Serial()), rounds.fed)
     assert len(capsys.readouterr().out) < 20_000
+
+
+ASYNCHRONOUS = (
+    *("--models.mix", "logistic", "--participation", "0.016", "--rounds", "4"),
+    *("--system.distribution", "lognormal", "--system.dropout", "0.1"),
+    *("--evaluate.clients", "cohort", "--evaluate.every", "4", "--evaluate.before", "false"),
+)
+
+
+@pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
+def test_thousands_of_asynchronous_clients_have_the_same_bits_on_any_ranks_and_after_resume(
+    method: str, tmp_path
+):
+    """The path of a million (benchmarks/asynchronous.py)."""
+    given = job(method, 4000, *ASYNCHRONOUS)
+    want = toy.run(Serial(), given)
+    for got in spmd(2, lambda comm: toy.run(comm, given)):
+        assert toy.differences(got.state, want.state) == []
+        assert toy.differences(got.rows, want.rows) == []
+    toy.run(Serial(), given, rounds=2, save=tmp_path)
+    for got in spmd(2, lambda comm: toy.run(comm, given, resume=tmp_path)):
+        assert toy.differences(got.state, want.state) == []
+        assert toy.differences(got.rows, want.rows[2:]) == []
+
+
+def test_asynchronous_clients_make_examples_only_to_work_and_keep_nothing_but_open_downloads(
+    monkeypatch,
+):
+    made: list[int] = []
+    client_data = Synthetic.client_data
+
+    def counting(self, k):
+        made.append(k)
+        return client_data(self, k)
+
+    going = toy.start(Serial(), job("fedasync", 4000, *ASYNCHRONOUS))
+    monkeypatch.setattr(Synthetic, "client_data", counting)
+    row = going.step()[0]
+    reported = row["clients/reports"].nonzero()[0].tolist()
+    assert 0 < len(reported) < 70 and sorted(set(made)) == reported == sorted(made)
+    assert {*going.fed.store} == {*going.schedule.queue.going}
+
+
+def test_results_that_are_small_travel_together_with_the_same_bits(monkeypatch):
+    given = job("fedasync", 200, *ASYNCHRONOUS)
+    want = toy.run(Serial(), given)
+    travels: list[int] = []
+    share = Exchange.share
+    monkeypatch.setattr(Exchange, "share", lambda *a: travels.append(1) or share(*a))
+    for limit in (2**26, 0):
+        monkeypatch.setattr(events, "TOGETHER", limit)
+        for got in spmd(2, lambda comm: toy.run(comm, given)):
+            assert toy.differences(got.state, want.state) == []
+        assert bool(travels) == bool(limit)
+        travels.clear()
