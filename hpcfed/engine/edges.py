@@ -129,7 +129,7 @@ class SynchronousEdges(EdgeServers):
         if self.every == 1:
             return self.algorithm.round(fed, state, cohort, t) if cohort else state
         by_edge = self.map.split(cohort)
-        own = {e: self.states[e] if e in self.states else state for e in by_edge}
+        own: dict[int, Any] = {e: self.states.get(e, state) for e in by_edge}
         uploads = {e: self._uploads(ks, own[e], t) for e, ks in by_edge.items()}
         self._add_weights(uploads)
         fed.exchange.meanwhile()
