@@ -175,9 +175,7 @@ class Message:
         self.width = width(size, self.lines)
         room = ways.room if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
-        self.total, self.buffer = np.empty(
-            (WORK, self.width + 1)
-        )  # allocated once, because new memory is slow
+        self.total, self.buffer = np.empty((WORK, self.width + 1))  # once: new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:

@@ -39,6 +39,7 @@ class Comm(Protocol):
     A rank without data makes the call too, with no rows, no items or None. `gather`, `bcast` and
     `move` always return a copy made by `codec`, also on a single rank: no memory is shared by
     accident, and a type that cannot be sent is found in the first run on a laptop.
+
     Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in
     the call that it is in, or in a later one; then only `shrink` and `abort` can be called. Results
     of calls in between may be wrong, without an error: Open MPI's collectives do that. So no result

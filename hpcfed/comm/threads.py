@@ -112,7 +112,7 @@ class Threads:
         return False
 
     def shrink(self) -> list[int]:
-        """Return an empty list: a thread does not die alone."""
+        """Return an empty list: ranks that are threads cannot die separately."""
         return []
 
     def abort(self, status: int) -> NoReturn:

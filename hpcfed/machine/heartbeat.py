@@ -23,15 +23,11 @@ class Heartbeat:
         self.beats = 0
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
-        self.done, self.total = (
-            0,
-            0,
-        )  # clients of this rank done in the round; all its clients in it
+        self.done, self.total = 0, 0  # this rank's clients done in the round, and all of them
         # called when a client begins or ends
         self.look: Callable[[Heartbeat], None] = lambda heartbeat: None
-        self.latest = (
-            inf  # monotonic time until which the current client may train after a stop request
-        )
+        # after a stop request: monotonic time until which the current client may train
+        self.latest = inf
 
     @property
     def stop_requested(self) -> bool:

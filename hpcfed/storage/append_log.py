@@ -30,9 +30,7 @@ from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
 SUM = struct.Struct("<I")  # CRC-32 of the bytes before it
-START = (
-    len(MARK) + BLOCK + SUM.size
-)  # bytes of the beginning: mark, and user block of the other file
+START = len(MARK) + BLOCK + SUM.size  # bytes of the beginning: mark, other file's user block
 HEAD = struct.Struct("<QQ32s")  # the first round of a block, its bytes, and their SHA-256
 Stamp = tuple[int, int, int] | None  # of a file: inode, bytes and time of its last change
 

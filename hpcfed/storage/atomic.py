@@ -3,6 +3,7 @@
 A file is written under a temporary name and then renamed, so readers see the old file or the new
 one, whenever the writer is killed. HDF5 files are also flushed to the disk, and get a checksum
 (`checksum`) that detects the change of a single byte.
+
 HDF5 writes through a Python file here: its own driver ends the process with a segmentation fault
 when the disk is full, and locks files, which some parallel file systems refuse.
 """

@@ -1,4 +1,7 @@
-"""Digest of all that a run computed: equal digests mean equal bits, whatever ranks or folder."""
+"""Digest of all results of a run: equal digests mean equal bits, on any number of ranks.
+
+It does not depend on the run's folder either.
+"""
 
 import hashlib
 from pathlib import Path

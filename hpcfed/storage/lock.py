@@ -186,9 +186,7 @@ def dead(found: Found, now: float, me: Holder) -> bool:
         return not lives(holder)
     if holder.job and holder.job == me.job and holder.restart < me.restart:
         return True
-    return silent > (
-        ALIVE if holder.host == me.host else DEAD
-    )  # a machine of the same name was rebooted
+    return silent > (ALIVE if holder.host == me.host else DEAD)  # same host: after a reboot
 
 
 class Lock:
@@ -383,7 +381,7 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
 
 
 def refusal(path: Path, found: Found, now: float, here: bool, force: bool) -> ConfigError:
-    """Return the error that says who holds the folder, and what to do."""
+    """Return the error that names the holder of the folder and says what to do."""
     last = strftime("%Y-%m-%d %H:%M:%S", localtime(found.renewed))
     who = f"out: {path.parent}: another run has this folder: {found.holder}"
     if here:

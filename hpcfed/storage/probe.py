@@ -58,9 +58,7 @@ class Probe:
         return (f"{n} of " if n < total else "") + count_noun(total, "client")
 
 
-VERSION = (
-    2  # of the file; 1 had the conductance of one image, for clients that classify it correctly
-)
+VERSION = 2  # of the file; 1 had the conductance of one image, for clients that were right
 TABLES = ("clients", "rows", "labels", "predictions", "rounds", "cka")
 IMAGES = ("images", "image_labels", "image_predictions")
 LISTS = ("representations", "conductance")  # an array for each client

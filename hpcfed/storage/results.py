@@ -45,6 +45,7 @@ class Results:
     damage it. That takes longer the more rounds there are. If it would take too much of a run's
     time, new rounds are appended to a journal beside the file instead, which `load` reads too;
     after `finish` the file is complete without it.
+
     While the run goes on, another program or the disk may change the files. Before each use they
     are compared with what was written to them, and written again from memory if they differ.
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and

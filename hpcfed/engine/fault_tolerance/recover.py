@@ -50,9 +50,7 @@ class Course:
     reached: int = 0  # rounds done
     deaths: list[str] = field(default_factory=list)  # not yet reported
     mirror: BuddyCopy | None = None
-    rows: dict[str, Any] = field(
-        default_factory=dict
-    )  # rows of the results that may not be on disk
+    rows: dict[str, Any] = field(default_factory=dict)  # results that may not be on disk
     results: Results | None = None  # on rank 0, while it writes them
     record: Record | None = None  # and their contents when another rank died
     saved: int = 0  # rounds of the checkpoint that the run goes on from
@@ -177,7 +175,7 @@ class Course:
         self.tell(rounds, copy is not None)
 
     def tell(self, rounds: Rounds, copied: bool) -> None:
-        """Print once who died and how many rounds are repeated."""
+        """Print once which ranks died and how many rounds are repeated."""
         if self.deaths:
             source = (
                 "copies in memory"

@@ -5,6 +5,7 @@ It is for machines without a batch system that restarts jobs. A run has ended fo
 chance: 75, mpirun's 128 + signal after a rank was killed, the launcher's own if a node is gone,
 even a bug. Restarts stop when one completes no further round. With ULFM, Open MPI's mpirun returns
 0 even if all ranks were killed, so a run counts as done only if its last round is saved.
+
 A batch script gives `--job`, before the `--`, the ids of the batch jobs that work on this run one
 after the other. A run that one of them has begun is always continued; an older run in the folder is
 treated as the job file says.

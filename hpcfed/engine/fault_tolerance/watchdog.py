@@ -3,6 +3,7 @@
 The ranks know of one another by small files in the run folder, one for each rank: a rank that is
 stopped, or whose node is gone, cannot report, but its file tells the others who it is and where it
 was.
+
 Before the first round nobody can say how long a step may take (data are downloaded, models are
 compiled). Until then any rank whose process runs counts as making progress, and the run ends if one
 is silent. Before the ranks have a common folder, and after they have left it, a `Guard` limits the

@@ -88,7 +88,7 @@ def digest(script: str) -> str:
 
 
 def plain(data: Any) -> str:
-    """Return JSON that cannot end the element that contains it, whatever the name of a run."""
+    """Return JSON that cannot end the element that contains it, for any name of a run."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 

@@ -56,7 +56,7 @@ def serve(runs: Sequence[Run], port: int) -> int:
 
 
 class Server(ThreadingTCPServer):
-    """Server on HOST alone.
+    """Server of the page, reachable on HOST only.
 
     url: of the page, with a key that only readers of this terminal know.
     port: 0 for a free one.
@@ -77,10 +77,7 @@ class Server(ThreadingTCPServer):
         self.runs, self.looking = runs, Lock()
         self.seen = -1.0  # when the last look began
         self.views: list[View | None] = [None] * len(runs)
-        self.version, self.versions = (
-            0,
-            [0] * len(runs),
-        )  # of the page, and of each run's data in it
+        self.version, self.versions = 0, [0] * len(runs)  # of the page, and of each run's data
         self.live: dict[str, Any] = {}  # states of the runs, part of every answer
         self.answers: dict[int, str] = {}  # changes as JSON, by the version that they start from
         self.page: tuple[int, bytes] = -1, b""  # the page, and its version
