@@ -115,6 +115,7 @@ def models() -> str:
 def architecture(name: str, entry: Entry) -> str:
     """One model: its text, what it takes, how large it is."""
     takes = "texts" if entry.text else "inputs of any shape"
+    takes = "rows of numbers" if entry.table else takes
     takes = "data with several modalities" if entry.modal else takes
     takes = f"images of at least {entry.least} x {entry.least} pixels" if entry.least else takes
     sizes = model(name, entry)["sizes"].items()

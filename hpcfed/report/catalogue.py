@@ -36,6 +36,7 @@ IMAGES = {
     "3x32x32": (3, 32, 32),
 }  # inputs for which a model's size and cost are given
 TEXTS = {"32 tokens": (32,)}  # for models of texts
+TABLES = {"13 columns": (13,)}  # for models of rows of numbers
 SENSES = {  # for models of several modalities
     "3x128 + 3x128": Shapes([Modality("accelerometer", (3, 128)), Modality("gyroscope", (3, 128))])
 }
@@ -184,7 +185,11 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
 
 def inputs(entry: Any) -> Mapping[str, Any]:
     """Return the input shapes for which a model's size is given, by label."""
-    return SENSES if entry.modal else TEXTS if entry.text else IMAGES
+    if entry.modal:
+        return SENSES
+    if entry.text:
+        return TEXTS
+    return TABLES if entry.table else IMAGES
 
 
 def model(name: str, entry: Any) -> dict[str, Any]:
