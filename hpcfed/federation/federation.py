@@ -85,7 +85,8 @@ class Federation:
     The engine uses its parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
     clients' work, and failures), `replay` (turns that are done), `participation` (who takes part
     in this round), `placement` (which rank has which client), `tallies` (what each client did),
-    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `data`, `gpu`.
+    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts),
+    `edges` (servers between clients and this one), `data`, `gpu`.
 
     For the parameters see `Placement`, `Exchange`, `Participants`; pool: makes a client that holds
     all clients' data.  modalities: finds those of all clients, where inputs are of several.
