@@ -143,7 +143,7 @@ def escape_unprintable() -> None:
 
 class RankLost(Exception):
     """A rank has died. Every other rank raises this, each in its next collective; see
-    engine/recover.py.
+    engine/fault_tolerance/recover.py.
     """
 
 

@@ -107,7 +107,8 @@ class Skeleton:
         self.layout = Layout.of(model)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.flat = self.layout.flatten(tensors).to(device)
-        self.tapes: dict[Hashable, Any] = {}  # recordings of local steps, see training.tape
+        # recordings of local steps, see training.recorded_step
+        self.tapes: dict[Hashable, Any] = {}
         self._views = self.layout.views(self.flat)
         for name, view in self._views.items():
             tensors[name].data = view

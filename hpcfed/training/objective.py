@@ -58,7 +58,7 @@ def extract_tensors(
     loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds
     something else than tensors, plain values, clients, and Params, tuples and frozen dataclasses of
     them: that could be another one next time, and what it wrote into it would be lost. So too where
-    its code may write into something else that lasts (`training.effects`).
+    its code may write into something else that lasts (`training.side_effects`).
     """
     fn, args = (
         (loss.func, (loss.args, Params(loss.keywords)))

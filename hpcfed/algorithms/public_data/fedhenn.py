@@ -1,16 +1,21 @@
-"""FedHeNN: clients learn representations whose kernels, on examples that all of them see, are
-alike.
+"""FedHeNN: clients with different models learn representations with similar kernels.
 
-Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6; the examples (RAD)
-are drawn anew each round. Homogeneous: FedAvg with a pull towards what the received model makes of
-them, and at the end the mean of all clients' last models, the initial one of a client that never
-took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: that eta
-grows by the root of the round and that every step has the term, both open in the paper, are as in
-the authors' code, where however the first round has eta = 0, the next sqrt(1), and so on; here they
-have sqrt(1), sqrt(2), ... . The distance is 1 - CKA on centred columns. The RAD passes models in
-eval mode, in the authors' code in train mode and augmented. There the mean runs over the kernels
-that the models of the previous round's cohort have on this round's RAD (mean_over = "previous"),
-the first round has none, and the last trains all clients.
+Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6. The kernels are those
+of the representation alignment data (RAD): unlabelled examples that all clients see, drawn anew in
+each round.
+
+Homogeneous: FedAvg with a proximal term, the distance between the kernels of the client's model and
+of the model that it received. The final model is the mean of all clients' last models; a client
+that never took part counts with the initial one. Heterogeneous: the term is the distance to the
+mean of the clients' kernels; no models are averaged.
+
+Deviations: The paper leaves open how eta grows and which steps have the term. As in the authors'
+code, eta grows by the root of the round, and every step has the term; their first round has
+eta = 0, the next eta0 sqrt(1), and so on, and here the rounds have eta0 sqrt(1), eta0 sqrt(2), ....
+The distance is 1 - CKA on centred columns. The RAD passes models in eval mode; in the authors' code
+it passes them in train mode and augmented. Their mean is over the kernels that the models of the
+previous round's cohort have on this round's RAD (mean_over = "previous"), their first round has no
+mean, and their last round trains all clients.
 """
 
 from __future__ import annotations
@@ -82,8 +87,8 @@ class FedHeNN(RoundBased):
     others.
     """
     upload: Literal["model", "representations", "kernel"] = "model"
-    """Heterogeneous: what is sent: models after training, or what the mean takes, by all in it,
-    before.
+    """Heterogeneous: what clients send: their models after training; or, before training, the
+    representations or the kernels of the RAD, from all clients whose kernels are averaged.
     """
 
     @property
@@ -94,7 +99,9 @@ class FedHeNN(RoundBased):
         found = super().refuses(job) | single_step(job)
         if self.setting == "homogeneous":
             names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
-            found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
+            found |= {
+                f"algorithm.{name}": "setting = 'homogeneous' averages no kernels" for name in names
+            }
         else:
             found["algorithm.weighting"] = "models are not averaged; client_weights weights kernels"
         if self.kernel == "linear":
@@ -129,7 +136,7 @@ class FedHeNN(RoundBased):
         return self.setting == "heterogeneous" and self.mean_over == "previous"
 
     def init(self, fed: Federation) -> Params:
-        if self.looks_back:
+        if self.looks_back:  # the state is who took part in the round before, [K]
             return Params({PREVIOUS: torch.zeros(fed.K, dtype=torch.bool, device=fed.device)})
         return super().init(fed)
 
@@ -144,10 +151,12 @@ class FedHeNN(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
-        mean = mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
-        uploads = fed.stream(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
+        mean_kernel = mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
+        uploads = fed.stream(
+            cohort, lambda client: self.train(fed, client, state, t, rad, mean_kernel)
+        )
         if self.looks_back:
-            fed.mean(uploads, keep=Params())
+            fed.mean(uploads, keep=Params())  # trains the cohort; nothing is averaged
             took_part = torch.zeros_like(state[PREVIOUS])
             took_part[cohort] = True
             return Params({PREVIOUS: took_part})
@@ -160,13 +169,13 @@ class FedHeNN(RoundBased):
         state: Params,
         t: int,
         rad: Shard,
-        mean: Tensor | None,
+        mean_kernel: Tensor | None,
     ) -> Mean:
         state = self.offer(fed, client, state)
         self.receive(client, fed.down(client, state))
         loss: Loss = partial(self.loss, client, state)
-        if self.eta0 and (mean is not None or self.setting == "homogeneous"):
-            distance = distance_to(fed, client, rad, mean, self)
+        if self.eta0 and (mean_kernel is not None or self.setting == "homogeneous"):
+            distance = distance_to(fed, client, rad, mean_kernel, self)
             weight = self.eta0 * GROWTH[self.schedule](t + 1)
             loss = add_alignment(fed, client, loss, rad, distance, weight, self.align_every)
         sgd(fed, client, t, loss)
@@ -188,11 +197,11 @@ class FedHeNN(RoundBased):
 def distance_to(
     fed: Federation, client: Client, rad: Shard, mean: Tensor | None, method: FedHeNN
 ) -> Distance:
-    """1 - CKA to the mean kernel, which the client receives, or to its own representations as they
-    are now.
+    """Return the distance of representations to the round's target, as a function.
 
-    mean: [L, L], of `similarity.normalise_kernel`; None: the client's own, of the model that it
-    received.
+    It is 1 - CKA to the mean kernel, which the client receives; without one, to the representations
+    of the model that the client received.
+    mean: [L, L], of `similarity.normalise_kernel`; None: there is none.
     """
     if mean is not None:
         return cka_to(fed.down(client, mean), method)
@@ -214,19 +223,20 @@ def cka_to(target: Tensor, method: FedHeNN) -> Distance:
 def mean_of_clients(
     fed: Federation, rad: Shard, cohort: list[int], members: list[int], method: FedHeNN
 ) -> Tensor | None:
-    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none
-    or nobody is in it; collective.
+    """Return the mean kernel of the round, normalised as a target, [L, L]; collective.
 
-    members: the clients whose kernels are averaged. They stand in it with the models that they have
-    at the start of the round, in the cohort or not; what is sent for it is counted: by the cohort
-    where the server computes kernels from models, by the members where they do.  Makhija et al.,
-    ICML 2022, algorithm 2.
+    Makhija et al., ICML 2022, algorithm 2. Returns None in the homogeneous setting, with eta0 = 0,
+    and if no kernel is averaged.
+    members: the clients whose kernels are averaged, with the models that they have at the start of
+    the round, whether or not they are in the cohort.
+
+    Bytes are counted for the cohort if the server computes the kernels from uploaded models, and
+    for the members if they send representations or kernels.
     """
     if method.setting != "heterogeneous" or not method.eta0:
         return None
-    at_server = (
-        method.upload == "model"
-    )  # which then computes what else clients do: no work of theirs
+    # the server has the models and computes the kernels: no work of clients
+    at_server = method.upload == "model"
     kernels, weights = {}, {}
 
     def represented(client: Client) -> tuple[Tensor, float, int]:
