@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
-    """Let each adapted model be written by the rank that has its client. Raises ConfigError before
-    anything is trained where safetensors is not installed.
+    """Let each adapted model be written by the rank that has its client.
+
+    Raises ConfigError before anything is trained where safetensors is not installed.
     """
     job = rounds.fed.job
     if job.adapt.how == "none" or not job.adapt.save:

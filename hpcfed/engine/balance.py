@@ -19,8 +19,9 @@ WORTH = 1.02
 
 
 def better(costs: Sequence[float], placement: list[int], speeds: Sequence[float]) -> list[int]:
-    """The placement for these costs, [K], on ranks of these speeds, [R]; the present one where a
-    new one would not pay.
+    """The placement for these costs, [K], on ranks of these speeds, [R].
+
+    The present one where a new one would not pay.
     """
     new = place(costs, len(speeds), speeds)
     return (
@@ -55,8 +56,9 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
 
 
 def move(fed: Federation, to: Mapping[int, int]) -> None:
-    """Give these clients their ranks; collective. Those that keep nothing move without a
-    message.
+    """Give these clients their ranks; collective.
+
+    Those that keep nothing move without a message.
     """
     placement = fed.placement
     moves = {k: rank for k, rank in to.items() if rank != placement.ranks[k]}
@@ -100,8 +102,9 @@ class Balance:
         move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def rebalance(self) -> int:
-        """Move clients to ranks by measured cost where that pays; collective. Returns how many
-        moved.
+        """Move clients to ranks by measured cost where that pays; collective.
+
+        Returns how many moved.
         """
         if not np.isfinite(self.seconds).all():  # until each has trained
             return 0

@@ -124,8 +124,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that hpcfed's files are of, "+" if they were changed since; "" outside a
-    checkout.
+    """The commit that hpcfed's files are of, "+" if they were changed since.
+
+    "" outside a checkout.
     """
     git = [
         "git",

@@ -29,9 +29,11 @@ def show(
     device: str,
     metrics: Sequence[str],
 ) -> None:
-    """Print the plan. origins: where fields have their values from that are not the job's own
-    defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
-    each client.  metrics: what evaluation measures.
+    """Print the plan.
+
+    origins: where fields have their values from that are not the job's own defaults.  memory: bytes
+    of weights by rank.  traffic: bytes down and up per round of each client.  metrics: what
+    evaluation measures.
     """
     out = console()
     fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]

@@ -108,8 +108,9 @@ class EdgeServers:
 
 
 class SynchronousEdges(EdgeServers):
-    """Edges of a method that works in rounds. An edge does not wait for others until the server
-    aggregates them all.
+    """Edges of a method that works in rounds.
+
+    An edge does not wait for others until the server aggregates them all.
 
     clocks: [E], virtual seconds.  served: [E], whether an edge has the server's newest model.
     sends: [E], bytes that it will send to the server.
@@ -163,8 +164,9 @@ class SynchronousEdges(EdgeServers):
         return float(self.clocks[self.map.of[k]])
 
     def wait_for(self, ks: Sequence[int]) -> None:
-        """Let an edge wait until one of these clients can be reached, where traces say when; with
-        edges.rounds = 1 all edges wait until one client of any can be.
+        """Let an edge wait until one of these clients can be reached, where traces say when.
+
+        With edges.rounds = 1 all edges wait until one client of any can be.
         """
         profiles, by_edge = self.fed.participation.profiles, self.map.split(ks)
         for e, own in by_edge.items():
@@ -180,8 +182,10 @@ class SynchronousEdges(EdgeServers):
         lost: Sequence[int],
         deadline: float,
     ) -> tuple[float, Row]:
-        """Let round t's virtual time pass. Returns the time of the latest edge, and what the record
-        says of the traffic between edges and server.
+        """Let round t's virtual time pass.
+
+        Returns the time of the latest edge, and what the record says of the traffic between edges
+        and server.
 
         took: seconds of each client's exchange.  bytes_: that it received and sent.  lost: those of
         them for which their edge waits until the deadline.

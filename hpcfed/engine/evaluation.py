@@ -57,8 +57,9 @@ class Evaluation:
         return cohort
 
     def before(self, cohort: Iterable[int], state: State) -> dict[int, Score]:
-        """What `received` gives for a cohort that has not been trained; of a client that has, what
-        it gave then.
+        """What `received` gives for a cohort that has not been trained.
+
+        Of a client that has, what it gave then.
         """
         replay = self.fed.replay
         new = self.received(
@@ -69,8 +70,9 @@ class Evaluation:
         return {k: Score(*replay.of(k).before or NONE) for k in sorted(self.cohort)}
 
     def received(self, ks: Iterable[int], state: State) -> dict[int, Score]:
-        """These clients' models as they would start into a round with this state; leaves them as
-        they are.
+        """These clients' models as they would start into a round with this state.
+
+        Leaves them as they are.
         """
         scores = {}
         for client in self._mine(ks):
@@ -154,8 +156,9 @@ class Evaluation:
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
 
     def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Let a record have the last scores of all clients; nan for those that have trained
-        since.
+        """Let a record have the last scores of all clients.
+
+        Nan for those that have trained since.
         """
         columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
 

@@ -1,5 +1,6 @@
-"""The clock of event-based methods: which jobs are open, and when they end. Pure arithmetic, the
-same on all ranks.
+"""The clock of event-based methods: which jobs are open, and when they end.
+
+Pure arithmetic, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -125,8 +126,9 @@ class Free:
 
 @dataclass(eq=False)
 class EventQueue:
-    """Jobs that are open, one a client at most. What an event costs does not grow with the number
-    of clients, but for a logarithm.
+    """Jobs that are open, one a client at most.
+
+    What an event costs does not grow with the number of clients, but for a logarithm.
 
     draws: what becomes of clients.  at_once: how many clients are busy at any time.  seconds:
     (client, examples) -> virtual seconds of a job.  coordinator: what the server decides.  ready:
@@ -165,8 +167,9 @@ class EventQueue:
         return tuple(fresh)
 
     def begin(self, k: int) -> Work:
-        """Client k's next job, from now on; a client that cannot be reached lets the time of a job
-        go by, and again.
+        """Client k's next job, from now on.
+
+        A client that cannot be reached lets the time of a job go by, and again.
         """
         draws, number = self.draws, int(self.counts[k])
         most = self.coordinator.begin(k, self.now, draws.full)
@@ -194,8 +197,9 @@ class EventQueue:
         return int(g.integers(1, most + 1)) if g.random() < local.stragglers else most
 
     def advance(self, reports: int, failed: Collection[tuple[int, int]] = ()) -> list[Ended]:
-        """Let time pass until so many jobs have reported. Jobs end in the order (time, client);
-        what ends at a deadline is not late.
+        """Let time pass until so many jobs have reported.
+
+        Jobs end in the order (time, client); what ends at a deadline is not late.
 
         failed: client and number of those that do not report, for their client fails.
         """

@@ -81,8 +81,9 @@ class Events:
         return int(self.edges.map.of[k]) if self.edges else 0
 
     def _made(self, k: int, state: State, new: State, models: int) -> State:
-        """Client k's server has a new state, and has made so many models of it. Returns the
-        server's state.
+        """Client k's server has a new state, and has made so many models of it.
+
+        Returns the server's state.
         """
         e = self._server(k)
         self.version[e] += models
@@ -120,8 +121,9 @@ class Events:
         return self.edges.finish(t, state) if self.edges else state
 
     def _close(self, event: Ended, group: int, state: State) -> State:
-        """A server makes a new model of what it has buffered of this group. Returns the server's
-        state.
+        """A server makes a new model of what it has buffered of this group.
+
+        Returns the server's state.
         """
         k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
         new = self.coordinator.close(self.fed, self.state_of(k, state), group)
@@ -201,8 +203,9 @@ class Events:
         self._wait(self.queue.going[int(k)] for k in kept["waiting"])
 
     def _waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
-        """Of jobs begun now, those that start now; the others wait for their start, as their
-        downloads do.
+        """Of jobs begun now, those that start now.
+
+        The others wait for their start, as their downloads do.
         """
         jobs = list(jobs)
         self._wait(job for job in jobs if job.start > now and self.algorithm.to_server)
@@ -214,8 +217,9 @@ class Events:
             heapq.heappush(self._starts, (job.start, job.client))
 
     def _due(self, event: Ended) -> list[Work]:
-        """The jobs that waited and started before this event, the ending one itself if it did; they
-        wait no longer.
+        """The jobs that waited and started before this event, the ending one itself if it did.
+
+        They wait no longer.
         """
         late = []
         if event.job is not None and event.job.client in self._waiting:
@@ -227,8 +231,10 @@ class Events:
         return late
 
     def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
-        """Give the clients of jobs that start the server's state; without a server keep the model
-        that they had before, which others have until the new one arrives.
+        """Give the clients of jobs that start the server's state.
+
+        Without a server keep the model that they had before, which others have until the new one
+        arrives.
         """
         for job in jobs:
             k = job.client
@@ -264,6 +270,7 @@ class Events:
 
     def _share(self, ks: list[int]) -> None:
         """Give all ranks the results of these clients at once, where they are small; collective.
+
         The others travel one by one, when they are merged, for memory must not grow with them.
         """
         fed = self.fed
@@ -273,8 +280,9 @@ class Events:
             self._results = {}
 
     def _arrived(self, job: Work) -> dict[int, Any]:
-        """The latest models of the clients near the job's, as they have arrived there; at its rank;
-        collective.
+        """The latest models of the clients near the job's, as they have arrived there.
+
+        At its rank; collective.
         """
         given = self.algorithm.near(self.fed, job.client, job.number)
         models = {
@@ -292,8 +300,9 @@ class Events:
         return now >= self._opened[k].start + delay
 
     def _stale_reports(self, ids: np.ndarray) -> Row:
-        """Mean staleness of what these clients reported to the server, and of all that was; nothing
-        without one.
+        """Mean staleness of what these clients reported to the server, and of all that was.
+
+        Nothing without one.
         """
         if not self._staleness:
             return {}

@@ -64,8 +64,9 @@ class Claim:
         shutil.rmtree(names.watch_folder(folder), ignore_errors=True)
 
     def leave(self) -> None:
-        """Let others have the folder; where nothing was written to it, it is as if it had never
-        been.
+        """Let others have the folder.
+
+        Where nothing was written to it, it is as if it had never been.
         """
         if self.lock:
             self.lock.release()
@@ -81,8 +82,9 @@ class Claim:
 
 
 def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
-    """Make the folder ready for the run, which holds it; collective. ConfigError on all ranks if it
-    cannot be used.
+    """Make the folder ready for the run, which holds it; collective.
+
+    ConfigError on all ranks if it cannot be used.
 
     ours: it has been this run's already.
     """

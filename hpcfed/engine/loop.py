@@ -42,8 +42,9 @@ class Loop:
         self.checkpoints = Checkpoints(rounds, folder, results, course)
 
     def run(self) -> int:
-        """All rounds that are left; collective. Returns the exit status, when all ranks are
-        through.
+        """All rounds that are left; collective.
+
+        Returns the exit status, when all ranks are through.
         """
         self.course.signals.heed()
         self.course.under_way()
@@ -63,8 +64,9 @@ class Loop:
         return status
 
     def go_on(self) -> int:
-        """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends
-        that.
+        """The rounds, and what follows the last.
+
+        Raises Stopped on all ranks where a signal ends that.
         """
         rounds, checkpoints = self.rounds, self.checkpoints
         while rounds.t < self.job.rounds:
@@ -122,8 +124,9 @@ class Loop:
         self.output.add_final(final)
 
     def end_run(self, refused: str) -> int:
-        """The run is through; refused: why results or last checkpoint are not on disk. Returns the
-        exit status.
+        """The run is through; refused: why results or last checkpoint are not on disk.
+
+        Returns the exit status.
         """
         if not refused:
             self.output.progress.finish(self.output.results, picture)

@@ -76,8 +76,9 @@ class Need:
 
 
 def check(facts: World, fed: Federation) -> None:
-    """Measure a local step of each architecture, and refuse what does not fit; collective. On a CPU
-    nothing is done.
+    """Measure a local step of each architecture, and refuse what does not fit; collective.
+
+    On a CPU nothing is done.
 
     Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
     """

@@ -134,8 +134,9 @@ class Metrics:
 
 
 def pooled_accuracy(accuracy: np.ndarray, sizes: np.ndarray) -> float:
-    """Share of correct answers over the test examples of all clients that have an accuracy. [n]
-    each.
+    """Share of correct answers over the test examples of all clients that have an accuracy.
+
+    [n] each.
     """
     known = np.isfinite(accuracy)
     right = np.rint(accuracy[known] * sizes[known]).sum()

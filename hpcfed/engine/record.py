@@ -57,8 +57,9 @@ def peak_bytes() -> int:
 
 
 def peak_device_bytes(device: torch.device) -> int:
-    """Most of a GPU's memory that torch has held for this process so far, graphs' included; 0 on a
-    CPU.
+    """Most of a GPU's memory that torch has held for this process so far, graphs' included.
+
+    0 on a CPU.
     """
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
 
@@ -87,8 +88,9 @@ class Recorder:
     def gather(
         self, cohort: list[int], scores: Mapping[int, tuple[float, ...]], flags: Flags
     ) -> Gathered:
-        """What all clients and ranks did; collective. scores: of this rank's clients, as the last
-        six of COLUMNS.
+        """What all clients and ranks did; collective.
+
+        scores: of this rank's clients, as the last six of COLUMNS.
         """
         fed, raised = self.fed, flags()
         ours = {k for k in {**fed.tallies, **scores} if k in fed.clients}

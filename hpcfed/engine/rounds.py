@@ -1,5 +1,6 @@
-"""Rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record; begun
-again without the clients that failed, undone where a signal ends it.
+"""Rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record.
+
+Begun again without the clients that failed, undone where a signal ends it.
 """
 
 from __future__ import annotations
@@ -180,8 +181,9 @@ class Rounds:
         self.evaluation.state_of = self.schedule.state_of
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
-        """One round; collective. Returns its record and the flags that any rank raised, the same on
-        all ranks.
+        """One round; collective.
+
+        Returns its record and the flags that any rank raised, the same on all ranks.
 
         Raises Stopped on all ranks where a signal ends it; all is then as before the round, but for
         the turns that are done, which the replay log has: in another process too the round is gone
@@ -211,8 +213,9 @@ class Rounds:
         return self.schedule.begin(t)
 
     def finish(self) -> Row:
-        """What the method does after the last round, and clients where the job has [adapt]; their
-        scores then, nothing if nothing is done.
+        """What the method does after the last round, and clients where the job has [adapt].
+
+        Their scores then, nothing if nothing is done.
         """
         t = self.t - 1
         self.fed.participation.open(t)  # a run that is resumed at its end has had no round

@@ -50,16 +50,18 @@ def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
 
 
 def run_here(job: Job, comm: Comm) -> tuple[int, int | None]:
-    """Run a job in a process that goes on afterwards: nothing ends it. Returns the exit status, and
-    the signal that stopped the run, or None.
+    """Run a job in a process that goes on afterwards: nothing ends it.
+
+    Returns the exit status, and the signal that stopped the run, or None.
     """
     course = Course(job, owns_process=False)
     return run_with_recovery(course, comm, attempt), course.signals.got
 
 
 def attempt(course: Course, comm: Comm) -> int:
-    """The run from where it stands to its end, on these ranks; collective. Returns the exit
-    status.
+    """The run from where it stands to its end, on these ranks; collective.
+
+    Returns the exit status.
     """
     job = course.job
     if logs.sink_names(job.log):

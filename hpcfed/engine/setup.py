@@ -102,8 +102,9 @@ def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> 
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
-    """A data set: read by one rank of each node into memory that all ranks of the node share; "":
-    none.
+    """A data set: read by one rank of each node into memory that all ranks of the node share.
+
+    "": none.
     """
     if not name:
         return None
@@ -171,8 +172,10 @@ def servers(job: Job) -> list[str]:
 
 
 def measured(job: Job, data: DataSet) -> tuple[str, ...]:
-    """The metrics of the run. Raises ConfigError for one that the data do not have, and for a
-    method that cannot be trained on them.
+    """The metrics of the run.
+
+    Raises ConfigError for one that the data do not have, and for a method that cannot be trained on
+    them.
     """
     method = job.algorithm
     if data.task == "survival" and (not method.survival or method.views > 1):
@@ -215,8 +218,9 @@ def views(job: Job, data: DataSet) -> None:
 def public(
     job: Job, data: DataSet, other: DataSet | None, partition: Partition
 ) -> tuple[Split, np.ndarray]:
-    """Where the public examples are, and their rows. Raises DataError where they do not fit the
-    clients' data.
+    """Where the public examples are, and their rows.
+
+    Raises DataError where they do not fit the clients' data.
     """
     if other is None:
         return data.train, partition.public
@@ -243,8 +247,9 @@ def public(
 
 
 def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
-    """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward
-    and backward.
+    """The clients' profiles, drawn or read on rank 0 for all.
+
+    example: [K], multiply-adds, forward and backward.
     """
 
     def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -280,8 +285,9 @@ def compact(values: np.ndarray) -> np.ndarray:
 def share_out(
     job: Job, comm: Comm, data: DataSet
 ) -> tuple[Partition | Synthetic, tuple[np.ndarray, ...]]:
-    """The partition, and what clients hold out of it for validation, no part of it any more; drawn
-    on rank 0 for all: floating point must not depend on a rank's processor.
+    """The partition, and what clients hold out of it for validation, no part of it any more.
+
+    drawn on rank 0 for all: floating point must not depend on a rank's processor.
     """
     if data.name == "synthetic":
         made = Synthetic(
@@ -386,8 +392,9 @@ def client(world: World, store: ClientStore, device: torch.device, k: int) -> Cl
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
-    """A client beyond the last that holds all clients' data; of sub-models it has the whole
-    model.
+    """A client beyond the last that holds all clients' data.
+
+    Of sub-models it has the whole model.
     """
     own = world.architectures[0]
     own = without_modalities(own)

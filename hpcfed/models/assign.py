@@ -33,8 +33,9 @@ def assign(
 
 
 def with_modalities(name: str, modalities: Sequence[str]) -> str:
-    """The name of this architecture with encoders of these modalities alone; of a pair the client's
-    own model.
+    """The name of this architecture with encoders of these modalities alone.
+
+    Of a pair the client's own model.
     """
     first, plus, proxy = without_modalities(name).partition("+")
     return f"{first}[{'&'.join(modalities)}]{plus}{proxy}"

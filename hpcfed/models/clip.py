@@ -46,8 +46,9 @@ class DualEncoder(nn.Module):
         raise NotImplementedError
 
     def class_weights(self, names: Sequence[str]) -> Tensor:
-        """The head's weights for classes of these names, [C, d]; once, for the encoder of texts is
-        dropped.
+        """The head's weights for classes of these names, [C, d].
+
+        Once, for the encoder of texts is dropped.
         """
         raise NotImplementedError
 
@@ -57,8 +58,9 @@ class DualEncoder(nn.Module):
 
 
 class TinyDualEncoder(DualEncoder):
-    """Two convolutions for images, bytes and one attention layer for texts; for tests and
-    examples.
+    """Two convolutions for images, bytes and one attention layer for texts.
+
+    For tests and examples.
     """
 
     def __init__(self, channels: int, d: int):
@@ -222,9 +224,10 @@ class Adapter(nn.Sequential):
 
 
 def attend(model: Model) -> Model:
-    """An adapter after the body: the representation z becomes a(z) z, divided by its length. Of a
-    model that is no dual encoder it gets the length exp(s) = 1 / 0.07 instead of 1, which is in the
-    head of a dual one.  Lu et al. (FedCLIP), arXiv:2302.13485.
+    """An adapter after the body: the representation z becomes a(z) z, divided by its length.
+
+    Of a model that is no dual encoder it gets the length exp(s) = 1 / 0.07 instead of 1, which is
+    in the head of a dual one.  Lu et al. (FedCLIP), arXiv:2302.13485.
     """
     dual = isinstance(model.body, DualEncoder)
     if dual:

@@ -82,8 +82,9 @@ def makes_weight(layer: nn.Module) -> bool:
 def cost(
     name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0
 ) -> float:
-    """The estimated time of one example, in units of one multiply-add; only ratios between models
-    matter.
+    """The estimated time of one example, in units of one multiply-add.
+
+    Only ratios between models matter.
 
     Multiply-adds alone, or parameters, would mislead: ShuffleNetV2 has 39 times fewer multiply-adds
     than the small AlexNet but is only 8 times as fast, because it is bound by memory and by its

@@ -23,8 +23,9 @@ SMALL = 1e-6  # uniform draws and probabilities keep so far from 0 and 1
 
 
 class How(NamedTuple):
-    """number: F.  alpha: of the prior.  temperature: of the relaxed gates.  personal: whether there
-    are scores.
+    """number: F.
+
+    alpha: of the prior.  temperature: of the relaxed gates.  personal: whether there are scores.
     """
 
     number: int
@@ -72,8 +73,9 @@ class Factors(nn.Module):
         return relax(self.gates + u.log() - (-u).log1p(), self.temperature)
 
     def divergence(self) -> Tensor:
-        """KL of the posterior of sticks and b from their prior, a scalar; one draw of the sticks
-        stands for them in the prior of b.
+        """KL of the posterior of sticks and b from their prior, a scalar.
+
+        One draw of the sticks stands for them in the prior of b.
         """
         c, d = F.softplus(self.sticks)
         u = draw_uniform(c)
@@ -159,8 +161,9 @@ class FactorConv2d(nn.Module):
 
 
 def factorise(model: Model, how: How) -> Model:
-    """The model with all weights of convolutions and linear layers in so many factors; draws the
-    factors, biases stay.
+    """The model with all weights of convolutions and linear layers in so many factors.
+
+    Draws the factors, biases stay.
     """
     for path, layer in list(model.named_modules()):
         kinds = ((Head, FactorHead), (nn.Linear, FactorLinear), (nn.Conv2d, FactorConv2d))

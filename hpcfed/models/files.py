@@ -46,8 +46,9 @@ def encode(model: Trained) -> bytes:
 
 
 def read(path: Path, own: Collection[str] = ()) -> Trained:
-    """The trained model in a file, in eval mode, on the CPU. Raises CheckpointError where there is
-    none.
+    """The trained model in a file, in eval mode, on the CPU.
+
+    Raises CheckpointError where there is none.
 
     own: models outside hpcfed that may be imported; ConfigError where it needs another one.
     """
@@ -110,8 +111,9 @@ def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_type(name: str, value: Any) -> None:
-    """DamagedError for a field that is of another type than `About` has it. No pydantic here: a
-    file of a trained model is read without it.
+    """DamagedError for a field that is of another type than `About` has it.
+
+    No pydantic here: a file of a trained model is read without it.
     """
     listed = LISTS | {"present": int}
     kind: Any

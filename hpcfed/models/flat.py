@@ -72,8 +72,9 @@ class Layout:
         return sum(map(prod, self.shapes[: len(self.params)]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters
-        alone.
+        """The tensors of a flat vector by name, as views.
+
+        Of a vector [n_params] the parameters alone.
         """
         names = self.names if len(flat) == self.size else self.params
         parts = zip(names, self.shapes, self.strides, strict=False)
@@ -119,8 +120,9 @@ class Skeleton:
 
     @cached_property
     def grad(self) -> Tensor:
-        """The flat gradient, [n_params], of which the parameters' gradients are views; made when
-        first used.
+        """The flat gradient, [n_params], of which the parameters' gradients are views.
+
+        Made when first used.
         """
         flat = torch.zeros_like(self.flat[: self.layout.n_params])
         for name, view in self.layout.views(flat).items():
@@ -133,20 +135,23 @@ class Skeleton:
         return self.layout.views(self.grad)
 
     def view(self, name: str) -> Tensor:
-        """The parameter or buffer of this name, without gradient; writing to it changes the
-        model.
+        """The parameter or buffer of this name, without gradient.
+
+        Writing to it changes the model.
         """
         return self._views[name]
 
     def items(self, which: Callable[[str], bool]) -> Params:
-        """The parameters and buffers whose names are wanted, as views; clone what is to outlive the
-        loan.
+        """The parameters and buffers whose names are wanted, as views.
+
+        Clone what is to outlive the loan.
         """
         return Params({name: view for name, view in self._views.items() if which(name)})
 
     def load(self, flat: Tensor) -> None:
-        """Make the model that of the client to whom this flat vector [size] belongs; copies, keeps
-        no link.
+        """Make the model that of the client to whom this flat vector [size] belongs.
+
+        Copies, keeps no link.
 
         Integer buffers stay as they are (see Layout). Raises RuntimeError if the size differs.
         """

@@ -67,8 +67,9 @@ class Attention(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Inputs by modality -> representation [n, d], >= 0. Tensors: "encoders.MODALITY. ...",
-    "fusion. ...", "out. ...".
+    """Inputs by modality -> representation [n, d], >= 0.
+
+    Tensors: "encoders.MODALITY. ...", "fusion. ...", "out. ...".
     """
 
     def __init__(self, fusion: type[nn.Module], shapes: Shapes, kinds: dict[str, str], d: int):

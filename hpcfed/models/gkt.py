@@ -62,8 +62,9 @@ def pool_layers(width: int, d: int) -> list[nn.Module]:
 
 
 def resnet8(shape: tuple[int, ...], d: int) -> nn.Module:
-    """The client's model: [n, c, h, w] -> [n, d]; its first three layers give the maps [n, 16, h,
-    w].
+    """The client's model: [n, c, h, w] -> [n, d].
+
+    Its first three layers give the maps [n, 16, h, w].
     """
     first = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
     return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pool_layers(WIDER * MAPS, d))

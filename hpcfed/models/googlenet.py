@@ -1,5 +1,6 @@
-"""GoogLeNet: Szegedy et al., CVPR 2015, arXiv:1409.4842, table 1; as in FedClassAvg, section
-4.1.
+"""GoogLeNet: Szegedy et al., CVPR 2015, arXiv:1409.4842, table 1.
+
+As in FedClassAvg, section 4.1.
 """
 
 from torch import nn

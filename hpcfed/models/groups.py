@@ -38,8 +38,9 @@ class GroupLinear(nn.Linear):
 
 
 class GroupHead(Head):
-    """Logits [n, C] of which each reads the features of its class's group alone. weight: [C, d /
-    groups].
+    """Logits [n, C] of which each reads the features of its class's group alone.
+
+    weight: [C, d / groups].
     """
 
     def __init__(self, d: int, classes: int, relu: bool, groups: int):

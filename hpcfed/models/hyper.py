@@ -67,8 +67,9 @@ def encode_places(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class Made(nn.Module):
-    """A network whose parameters a hyper-network makes whenever it runs. It registers the
-    network's buffers, not its parameters, for it has none.
+    """A network whose parameters a hyper-network makes whenever it runs.
+
+    It registers the network's buffers, not its parameters, for it has none.
 
     number: of its first node in the graph.
     """

@@ -65,8 +65,9 @@ class Conv2d(nn.Conv2d):
 
 
 def apply_parts(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
-    """Outputs [n, places * outputs] of inputs [n, height, width, inputs]; parts: the kernel that
-    each place sees.
+    """Outputs [n, places * outputs] of inputs [n, height, width, inputs].
+
+    parts: the kernel that each place sees.
     """
     matrix = (
         torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0].flatten(1)
@@ -76,8 +77,9 @@ def apply_parts(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
 
 @cache
 def kernel_windows(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]:
-    """Along one side, the places of a kernel under which the image lies, for each output; empty
-    where one misses some.
+    """Along one side, the places of a kernel under which the image lies, for each output.
+
+    Empty where one misses some.
 
     size: of the image.  Its first value lies under place padding - j * stride of the kernel of
     output j.
@@ -105,8 +107,9 @@ def for_small_images(net: nn.Module) -> nn.Module:
 
 
 def stem(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """A net's first convolution for images of so many channels; a new one only where they
-    differ.
+    """A net's first convolution for images of so many channels.
+
+    A new one only where they differ.
     """
     if conv.in_channels == channels:
         return conv

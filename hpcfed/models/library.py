@@ -48,9 +48,10 @@ def of_torchvision(name: str) -> Callable[..., nn.Module]:
 
 
 def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A model of torchvision without weights. Its first convolution is replaced where images have
-    another number of channels than 3; side heads are left out; transformers are made for images of
-    this size.
+    """A model of torchvision without weights.
+
+    Its first convolution is replaced where images have another number of channels than 3; side
+    heads are left out; transformers are made for images of this size.
     """
     models = import_torchvision().models
     takes = inspect.signature(models.get_model_builder(name)).parameters

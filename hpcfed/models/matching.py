@@ -67,8 +67,9 @@ def unit_vectors(
 
 
 def assign(cost: Tensor) -> np.ndarray:
-    """For each row the column that it gets, so that the sum of their costs is least; [n, m], n <=
-    m.
+    """For each row the column that it gets, so that the sum of their costs is least.
+
+    [n, m], n <= m.
 
     The Hungarian method: Kuhn, 1955; Crouse, IEEE Transactions on Aerospace and Electronic Systems
     52(4), 2016, as scipy has it.

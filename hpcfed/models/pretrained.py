@@ -72,8 +72,9 @@ def read(path: Path) -> Mapping[str, Tensor]:
 
 @torch.no_grad()
 def load(model: Model, name: str, path: Path) -> None:
-    """Start the model from the weights of a file, in place. Its head is left as it is drawn where
-    the file's has other classes, or none.
+    """Start the model from the weights of a file, in place.
+
+    Its head is left as it is drawn where the file's has other classes, or none.
 
     Raises ConfigError for a file that lacks a tensor of the body, or has it in another shape.
     """

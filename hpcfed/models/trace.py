@@ -60,8 +60,9 @@ class Trace(TorchFunctionMode):
         self.alive: list[Tensor] = []  # so that no two tensors have one id
 
     def run(self, shape: tuple[int, ...]) -> None:
-        """Follow a batch of one example of this shape through the model. Raises ConfigError, see
-        `refuse`.
+        """Follow a batch of one example of this shape through the model.
+
+        Raises ConfigError, see `refuse`.
         """
         x, training = torch.empty(1, *shape, device="meta"), self.model.training
         self.keep(x, (Stretch(FIXED, shape[0]),))

@@ -64,8 +64,9 @@ class About:
 
 
 class Trained(nn.Module):
-    """The client's model itself; forward: inputs [n, *shape] as the data set has them -> scores [n,
-    C].
+    """The client's model itself.
+
+    forward: inputs [n, *shape] as the data set has them -> scores [n, C].
 
     Images are uint8 (0..255) or floats on the data set's scale, texts tokens; they are normalised
     here. A model for several modalities takes a dict of them.
@@ -106,8 +107,9 @@ class Trained(nn.Module):
 
 
 class Masked(Trained):
-    """A model that knows some classes only. more: present, these classes; mask, what the others'
-    logits become.
+    """A model that knows some classes only.
+
+    more: present, these classes; mask, what the others' logits become.
     """
 
     def classify(self, z: Tensor) -> Tensor:
@@ -131,8 +133,9 @@ class Nearest(Trained):
 
 
 class Served(Trained):
-    """The client's first layers, and a server's model that goes on. more: server, shape: what that
-    is built from.
+    """The client's first layers, and a server's model that goes on.
+
+    more: server, shape: what that is built from.
     """
 
     def __init__(self, about: About):
@@ -154,8 +157,9 @@ KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": S
 
 
 def assemble_model(about: About, tensors: Mapping[str, Tensor]) -> Trained:
-    """The trained model with these parameters and buffers, which it keeps, in eval mode; draws
-    nothing.
+    """The trained model with these parameters and buffers, which it keeps, in eval mode.
+
+    Draws nothing.
 
     Raises CheckpointError where the tensors are not those of such a model.
     """

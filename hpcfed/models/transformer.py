@@ -1,4 +1,5 @@
-"""Small transformers for texts and for tables: Vaswani et al., NeurIPS 2017, arXiv:1706.03762;
+"""Small transformers for texts and for tables: Vaswani et al., NeurIPS 2017, arXiv:1706.03762.
+
 Gorishniy et al. (FT-Transformer), NeurIPS 2021, arXiv:2106.11959.
 
 Encoders of a few layers with 4 heads, normalised before each part of a layer (Xiong et al., ICML
@@ -32,8 +33,9 @@ def drawn(*shape: int) -> nn.Parameter:
 
 
 class Attend(nn.Module):
-    """softmax(q k^T / sqrt(w)) v; q, k, v: [n, heads, L, w].  there: [n, L], what may be read;
-    None: all.
+    """softmax(q k^T / sqrt(w)) v; q, k, v: [n, heads, L, w].
+
+    there: [n, L], what may be read; None: all.
 
     Plain products, which each engine records, batches and repeats to the bit.
     """

@@ -112,8 +112,9 @@ def arguments(
 def split(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int, d: int
 ) -> tuple[nn.Module, nn.Linear | None]:
-    """The module as body and, where it was a whole model, its last linear layer; leaves modes and
-    random streams as they are.
+    """The module as body and, where it was a whole model, its last linear layer.
+
+    Leaves modes and random streams as they are.
 
     Raises ConfigError where it takes other inputs, or is neither a body nor a whole model that
     ends in a linear layer.

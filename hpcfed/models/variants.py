@@ -26,8 +26,9 @@ def name_variant(name: str, *options: object) -> str:
 
 
 def change(model: Model, variant: str, shape: tuple[int, ...]) -> Model:
-    """The model changed as the variant says; draws from torch's global generator where it has new
-    weights.
+    """The model changed as the variant says.
+
+    Draws from torch's global generator where it has new weights.
 
     variant: as `name_variant` without "~".  shape: one example.
     Raises ConfigError where the model cannot be changed so.

@@ -41,8 +41,9 @@ class Named(NamedTuple):
 
 
 def parse(architecture: str) -> Named:
-    """The model and the width that an architecture's name says; of a pair "a+b" those of the
-    first.
+    """The model and the width that an architecture's name says.
+
+    Of a pair "a+b" those of the first.
     """
     base, _, width = architecture.partition("+")[0].partition("@")
     return Named(base, float(width or 1))
@@ -59,15 +60,17 @@ def first(size: int, n: int) -> np.ndarray:
 
 
 def roll_units(start: int) -> Choose:
-    """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's
-    choice.
+    """The units start, start + 1, ...
+
+    of each group, after the last one the first again: FedRolex's choice.
     """
     return lambda size, n: (start + np.arange(n)) % size
 
 
 def draw_units(g: np.random.Generator) -> Choose:
-    """Units of each group drawn without replacement; of one stream a smaller width's are among a
-    larger's.
+    """Units of each group drawn without replacement.
+
+    Of one stream a smaller width's are among a larger's.
     """
     return lambda size, n: g.permutation(size)[:n]
 
@@ -158,8 +161,9 @@ def units(model: Model, shape: tuple[int, ...]) -> Units:
 
 @cache
 def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
-    """The groups of a registered model, which are the same for all weights. Raises ConfigError as
-    `units`.
+    """The groups of a registered model, which are the same for all weights.
+
+    Raises ConfigError as `units`.
     """
     with torch.device("meta"):
         return units(build(name, shape, classes, d), shape)  # type: ignore[arg-type]  # no pair

@@ -90,8 +90,9 @@ def prepare_batches(
     views: int,
     draws: Callable[[], torch.Generator] | None,
 ) -> Iterator[Batch]:
-    """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the
-    same values.
+    """The batches of a plan.
+
+    Where nothing is drawn for a batch several are made at once, with the same values.
     """
     plain = views == 1 and policy(fed, views) == "none"
     at_once = plain and plan and not isinstance(data, Paired)

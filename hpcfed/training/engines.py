@@ -1,5 +1,6 @@
-"""How a client's local step is computed: the engines behind the one training loop. All give the
-same bits.
+"""How a client's local step is computed: the engines behind the one training loop.
+
+All give the same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
 and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed: what is recorded
@@ -89,8 +90,9 @@ def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a loss by parameter, in their memory layouts; 0 where the loss does not reach
-    one.
+    """The gradient of a loss by parameter, in their memory layouts.
+
+    0 where the loss does not reach one.
     """
     found = torch.autograd.grad(value, params, materialize_grads=True)
     return [alike(g, p) for g, p in zip(found, params, strict=True)]

@@ -1,5 +1,6 @@
-"""The one evaluation: accuracy and loss of a model on a client's test set. It draws nothing and
-trains nothing.
+"""The one evaluation: accuracy and loss of a model on a client's test set.
+
+It draws nothing and trains nothing.
 
 What is reported of client k in a round (papers differ; results say it in these words):
 - before: the model as the client has it when the round starts, what it received included; cohort
@@ -67,8 +68,9 @@ def score(fed: Federation, client: Client, predict: Predict, own: bool = False) 
 
 
 def common(fed: Federation, predict: Predict) -> float:
-    """Accuracy of the pooled client's model on the whole test split; collective, the same for any
-    ranks. nan of survival times.
+    """Accuracy of the pooled client's model on the whole test split.
+
+    Collective, the same for any ranks. nan of survival times.
     """
     if fed.data.test.labels.ndim > 1:
         return float("nan")

@@ -100,8 +100,9 @@ class Fixed(Optimiser):
 
 
 def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
-    """A CUDA graph of what `step` does. It is called some times for real before, on a stream of its
-    own.
+    """A CUDA graph of what `step` does.
+
+    It is called some times for real before, on a stream of its own.
 
     Raises what torch raises where it cannot be captured; the thread is then on the stream on which
     it was, and the next capture finds nothing of the failed one.

@@ -202,8 +202,9 @@ def count_work(fed: Federation, client: Client, examples: float) -> Iterator[Non
 def gradient(
     fed: Federation, client: Client, t: int, loss: Loss, phase: str = "train", counted: bool = True
 ) -> None:
-    """Leave the mean gradient over all of the client's data in its model; one pass in the job's
-    batches.
+    """Leave the mean gradient over all of the client's data in its model.
+
+    One pass in the job's batches.
 
     phase: names the random streams.  counted: false for evaluation, which is no training.
     """

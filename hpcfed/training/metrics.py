@@ -48,8 +48,9 @@ def accuracy(answers: Answers) -> float:
 
 
 def f1(answers: Answers) -> float:
-    """2 TP / (2 TP + FP + FN) of the second of two classes; nan where that is 0 / 0: no example is
-    of that class, and none is taken for it.
+    """2 TP / (2 TP + FP + FN) of the second of two classes.
+
+    Nan where that is 0 / 0: no example is of that class, and none is taken for it.
     """
     from sklearn.metrics import f1_score  # here: runs that measure accuracy alone do without
 
@@ -83,8 +84,9 @@ def kappa(answers: Answers) -> float:
 
 
 def pr_auc(answers: Answers) -> float:
-    """Average precision, sum over thresholds of (R_n - R_{n-1}) P_n, of the second of two classes;
-    nan without an example of it. No interpolation between the points of the curve.
+    """Average precision, sum over thresholds of (R_n - R_{n-1}) P_n, of the second of two classes.
+
+    Nan without an example of it. No interpolation between the points of the curve.
     """
     from sklearn.metrics import average_precision_score
 

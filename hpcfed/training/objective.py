@@ -92,8 +92,9 @@ def identity(fn: Any) -> Hashable:
 
 
 def outline(value: Any, tensors: list[Tensor]) -> Hashable:
-    """What of a value a recording depends on; its tensors are added to the list, in the order of
-    `fill_tensors`.
+    """What of a value a recording depends on.
+
+    Its tensors are added to the list, in the order of `fill_tensors`.
     """
     kind = type(value)
     if isinstance(value, Tensor):

@@ -97,8 +97,9 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor] | None = None) -> None:
-        """One step. gradient: by parameter, in its memory layout; default: what is in the flat
-        gradient.
+        """One step.
+
+        gradient: by parameter, in its memory layout; default: what is in the flat gradient.
         """
         if gradient is None:
             gradient = [self.skeleton.gradients[name] for name in self.names]

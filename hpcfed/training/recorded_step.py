@@ -101,8 +101,9 @@ def alike(gradient: Tensor, p: Tensor) -> Tensor:
 def record(
     model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]
 ) -> GraphModule:
-    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing,
-    draws nothing.
+    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients].
+
+    Computes nothing, draws nothing.
     """
     names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
     whole = Whole(model, objective)
@@ -176,8 +177,9 @@ class Whole(nn.Module):
 
 
 def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
-    """Take out of a graph what need not be done in each step; returns the tensors that its first
-    inputs now are.
+    """Take out of a graph what need not be done in each step.
+
+    Returns the tensors that its first inputs now are.
 
     state: the tensors that its first inputs were, whose memory stays. Copies of nothing go; views
     of the state are made once, here, and become inputs, as does the gradient of the loss by itself,

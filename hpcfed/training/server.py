@@ -40,8 +40,9 @@ class Watch:
         self.best, self.value, self.at = start.clone(), measure(start), 0
 
     def ends(self, params: Params, done: int, last: bool) -> bool:
-        """Whether nothing has become better for `patience` steps; it looks every OFTEN steps and at
-        the last.
+        """Whether nothing has become better for `patience` steps.
+
+        It looks every OFTEN steps and at the last.
         """
         if done % min(OFTEN, self.patience) and not last:
             return False
@@ -98,8 +99,9 @@ def fit(
     clip: float = 0.0,
     watch: Watch | Average | None = None,
 ) -> Params:
-    """New parameters after so many epochs over n examples, in batches of `size`; the given ones
-    stay as they are.
+    """New parameters after so many epochs over n examples, in batches of `size`.
+
+    The given ones stay as they are.
 
     loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.  key: names
     the order of the examples.  optimiser: "sgd" or "adam".  trained: names of the tensors that are;
@@ -191,8 +193,9 @@ def fit_targets(
     watch: Average | None = None,
     **how: Any,
 ) -> Params:
-    """The parameters of a server's model after it has learnt the targets of `data`; inside
-    `Federation.on_root`.
+    """The parameters of a server's model after it has learnt the targets of `data`.
+
+    Inside `Federation.on_root`.
 
     loss: (logits, targets) -> scalar, with the targets of a batch as `data` has them.  held: share
     of the data held out; with it the parameters that are best there are returned, and training ends

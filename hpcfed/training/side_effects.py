@@ -330,8 +330,10 @@ def put_back(value: Any, before: Any) -> None:
 
 @contextmanager
 def undo_writes(model: nn.Module) -> Iterator[None]:
-    """Inside, a step is recorded. What that wrote into the model's attributes is undone, and is a
-    reason not to record: Untraceable.
+    """Inside, a step is recorded.
+
+    What that wrote into the model's attributes is undone, and is a reason not to record:
+    Untraceable.
     """
 
     def watched(module: nn.Module, name: str) -> bool:  # torch's modules keep books of their own

@@ -40,8 +40,9 @@ def unit(centre: Tensor, whole: Tensor) -> Tensor:
 
 
 def length(centre: Tensor, whole: Tensor) -> Tensor:
-    """The length of a centred matrix, float64; 0 where no more than rounding was left of the
-    whole.
+    """The length of a centred matrix, float64.
+
+    0 where no more than rounding was left of the whole.
     """
     size = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
     least = (
@@ -104,8 +105,9 @@ def agreement(one: Ready, other: Ready) -> Tensor:
 
 
 def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
-    """CKA of a representation's linear kernel and a kernel that `normalise_kernel` made; the kernel
-    of a is not formed.
+    """CKA of a representation's linear kernel and a kernel that `normalise_kernel` made.
+
+    The kernel of a is not formed.
 
     tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications.
     """
@@ -133,8 +135,9 @@ def ratio(cross: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
-    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L]; sigma is c times their median
-    distance.
+    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L].
+
+    Sigma is c times their median distance.
 
     sigma has no gradient. The paper leaves the rule open; this one is that of Kornblith et al.,
     section 4.
@@ -144,8 +147,9 @@ def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of
-    b, for precision.
+    """Squared Euclidean distances of the rows of a and b, [n, m].
+
+    Both are shifted by the mean of b, for precision.
 
     What is no more than rounding of the rows of b counts as 0.
     """
@@ -157,8 +161,9 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def precision(squares: Tensor, c: float) -> Tensor:
-    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L]; 0, a constant kernel, if all
-    are 0.
+    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L].
+
+    0, a constant kernel, if all are 0.
 
     Where more than half of the pairs coincide, the mean square stands in for that of the median.
     """

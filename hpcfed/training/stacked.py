@@ -122,8 +122,9 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
 def train(
     fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
 ) -> list[Mean] | None:
-    """Train a group; what each client sends. None where its objective cannot be recorded, which is
-    said once.
+    """Train a group; what each client sends.
+
+    None where its objective cannot be recorded, which is said once.
     """
     try:
         group = Group(fed, method, clients, state, t)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """The weights of G clients of one architecture, by name [G, *shape] without gaps; used as a
-    Skeleton is.
+    """The weights of G clients of one architecture, by name [G, *shape] without gaps.
+
+    Used as a Skeleton is.
     """
 
     def __init__(self, skeleton: Skeleton, G: int):
