@@ -154,7 +154,7 @@ class SynchronousEdges(EdgeServers):
         return list(fed.stream(ks, local, given=(own, t), together=together))
 
     def _add_weights(self, uploads: dict[int, list[tuple[int, Mean]]]) -> None:
-        """Add the weights of this round's uploads from all ranks to those of the edges; collective."""
+        """Add the weights of all ranks' uploads in this round to those of the edges; collective."""
         mine = {
             k: float(part.weight)  # type: ignore[arg-type]  # a whole upload has one number
             for sent in uploads.values()

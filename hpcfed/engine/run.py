@@ -216,7 +216,7 @@ def open_results(
     known: Rows | None = None,
     memory: Record | None = None,
 ) -> Results:
-    """Return the result file: a new one, or that of a resumed run, cut to the round of the checkpoint.
+    """Return the result file: a new one, or that of a resumed run, cut to its checkpoint.
 
     known: rows that may not be on disk.
     memory: all rows, if this rank 0 has them in memory from before another rank's death.

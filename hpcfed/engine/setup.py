@@ -145,7 +145,7 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
 
 
 def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
-    """Raise ConfigError if a file of weights does not fit, or if nothing of a model would be trained."""
+    """Raise ConfigError if a file of weights does not fit, or if nothing would be trained."""
     parts, how = Parts.of(job), job.models
     if not parts.some and not parts.weights:
         return
