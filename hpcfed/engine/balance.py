@@ -51,7 +51,7 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
         best = mine[np.abs(costs[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
         if (
             not 0 < costs[best] < 0.999 * gap
-        ):  # where the gap is a client but for rounding it would go to and fro
+        ):  # such a client would only move back and forth, because of rounding
             break
         placed[best] = low
         loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
@@ -83,7 +83,7 @@ class Balance:
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.seconds = np.full(fed.K, np.nan)
-        self._rates: dict[str, float] = {}  # architecture -> seconds an example, the last
+        self._rates: dict[str, float] = {}  # architecture -> last measured seconds per example
 
     def measure(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Store the training times of a round.
@@ -112,7 +112,7 @@ class Balance:
 
         Returns the number of clients that moved; 0 until every client has trained.
         """
-        if not np.isfinite(self.seconds).all():  # until each has trained
+        if not np.isfinite(self.seconds).all():  # some client has not trained yet
             return 0
         ranks = self.fed.placement.ranks
         costs = (self.seconds * self.fed.sizes).tolist()  # of one epoch

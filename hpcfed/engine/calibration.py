@@ -60,7 +60,7 @@ def measured(fed: Federation, kinds: list[str]) -> dict[str, float]:
     except RuntimeError:
         return {}
     finally:
-        graphs.place.cache_clear()  # the pool goes with the graphs that were captured for this
+        graphs.place.cache_clear()  # frees the memory pool of the graphs that were captured here
         torch.cuda.empty_cache()
 
 

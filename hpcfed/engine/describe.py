@@ -49,7 +49,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "architectures": list(
             facts.architectures if job.clients <= SMALL else rounds.recorder.kinds
         ),
-        "faults": list(WHY),  # what the numbers of clients/fault mean
+        "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
         "versions": versions(),

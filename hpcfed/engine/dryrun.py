@@ -14,7 +14,7 @@ from hpcfed.storage.fields import flat
 if TYPE_CHECKING:
     from hpcfed.engine.setup import World
 
-SHOWN = 1000  # clients of a rank
+SHOWN = 1000  # largest number of a rank's clients that are listed
 WIDE = 26  # classes that fit a line
 
 

@@ -253,10 +253,11 @@ class EventEdges(EdgeServers):
         return float(self.ready[self.map.of[k]])
 
     def let_travel(self, t: int, now: float) -> None:
-        """Let the time of the server's aggregation pass at the end of round t, which is now.
+        """Account for the time of the server's aggregation at the end of round t.
 
-        If the server aggregates in this round, all models go up to the server and then down. An
-        edge waits until the slowest edge's model has arrived at the server.
+        now: virtual time of that end. If the server aggregates in this round, all models go up to
+        the server and then down, so an edge waits until the slowest edge's model has arrived at the
+        server.
         """
         if self.due(t):
             link = self.map

@@ -154,7 +154,7 @@ class Evaluation:
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Store the new scores of a round's record."""
-        # of survival times there is no accuracy
+        # survival times have no accuracy
         fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
         self.scores[ids[fresh], 0] = columns["accuracy"][fresh]
         self.scores[ids[fresh], 1] = columns["loss"][fresh]
@@ -203,7 +203,7 @@ class Evaluation:
         yield
         if new or (
             store.stateless and not self.fed.replay.turns(k)
-        ):  # a round begun again needs those of a turn
+        ):  # a repeated round needs the weights of clients whose work is done
             store.drop(k)
 
     def _receive(self, client: Client, state: State) -> None:

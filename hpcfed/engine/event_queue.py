@@ -147,7 +147,7 @@ class EventQueue:
     coordinator: Coordinator = field(default_factory=Coordinator)
     ready: Callable[[int], float] = lambda k: 0.0
     now: float = 0.0
-    started: int = 0  # jobs so far
+    started: int = 0  # number of jobs so far
     counts: np.ndarray = field(init=False)  # [K], jobs started by each client
     going: dict[int, Work] = field(default_factory=dict)  # by client
 

@@ -50,11 +50,11 @@ class Events:
         self._waiting: dict[int, Work] = {}
         self._starts: list[tuple[float, int]] = []
         self._opened: dict[int, Work] = {}  # the jobs that are open, by client, in the round
-        # of this rank's clients that have worked but not yet reported
+        # results of this rank's clients that have finished but not yet reported
         self._results: dict[int, Any] = {}
-        # of clients of all ranks, where all ranks have them at once
+        # results of clients of all ranks that all ranks have received
         self._uploads: dict[int, Any] = {}
-        self._worked: set[int] = set()  # clients, of all ranks, whose open job is computed
+        self._worked: set[int] = set()  # clients of all ranks whose open job has been computed
         # client, and merges of the server since its download
         self._staleness: list[tuple[int, int]] = []
         seconds = partial(algorithm.seconds, fed)
@@ -126,7 +126,9 @@ class Events:
 
     def _close(self, event: Ended, group: int, state: State) -> State:
         """Make a new model from the buffered results of a group, and return the server's state."""
-        k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
+        k = (
+            event.job.client if event.job else 0
+        )  # with edges there is no deadline, so a job closes the group
         new = self.coordinator.close(self.fed, self.state_of(k, state), group)
         return self._made(k, state, new, models=1)
 
@@ -139,7 +141,9 @@ class Events:
             state = self.merge(replace(job, staleness=staleness), state)
         else:
             for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
-                client.memory.pop("download", None)  # a large population would keep them all
+                client.memory.pop(
+                    "download", None
+                )  # otherwise a large population would keep all of them
             who = self.fed.participation
             who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
         self._opened.pop(job.client)

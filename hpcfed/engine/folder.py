@@ -35,7 +35,7 @@ class Claim:
     def __init__(self) -> None:
         self.world = ""
         self.lock: Lock | None = None  # on rank 0
-        self.made: list[Path] = []  # folders that were not there before
+        self.made: list[Path] = []  # folders that this process has made
 
     def enter(self, job: Job, comm: Comm) -> Path:
         """Make the folder and lock it on rank 0, before anything is written to it; collective.
@@ -233,7 +233,7 @@ def read_job(path: Path) -> dict[str, Any]:
         job = results.recover(names.run_of(path)).header["job"]
     except DamagedError as error:
         header = checkpoint.newest_header(path)
-        # checkpoints from before they held the whole job have what results depend on
+        # older checkpoints hold only the settings on which results depend
         job = header.get("settings") or header.get("job")
         if job is None:
             raise error

@@ -56,7 +56,7 @@ class Loop:
                 if self.rounds.t < self.job.rounds:
                     self.checkpoints.save()
                 status = self.stop_for_signal()
-            # rank 0 writes to the end: were it to die there, the others are still here to go on
+            # rank 0 still writes; if it dies now, the other ranks are here to continue
             self.comm.confirm()
         return status
 
@@ -141,7 +141,7 @@ class Loop:
 def picture(record: Record, folder: Path) -> Path:
     """Draw the run's learning curves into its folder, and return the path."""
     from hpcfed.report.figures.command import (
-        at_end,  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+        at_end,  # imported here: matplotlib takes 0.4 s, which would delay the start of each run
     )
 
     return at_end(record, folder)

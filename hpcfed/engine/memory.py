@@ -135,7 +135,7 @@ def refuse(need: Need, share: float, batch: int) -> None:
     step = max(1, need.steps.get(name, 0))
     smaller = min(
         batch - 1, int(batch * (share - need.steady - need.graphs) / step)
-    )  # a step grows with its examples
+    )  # a step's memory grows with its examples
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
     if need.graphs:
         advice += "training.engine = 'traced' needs no memory for graphs, or "

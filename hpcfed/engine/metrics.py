@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.training.evaluate import Score
 
-Numbers = tuple[float, ...]  # one a metric of `Metrics.names`
+Numbers = tuple[float, ...]  # one for each of `Metrics.names`
 Scores = dict[int, "Score"]  # by client
 Measured = dict[int, tuple[Numbers, Answers]]  # by client, in the order of their ids
 
@@ -35,7 +35,7 @@ class Metrics:
         self.names = tuple(name for name in fed.data.metrics if name != "accuracy")
         if set(self.names) - {"c_index"}:
             metrics.import_library()
-        self.last: Measured = {}  # of each client that was not trained since
+        self.last: Measured = {}  # of clients that have not trained since
         # [K, 3]: accuracy, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
         self.held = np.full((fed.K, 3), np.nan) if wanted else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 Row = dict[str, Any]
-Flags = Callable[[], dict[str, bool]]  # what a rank wants, by name
+Flags = Callable[[], dict[str, bool]]  # the requests of a rank, by name
 Failures = Mapping[int, dict[int, tuple[str, str]]]  # client -> kind and message, by job's number
 COLUMNS = (
     "train_loss",
@@ -48,7 +48,7 @@ def cells(tally: Tally) -> tuple[float, ...]:
 NOTHING = (
     *cells(Tally()),
     *6 * [float("nan")],
-)  # of a client that did nothing and was not evaluated
+)  # cells of a client that did nothing and was not evaluated
 
 
 def peak_bytes() -> int:

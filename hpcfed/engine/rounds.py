@@ -86,7 +86,7 @@ class Synchronous:
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
         drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
-        if fed.participation.profiles.trace:  # the server waits until somebody can be reached
+        if fed.participation.profiles.trace:  # the server waits until a client is available
             reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
             self.now = min(reached, default=self.now)
             if self.edges:

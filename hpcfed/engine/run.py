@@ -165,7 +165,7 @@ def odd_labels(job: Job, facts: World) -> list[str]:
             f"{name}: all training examples have the label {only}; there is nothing to learn"
         )
         return found
-    if facts.data.task == "next":  # of tokens, many are rare
+    if facts.data.task == "next":  # many tokens are rare
         return found
     if len(single := np.flatnonzero(number == 1).tolist()):
         told = join_few([facts.data.classes[c] for c in single], FEW)

@@ -39,7 +39,8 @@ SHORT = 2e7  # forward multiply-adds of a step of about 1 ms, of which Python ta
 # steps of a rank that pay for a recording: each is about 0.1 ms shorter, together two seconds, the
 # time of the first recording
 MANY = 20_000
-# the same on a GPU, where each step is some ms shorter because Python starts kernels too slowly
+# the same on a GPU, an estimate: each step is some ms shorter, because Python starts kernels more
+# slowly than the GPU runs them
 MANY_ON_GPU = 1_000
 
 Step = Callable[[Any, Any], None]  # one local step on a batch
@@ -176,7 +177,7 @@ class Traced:
             )
         except (
             Exception
-        ) as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
+        ) as why:  # torch raises many kinds of errors; the eager engine needs no recording
             return self.give_up(why)
 
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
@@ -224,6 +225,6 @@ class Graphed(Traced):
                 if tape
                 else None
             )
-        except Exception as why:  # whatever it is, a recording needs no capture
+        except Exception as why:  # of any kind: a recording needs no capture
             self.give_up(why, "captured", "traced")
             return tape

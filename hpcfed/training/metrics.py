@@ -14,12 +14,12 @@ import numpy as np
 
 from hpcfed.config.metrics import METRICS
 
-# What a model answered to n examples, by name, each [n].
+# A model's answers to n examples, by name, each [n].
 # y: labels; predicted: the class of the largest score, unsigned integers of the least size.
-# margin: of two classes, score of the second (positive) minus that of the first, float32. It ranks
-# examples as the probability of the positive class does, without the ties that its rounding makes.
-# Of survival times instead: time; event, whether it was seen (else the time is censored); risk, the
-# model's output, float32, higher for shorter times.
+# margin: for two classes, score of the second (positive) minus that of the first, float32. It ranks
+# examples as the probability of the positive class does, without ties due to rounding.
+# For survival times instead: time; event, whether it was observed (else the time is censored);
+# risk, the model's output, float32, higher for shorter times.
 Answers = dict[str, np.ndarray]
 
 

@@ -209,7 +209,7 @@ class Group:
                 )
             except (
                 Exception
-            ) as why:  # torch raises many kinds; whatever it is, other engines need no stack
+            ) as why:  # torch raises many kinds of errors; other engines need no stack
                 self.stack.tapes[key] = first_line(why)
             self.once += perf_counter() - start
         if isinstance(tape := self.stack.tapes[key], str):
