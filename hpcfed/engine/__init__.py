@@ -1,1 +1,1 @@
-"""What drives a run: set-up, rounds, saving, and the loop around them."""
+"""The course of a run: set-up, rounds, checkpoints, and the loop around them."""

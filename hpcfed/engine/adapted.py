@@ -1,4 +1,4 @@
-"""The models that clients adapted after the last round, as files that `hpcfed.load_model` reads."""
+"""Files of the models that clients adapted after the last round, for `hpcfed.load_model`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
-    """Let each adapted model be written by the rank that has its client. Raises ConfigError before
-    anything is trained where safetensors is not installed.
+    """Write each adapted model on the rank that has its client, when the client has been evaluated.
+
+    Does nothing unless the job has adapt.save. Raises ConfigError before anything is trained if
+    safetensors is not installed.
     """
     job = rounds.fed.job
     if job.adapt.how == "none" or not job.adapt.save:

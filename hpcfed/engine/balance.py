@@ -1,4 +1,4 @@
-"""Measured costs of clients, whether they should move to other ranks, and how they do."""
+"""Measured costs of clients, and the moves between ranks that shorten rounds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hpcfed.machine.placement import makespan, place
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
-# clients are moved only where that shortens a round by more than this factor: of two ranks one
+# clients are moved only if that shortens a round by more than this factor; one of two ranks may
+# wait for up to twice that share of a round
 WORTH = 1.02
-# waits up to twice as much of it
 
 
 def better(costs: Sequence[float], placement: list[int], speeds: Sequence[float]) -> list[int]:
-    """The placement for these costs, [K], on ranks of these speeds, [R]; the present one where a
-    new one would not pay.
+    """Return a placement for these costs, or the present one if a new one does not pay.
+
+    costs: [K].  placement: [K], the rank of each client.  speeds: [R].
     """
     new = place(costs, len(speeds), speeds)
     return (
@@ -31,12 +32,15 @@ def better(costs: Sequence[float], placement: list[int], speeds: Sequence[float]
 
 
 def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """A placement in which no rank waits much for another, by few moves: each time one client of
-    the rank that takes longest goes to the one that takes least, that after which both take most
-    alike.
+    """Return a placement of about equal load on all ranks, by few moves of clients.
 
-    costs, placement: of the clients of one round.  speeds: of all ranks, [R]. Clients that hold
-    nothing move for nothing, so that the ranks of a round do not depend on who was drawn for it.
+    Each move takes one client from the rank with the longest time to the rank with the shortest,
+    and picks the client that brings their times closest together. It stops when the slowest rank
+    takes at most WORTH times the average.
+
+    costs, placement: of the clients of one round.  speeds: of all ranks, [R]. Clients without a
+    state move without a message, so that the ranks of a round do not depend on the cohort that was
+    drawn.
     """
     costs, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
     fast = np.array(speeds, dtype=float)
@@ -47,7 +51,7 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
         best = mine[np.abs(costs[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
         if (
             not 0 < costs[best] < 0.999 * gap
-        ):  # where the gap is a client but for rounding it would go to and fro
+        ):  # such a client would only move back and forth, because of rounding
             break
         placed[best] = low
         loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
@@ -55,8 +59,9 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
 
 
 def move(fed: Federation, to: Mapping[int, int]) -> None:
-    """Give these clients their ranks; collective. Those that keep nothing move without a
-    message.
+    """Move these clients to their new ranks; collective.
+
+    to: new rank by client. A client without a state moves without a message.
     """
     placement = fed.placement
     moves = {k: rank for k, rank in to.items() if rank != placement.ranks[k]}
@@ -70,18 +75,21 @@ def move(fed: Federation, to: Mapping[int, int]) -> None:
 
 
 class Balance:
-    """What clients were measured to take, and moves of them that make rounds shorter.
+    """Measured training times of clients, and moves of clients that make rounds shorter.
 
-    seconds: [K], training seconds per example on a rank of speed 1; nan: not yet.
+    seconds: [K], training seconds per example on a rank of speed 1; nan: not measured yet.
     """
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.seconds = np.full(fed.K, np.nan)
-        self._rates: dict[str, float] = {}  # architecture -> seconds an example, the last
+        self._rates: dict[str, float] = {}  # architecture -> last measured seconds per example
 
     def measure(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
-        """Keep what clients took in a round, of its record."""
+        """Store the training times of a round.
+
+        ids: the clients of the round's record, [n].  columns: that record's columns, [n] each.
+        """
         trained, placement = columns["examples"] > 0, self.fed.placement
         fast = np.array([placement.speeds[placement.ranks[k]] for k in ids[trained].tolist()])
         took = fast * columns["seconds"][trained] / columns["examples"][trained]
@@ -92,7 +100,7 @@ class Balance:
         self._rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
 
     def deal(self, cohort: list[int]) -> None:
-        """Give each rank as much of the cohort as the others have, in whole groups; collective."""
+        """Share the cohort out evenly over all ranks, in whole groups; collective."""
         groups, placement = self.fed.turns.grouping(cohort), self.fed.placement
         costs = [sum(self._estimate(ks)) for ks in groups]
         held = [placement.ranks[ks[0]] for ks in groups]
@@ -100,10 +108,11 @@ class Balance:
         move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def rebalance(self) -> int:
-        """Move clients to ranks by measured cost where that pays; collective. Returns how many
-        moved.
+        """Move clients between ranks by measured cost if that pays; collective.
+
+        Returns the number of clients that moved; 0 until every client has trained.
         """
-        if not np.isfinite(self.seconds).all():  # until each has trained
+        if not np.isfinite(self.seconds).all():  # some client has not trained yet
             return 0
         ranks = self.fed.placement.ranks
         costs = (self.seconds * self.fed.sizes).tolist()  # of one epoch
@@ -113,8 +122,10 @@ class Balance:
         return len(moved)
 
     def _estimate(self, ks: list[int]) -> list[float]:
-        """Cost of these clients' next round: seconds as their architectures took last; before that,
-        estimates.
+        """Return the cost of the next round of each of these clients.
+
+        The costs are the last measured seconds of their architectures, or the estimates from before
+        the run if one of these architectures has not been measured yet.
         """
         kinds, sizes = [self.fed.architectures[k] for k in ks], [self.fed.sizes[k] for k in ks]
         if self._rates.keys() >= set(kinds):

@@ -1,8 +1,8 @@
-"""What a local step of each architecture takes on a GPU, measured before clients are placed.
+"""Measurement of a local step of each architecture on a GPU, before clients are placed.
 
-Multiply-adds, by which clients are placed on CPUs, say little there: a GPU computes a large product
-many times faster than as many multiply-adds in small ones. No result depends on what is measured,
-for none depends on where clients are.
+On CPUs clients are placed by multiply-adds. These say little about a GPU, which computes one large
+product many times faster than as many multiply-adds in small products. No result depends on the
+measured times, because no result depends on the placement of clients.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.world import World
 
-STEPS = 10  # that are timed, after those that warm up
+STEPS = 10  # steps that are timed, after the warm-up
 
 
 def calibrate(facts: World, fed: Federation) -> None:
-    """Place clients by measured seconds, where all ranks compute on GPUs; collective.
+    """Place clients by measured seconds, if all ranks compute on GPUs; collective.
 
-    To be called before any client has trained. Rank 0 measures for all, while nobody else computes,
-    so that all ranks have the same costs; ranks of other speeds are told by run.speeds. Nothing is
-    done where there is nothing to choose, and where a step does not fit: the check of memory tells
-    that.
+    It must be called before any client has trained. Rank 0 measures for all ranks while no other
+    rank computes, so that all ranks have the same costs; run.speeds describes ranks of other
+    speeds. With one rank or one architecture nothing is done. Nothing is done either if a step does
+    not fit into memory; the check of memory (`engine.memory`) reports that.
     """
     kinds = sorted(set(fed.architectures))
     if fed.comm.size == 1 or len(kinds) == 1 or not on_gpus(fed):
@@ -43,29 +43,29 @@ def calibrate(facts: World, fed: Federation) -> None:
         return
     sizes = zip(fed.architectures, fed.sizes, strict=True)
     fed.placement.costs = [float(found[kind]) * n for kind, n in sizes]
-    if not facts.many:  # of a population each round's clients are placed anew
+    if not facts.many:  # with a population each round's clients are placed anew
         places = place(fed.placement.costs, fed.comm.size, fed.placement.speeds)
         balance.move(fed, dict(enumerate(places)))
 
 
 def on_gpus(fed: Federation) -> bool:
-    """Whether all ranks compute on GPUs; collective."""
+    """Return whether all ranks compute on GPUs; collective."""
     return all(fed.comm.gather({fed.comm.rank: fed.device.type == "cuda"}).values())
 
 
 def measured(fed: Federation, kinds: list[str]) -> dict[str, float]:
-    """Seconds an example of each architecture takes in a step; empty where one does not fit."""
+    """Return the seconds per example of a step of each architecture; {} if one does not fit."""
     try:
         return {kind: seconds(fed, kind) for kind in kinds}
     except RuntimeError:
         return {}
     finally:
-        graphs.place.cache_clear()  # the pool goes with the graphs that were captured for this
+        graphs.place.cache_clear()  # frees the memory pool of the graphs that were captured here
         torch.cuda.empty_cache()
 
 
 def seconds(fed: Federation, kind: str) -> float:
-    """Seconds of the GPU for an example, in steps of the job's batch."""
+    """Return the GPU seconds per example of a step with the job's batch size."""
     batch = min(fed.job.local.batch, fed.largest)
     with rng.scoped(fed.seed, "calibration", kind, device=fed.device):
         skeleton = Skeleton(fed.store.build(kind), fed.device)
@@ -74,17 +74,20 @@ def seconds(fed: Federation, kind: str) -> float:
 
 
 def prepared(run: Callable[[], Any], fed: Federation) -> Callable[[], Any]:
-    """The step as a graph, where the job captures its steps and this one can be."""
+    """Return the step as a CUDA graph if the job captures steps and this one can be captured.
+
+    Otherwise the step is returned as it is.
+    """
     if fed.job.training.engine in ("auto", "graphed"):
         try:
             return graphs.capture(run, fed.device)
-        except Exception:  # whatever it is, the step can be timed as it is
+        except Exception:  # in any case the step can be timed as it is
             return run
     return run
 
 
 def timed(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a step, by the GPU's own clock."""
+    """Return the seconds of one step, by the GPU's own clock."""
     with torch.cuda.device(device):
         for _ in range(graphs.WARM):
             run()

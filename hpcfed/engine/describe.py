@@ -1,4 +1,4 @@
-"""What a run writes about itself, and what `--dry-run` prints."""
+"""The description of a run in its result file, and the plan that `--dry-run` prints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from hpcfed.engine.setup import World
     from hpcfed.federation.federation import Federation
 
-# clients of which links are recorded: more cannot be drawn, and links may be half of their square
+# largest number of clients whose links are recorded; K clients may have K^2 / 2 links
 GRAPH = 1_000
 LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
 
 
 def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
-    """The header of the result file."""
+    """Return the header of the result file."""
     return {
         "job": job.plain(),
         RUN_ID: rounds.run_id,
@@ -49,7 +49,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "architectures": list(
             facts.architectures if job.clients <= SMALL else rounds.recorder.kinds
         ),
-        "faults": list(WHY),  # what the numbers of clients/fault mean
+        "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
         "versions": versions(),
@@ -60,7 +60,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
 
 
 def inputs(facts: World) -> dict[str, Any]:
-    """What a trained model must know of its inputs, when the data are no longer there."""
+    """Return the facts about inputs that a trained model needs without the data."""
     data = facts.data
     return {
         "shape": write_shape(facts.shape),
@@ -71,26 +71,27 @@ def inputs(facts: World) -> dict[str, Any]:
 
 
 def modalities(facts: World) -> list[list[str]]:
-    """The modalities of each client; of very many clients nothing."""
+    """Return the names of each client's modalities; [] for more than SMALL clients."""
     assert facts.held is not None
     return [list(own) for own in facts.held.own] if len(facts.held.own) <= SMALL else []
 
 
 def placement_of(rounds: Rounds) -> list[int]:
-    """The rank of each client; of very many clients nothing."""
+    """Return the rank of each client; [] for more than SMALL clients."""
     return list(rounds.fed.placement.ranks) if rounds.fed.K <= SMALL else []
 
 
 def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
-    """The arrays of the result file that do not change: who holds which examples, and how many of
-    which class.
+    """Return the constant arrays of the result file: partition, label counts, and links.
 
-    partition: rows of the training split, client after client, `train_sizes` of each. One array,
-    not one a client, for the file is written anew each time.  links: [E, 2], pairs of neighbours
-    where there is no server.  edges: [K], each client's edge server where there are such.
+    partition: rows of the training split, client after client, `train_sizes` of each. It is one
+    array, not one per client, because the file is written anew each time.  links: [E, 2], pairs of
+    neighbours if the method has no server.  edges: [K], each client's edge server if the job has
+    edge servers.
+    A population has no arrays: the job describes it completely.
     """
     if facts.many:
-        return {}  # the job says it all
+        return {}  # the job describes it completely
     edges = {"edges": facts.edges.of} if facts.edges else {}
     split = facts.partition
     return (
@@ -106,14 +107,17 @@ def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
 
 
 def neighbours(rounds: Rounds) -> dict[str, np.ndarray]:
-    """The links between clients of a method without a server; of very many clients none."""
+    """Return the links between clients of a method without a server.
+
+    The result is {} for other methods, and for more than GRAPH clients.
+    """
     if not isinstance(rounds.algorithm, Peers) or rounds.fed.K > GRAPH:
         return {}
     return {"links": np.argwhere(np.triu(rounds.algorithm.links(rounds.fed))).astype(np.int32)}
 
 
 def versions() -> dict[str, str]:
-    """Versions of hpcfed, Python and the libraries that results depend on."""
+    """Return the versions of hpcfed, Python and the libraries that results depend on."""
     found = {"hpcfed": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -124,8 +128,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that hpcfed's files are of, "+" if they were changed since; "" outside a
-    checkout.
+    """Return the git commit of hpcfed's files.
+
+    It ends in "+" if the files were changed since, and is "" outside a git checkout.
     """
     git = [
         "git",
@@ -145,7 +150,7 @@ def commit() -> str:
 
 
 def hardware(fed: Federation) -> dict[str, Any]:
-    """Where rank 0 runs."""
+    """Return a description of the machine and the device of rank 0."""
     return {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -157,7 +162,7 @@ def hardware(fed: Federation) -> dict[str, Any]:
 
 
 def memory(facts: World, fed: Federation) -> dict[int, float]:
-    """Bytes of weights by rank."""
+    """Return the bytes of weights on each rank."""
     size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
     held: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
     for k, rank in enumerate(fed.placement.ranks):
@@ -166,7 +171,7 @@ def memory(facts: World, fed: Federation) -> dict[int, float]:
 
 
 def plan(job: Job, facts: World, fed: Federation) -> None:
-    """Print what would be run: job, placement, memory, traffic."""
+    """Print the plan of a run: job, placement, memory and traffic."""
     from hpcfed.engine.dryrun import show
 
     balance = (
@@ -190,7 +195,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
 
 
 def on_gpu(facts: World, fed: Federation) -> str:
-    """What rank 0 takes of a GPU, in words."""
+    """Return a phrase about the GPU memory that rank 0 needs."""
     takes = size(need(facts, fed).total)
     if fed.gpu.memory:
         return f"it takes at least {takes} of its {size(fed.gpu.memory)} of the GPU's memory"

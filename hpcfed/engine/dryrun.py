@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: the resolved job, where clients and memory go, what travels."""
+"""The output of `--dry-run`: the resolved job, and the plan of clients, memory and traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcfed.storage.fields import flat
 if TYPE_CHECKING:
     from hpcfed.engine.setup import World
 
-SHOWN = 1000  # clients of a rank
+SHOWN = 1000  # largest number of a rank's clients that are listed
 WIDE = 26  # classes that fit a line
 
 
@@ -29,9 +29,12 @@ def show(
     device: str,
     metrics: Sequence[str],
 ) -> None:
-    """Print the plan. origins: where fields have their values from that are not the job's own
-    defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
-    each client.  metrics: what evaluation measures.
+    """Print the plan of a run.
+
+    origins: where each field's value comes from, for fields that do not have the job's own default.
+    memory: bytes of weights by rank.  traffic: bytes down and up per round of each client.
+    balance: average load of a rank over the largest.  device: description of rank 0's device.
+    metrics: names of what evaluation measures.
     """
     out = console()
     fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
@@ -54,12 +57,12 @@ def show(
 
 
 def join_ids(ks: list[int]) -> str:
-    """The ids, or as many as can be read."""
+    """Return the ids as one string, shortened after SHOWN ids."""
     return ",".join(map(str, ks[:SHOWN])) + (",..." if len(ks) > SHOWN else "") or "none"
 
 
 def volume(bytes_: list[int]) -> str:
-    """One amount, or the range where clients differ."""
+    """Return an amount of bytes in words, or its range if clients differ."""
     low, high = min(bytes_), max(bytes_)
     return (
         f"{size(low)} ({low} bytes)"
@@ -69,8 +72,10 @@ def volume(bytes_: list[int]) -> str:
 
 
 def partition(facts: World, placement: list[int]) -> Table:
-    """Who holds what: a row a client, with its examples of each class, or with many classes how
-    many it has.
+    """Return a table of the partition, with one row for each client.
+
+    The columns count the client's examples of each class; with more than WIDE classes, one column
+    counts its classes.
     """
     counts = facts.partition.counts(facts.data.train.y, len(facts.data.classes))
     shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)

@@ -1,23 +1,26 @@
 """Edge servers between the clients and the server: hierarchical aggregation.
 
 Liu et al., ICC 2020, arXiv:1905.06641 (HierFAVG): each edge aggregates its own clients in every
-round, and every `edges.rounds` rounds the server aggregates the edges, which go on from its model.
+round, and every `edges.rounds` rounds the server aggregates the edges. The edges go on from the
+server's model.
 
 With edges.rounds = 1 an edge adds up what its clients send, and the server adds up these sums. Sums
-are exact, so that this is the method without edges, bit for bit; what differs is traffic and
-virtual time. With more rounds each edge takes the method's mean of its own clients' uploads as its
-model, and the server takes the mean of the edges' models. An event-based method runs at each edge
-by itself, which merges what its clients send as it comes; a round is so many merges at all edges
-together.
+are exact, so the results are those of the method without edges, bit for bit; only traffic and
+virtual time differ. With more rounds each edge takes the method's mean of its own clients' uploads
+as its model, and the server takes the mean of the edges' models. An event-based method runs at each
+edge separately: the edge merges what its clients send as it arrives. A round is then a given number
+of merges at all edges together.
 
 An edge that no client has used since the server's last aggregation has nothing to send, and gets
-the server's model with the next client that does. Without a round of its own each edge would have a
-server's model in memory, so only those are kept that differ; all ranks have them.
+the server's model with its next client. An edge that has done no round of its own would store a
+copy of the server's model, so only states that differ from the server's are stored; all ranks have
+them.
 
-Deviations from the paper and its public code: an edge counts in the server's mean by the weights
-of what it has aggregated since the server's last one (event-based: by its new models), not by all
-its clients' examples; where all take part it is the same. Learning rates follow the rounds of the
-job. An edge's sum is counted as the model that it stands for.
+Deviations from the paper and its public code: the weight of an edge in the server's mean is the
+weight of what it has aggregated since the server's last aggregation (event-based: the number of its
+new models), not that of all its clients' examples; with full participation both are the same.
+Learning rates follow the rounds of the job. An edge's sum counts as many bytes as the model that it
+stands for.
 """
 
 from __future__ import annotations
@@ -41,20 +44,21 @@ if TYPE_CHECKING:
 
 
 def model_of(state: State) -> Params:
-    """What of a server's state an edge and the server send one another."""
+    """Return the part of a state that an edge and the server exchange: the model."""
     return state if isinstance(state, Params) else state.model
 
 
 def with_model(state: State, model: Params) -> State:
-    """The state with another model."""
+    """Return the state with another model."""
     return model if isinstance(state, Params) else replace(state, model=model)
 
 
 class EdgeServers:
-    """The edges of a run between rounds, the same on all ranks.
+    """The edge servers of a run, the same on all ranks.
 
-    state: what the server starts with, for its type.  states: by edge, those that are not the
-    server's.  weights: [E], of what each has aggregated since the server's last aggregation.
+    state: the server's initial state, which gives the type of states.
+    states: the states of edges, by edge; an edge that is missing has the server's state.
+    weights: [E], weight of what each edge has aggregated since the server's last aggregation.
     """
 
     def __init__(self, fed: Federation, algorithm: Method, edge_map: EdgeMap, state: State) -> None:
@@ -64,18 +68,18 @@ class EdgeServers:
         self.weights = np.zeros(edge_map.number)
 
     def due(self, t: int) -> bool:
-        """Whether the server aggregates the edges at the end of round t."""
+        """Return whether the server aggregates the edges at the end of round t."""
         return (t + 1) % self.every == 0
 
     def state_of(self, k: int, state: State) -> State:
-        """What the edge of client k has. state: the server's."""
+        """Return the state of the edge of client k; state is the server's."""
         return self.states.get(int(self.map.of[k]), state)
 
     def aggregate(self, state: State) -> State:
-        """The server's new state, from which all edges go on; collective. state: its old one.
+        """Return the server's new state, from which all edges go on; collective.
 
-        The weighted mean of the models of the edges that have aggregated anything; of a single one
-        its model itself.
+        state: the server's old state. The new model is the weighted mean of the models of the edges
+        that have aggregated anything. With a single such edge it is that edge's model.
         """
         senders = [e for e in np.flatnonzero(self.weights).tolist() if e in self.states]
         if not senders:
@@ -91,25 +95,26 @@ class EdgeServers:
         self.weights = np.zeros(self.map.number)
         if isinstance(state, Params):
             self.states = {}
-        else:  # what waits at an edge stays there
+        else:  # results that are buffered at an edge stay there
             self.states = {e: with_model(own, mean) for e, own in self.states.items()}
         return with_model(state, mean)
 
     def to_tree(self) -> Row:
-        """What a checkpoint keeps."""
+        """Return the part of a checkpoint that concerns edges."""
         states = {str(e): to_tree(own) for e, own in self.states.items()}
         return {"states": states, "weights": self.weights.copy()}
 
     def from_tree(self, tree: Row) -> None:
-        """Continue from what `to_tree` gave."""
+        """Restore the state that `to_tree` returned."""
         kept, device = tree["states"], self.fed.device
         self.states = {int(e): from_tree(self.kind, own, device) for e, own in kept.items()}
         self.weights = np.array(tree["weights"])
 
 
 class SynchronousEdges(EdgeServers):
-    """Edges of a method that works in rounds. An edge does not wait for others until the server
-    aggregates them all.
+    """The edge servers of a method that works in rounds.
+
+    An edge waits for other edges only when the server aggregates them all.
 
     clocks: [E], virtual seconds.  served: [E], whether an edge has the server's newest model.
     sends: [E], bytes that it will send to the server.
@@ -125,7 +130,7 @@ class SynchronousEdges(EdgeServers):
         self.served = np.zeros(edge_map.number, bool)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """One round of all edges; collective. Returns the server's state."""
+        """Run one round of all edges, and return the server's state; collective."""
         if self.every == 1:
             return self.algorithm.round(fed, state, cohort, t) if cohort else state
         by_edge = self.map.split(cohort)
@@ -139,14 +144,17 @@ class SynchronousEdges(EdgeServers):
         return self.aggregate(state) if self.due(t) else state
 
     def _uploads(self, ks: Sequence[int], own: State, t: int) -> list[tuple[int, Mean]]:
-        """What this rank's clients of an edge send, which has this state."""
+        """Return the uploads of this rank's clients of one edge.
+
+        own: the state of that edge.
+        """
         fed, method = self.fed, self.algorithm
         together = lambda clients: stacked.train(fed, method, clients, own, t)  # noqa: E731
         local = partial(method.local, fed)
         return list(fed.stream(ks, local, given=(own, t), together=together))
 
     def _add_weights(self, uploads: dict[int, list[tuple[int, Mean]]]) -> None:
-        """Add what the clients of all ranks weigh in this round; collective."""
+        """Add the weights of all ranks' uploads in this round to those of the edges; collective."""
         mine = {
             k: float(part.weight)  # type: ignore[arg-type]  # a whole upload has one number
             for sent in uploads.values()
@@ -159,12 +167,14 @@ class SynchronousEdges(EdgeServers):
         self.weights = weights
 
     def time_of(self, k: int) -> float:
-        """The time at the edge of client k, in virtual seconds."""
+        """Return the time at the edge of client k, in virtual seconds."""
         return float(self.clocks[self.map.of[k]])
 
     def wait_for(self, ks: Sequence[int]) -> None:
-        """Let an edge wait until one of these clients can be reached, where traces say when; with
-        edges.rounds = 1 all edges wait until one client of any can be.
+        """Advance the clock of each edge until one of its clients among these is available.
+
+        Availability comes from the job's traces. With edges.rounds = 1 all edges wait for the first
+        available client of any edge.
         """
         profiles, by_edge = self.fed.participation.profiles, self.map.split(ks)
         for e, own in by_edge.items():
@@ -180,14 +190,18 @@ class SynchronousEdges(EdgeServers):
         lost: Sequence[int],
         deadline: float,
     ) -> tuple[float, Row]:
-        """Let round t's virtual time pass. Returns the time of the latest edge, and what the record
-        says of the traffic between edges and server.
+        """Advance virtual time by round t.
 
-        took: seconds of each client's exchange.  bytes_: that it received and sent.  lost: those of
-        them for which their edge waits until the deadline.
+        Returns the time of the latest edge, and the columns of the record for the traffic between
+        edges and server.
+
+        took: seconds of each client's exchange.  bytes_: the bytes that each client received and
+        sent.
+        lost: the clients that do not report; their edge waits for them until the deadline.
+        deadline: virtual seconds.
         """
         link, down, up = self.map, 0, 0
-        asked = self.fed.choice.nbytes  # of each client's upload, which is no part of the sum
+        asked = self.fed.choice.nbytes  # part of each client's upload that is not part of the sum
         for e, ks in link.split([*took]).items():
             size = max(bytes_[k][0] for k in ks)
             if size and not self.served[e]:
@@ -216,14 +230,15 @@ class SynchronousEdges(EdgeServers):
 
 
 class EventEdges(EdgeServers):
-    """Edges of an event-based method: each merges what its own clients send, as it comes.
+    """The edge servers of an event-based method, which merge results as they arrive.
 
-    The server's aggregation, at the end of a round, takes effect at once; what an exchange with the
-    server takes passes before an edge hands out the new model. Staleness counts an edge's own
-    merges. weights: new models that an edge has made.
+    Each edge merges the results of its own clients. The server's aggregation, at the end of a
+    round, takes effect at once. Before an edge hands out the new model, the time of an exchange
+    with the server passes. Staleness counts the edge's own merges.
 
-    ready: [E], virtual time from which an edge hands out models.  served: [E], whether it has the
-    server's newest model.
+    weights: [E], number of new models of each edge since the server's last aggregation.
+    ready: [E], virtual time from which an edge hands out models.
+    served: [E], whether an edge has the server's newest model.
     """
 
     def __init__(self, fed: Federation, algorithm: Method, edge_map: EdgeMap, state: State) -> None:
@@ -234,12 +249,15 @@ class EventEdges(EdgeServers):
         self.down, self.up = 0, 0  # bytes of this round
 
     def ready_for(self, k: int) -> float:
-        """From when on the edge of client k hands out models."""
+        """Return the virtual time from which the edge of client k hands out models."""
         return float(self.ready[self.map.of[k]])
 
     def let_travel(self, t: int, now: float) -> None:
-        """Round t ends now: where the server aggregates, models go up and then down, and an edge
-        waits for the slowest one.
+        """Account for the time of the server's aggregation at the end of round t.
+
+        now: virtual time of that end. If the server aggregates in this round, all models go up to
+        the server and then down, so an edge waits until the slowest edge's model has arrived at the
+        server.
         """
         if self.due(t):
             link = self.map
@@ -247,13 +265,13 @@ class EventEdges(EdgeServers):
             self.ready = there + self.nbytes / link.bandwidth
 
     def serve(self, k: int) -> None:
-        """Client k gets its edge's model, which comes from the server where it is new."""
+        """Count the download of the server's newest model by the edge of client k, if it is due."""
         e = int(self.map.of[k])
         if not self.served[e]:
             self.served[e], self.down = True, self.down + self.nbytes
 
     def finish(self, t: int, state: State) -> State:
-        """The end of round t; collective. Returns the server's state."""
+        """End round t, and return the server's state; collective."""
         if not self.due(t):
             return state
         self.up += self.nbytes * int(np.count_nonzero(self.weights))
@@ -261,7 +279,7 @@ class EventEdges(EdgeServers):
         return self.aggregate(state)
 
     def traffic(self) -> Row:
-        """What the record says of the traffic between edges and server in this round."""
+        """Return the record's columns for the traffic between edges and server in this round."""
         row = {"rounds/edges_down": self.down, "rounds/edges_up": self.up}
         self.down, self.up = 0, 0
         return row

@@ -1,4 +1,4 @@
-"""Which clients a round evaluates, and with which model; nothing here changes what is trained."""
+"""Evaluation of clients around a round; it does not change what is trained."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 class Evaluation:
     """Scores of the clients of a run.
 
-    scores: [K, 2], last accuracy and loss of each client.  stale: [K], trained since its last
-    score.  cohort: of this round, on this rank.  metrics: beyond accuracy.
+    scores: [K, 2], last accuracy and loss of each client.
+    stale: [K], whether a client has trained since its last score.
+    cohort: ids of this rank's clients in the round's cohort.
+    metrics: metrics beyond accuracy.
     """
 
     def __init__(self, fed: Federation, algorithm: Method) -> None:
@@ -33,18 +35,18 @@ class Evaluation:
         self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
         self._t = 0
-        # what is done with each client's adapted model
+        # called with each client whose model has been adapted
         self.save: Callable[[Client], None] = lambda client: None
-        # what a client gets its part of, which is the server's state where there are no edges
+        # the state from which a client downloads: the server's, or that of its edge
         self.state_of: Callable[[int, State], State] = lambda k, state: state
 
     def begin(self, cohort: Iterable[int], t: int) -> None:
-        """Round t begins, also again, with this cohort."""
+        """Start round t with this cohort; called again if the round is repeated."""
         self._t = t
         self.cohort = {client.id for client in self._mine(cohort)}
 
     def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
-        """The clients that are evaluated after a round."""
+        """Return the clients that are evaluated after a round, by the job's evaluate.clients."""
         K, wanted = self.fed.K, self.fed.job.evaluate.clients
         if wanted == "all" or (wanted == "auto" and K <= SMALL):
             return self.fed.clients
@@ -57,8 +59,10 @@ class Evaluation:
         return cohort
 
     def before(self, cohort: Iterable[int], state: State) -> dict[int, Score]:
-        """What `received` gives for a cohort that has not been trained; of a client that has, what
-        it gave then.
+        """Return the cohort's scores before its training, as `received` computes them.
+
+        If a round is repeated, the scores of clients that have already trained are those of the
+        first time.
         """
         replay = self.fed.replay
         new = self.received(
@@ -69,8 +73,10 @@ class Evaluation:
         return {k: Score(*replay.of(k).before or NONE) for k in sorted(self.cohort)}
 
     def received(self, ks: Iterable[int], state: State) -> dict[int, Score]:
-        """These clients' models as they would start into a round with this state; leaves them as
-        they are.
+        """Return the scores of the models that these clients would receive in a round.
+
+        state: the server's state, from which that round would start. The clients' own models stay
+        as they are.
         """
         scores = {}
         for client in self._mine(ks):
@@ -81,27 +87,27 @@ class Evaluation:
 
     @property
     def independent(self) -> bool:
-        """Whether a client's own score depends on its model alone, not on what the server makes of
-        the round.
-        """
+        """Whether a client's own score depends on its model alone, not on the new server state."""
         return type(self.algorithm).predictor is Method.predictor
 
     def own(self, ks: Iterable[int], state: State) -> dict[int, Score]:
-        """The scores of those of these that are in the cohort, after their training."""
+        """Return the scores after training of those of these clients that are in the cohort."""
         with self.fed.store.past.set_recording(False):
             ours = sorted(self.cohort.intersection(ks))
             return {client.id: self._score(client, state, True) for client in self._mine(ours)}
 
     def note_changes(self, cohort: list[int]) -> None:
-        """After the method's round: whose last score does not hold any more."""
+        """Mark the scores that the method's round has made stale."""
         fed = self.fed
         trained = (k for k, did in fed.tallies.items() if did.examples and k in fed.clients)
         changed = [*cohort, *trained]
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
 
     def after(self, ks: Iterable[int], state: State) -> dict[int, Score]:
-        """Those of these whose model changed: the cohort's own, or where clients keep nothing the
-        global model.
+        """Return the scores, after a round, of those of these clients whose model has changed.
+
+        If clients keep nothing between rounds, all of them are scored: the cohort with their own
+        models, the others with the model that the server would send.
         """
         scores, stateless = {}, self.fed.store.stateless
         for client in self._mine(k for k in ks if stateless or self.stale[k]):
@@ -117,10 +123,11 @@ class Evaluation:
         t: int,
         adapt: Callable[[Federation, Client, int], None] | None = None,
     ) -> Row:
-        """All clients' scores, own and received, when the method has finished; collective.
+        """Return all clients' scores, own and received, after the method has finished; collective.
 
-        t: rounds done.  adapt: (fed, client, last round), what clients do with the model that they
-        predict with before they are evaluated.
+        t: number of rounds done.
+        adapt: (fed, client, last round); adapts the model with which a client predicts, before it
+        is evaluated. None: models stay as they are.
         """
         self._t = t
         own: Scores = {}
@@ -146,26 +153,24 @@ class Evaluation:
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
-        """Keep the new scores of a round's record."""
-        # of survival times there is no accuracy
+        """Store the new scores of a round's record."""
+        # survival times have no accuracy
         fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
         self.scores[ids[fresh], 0] = columns["accuracy"][fresh]
         self.scores[ids[fresh], 1] = columns["loss"][fresh]
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
 
     def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Let a record have the last scores of all clients; nan for those that have trained
-        since.
-        """
+        """Fill in the last scores of all clients; nan for those that have trained since."""
         columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
 
     def measure(
         self, ids: np.ndarray, columns: Row, phases: Mapping[str, Scores], due: bool
     ) -> Row:
-        """The metrics of these clients, and those pooled over all; collective.
+        """Return the metrics of these clients, and those pooled over all clients; collective.
 
         columns: of these clients, with the accuracies of each phase.  phases: this rank's scores.
-        due: whether the round is evaluated; else all metrics are nan.
+        due: whether the round is evaluated; if not, all metrics are nan.
         """
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
@@ -178,14 +183,12 @@ class Evaluation:
         return row
 
     def forget(self, *ks: int) -> None:
-        """Where clients keep nothing between rounds, free what they hold."""
+        """Free the weights of these clients if clients keep nothing between rounds."""
         if self.fed.store.stateless:
             self.fed.store.drop(*ks)
 
     def _mine(self, ks: Iterable[int]) -> Iterator[Client]:
-        """This rank's clients among these, one after the other, with the architectures of this
-        round.
-        """
+        """Yield this rank's clients among these, with their architectures in this round."""
         for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
             client.architecture = architecture(self.algorithm, self.fed, client.id, self._t)
             self.fed.clock.heartbeat.visit(str(client.id))
@@ -194,25 +197,27 @@ class Evaluation:
 
     @contextmanager
     def _visit(self, k: int) -> Iterator[None]:
-        """Evaluation leaves no weights behind where there were none."""
+        """Drop the weights of client k afterwards if it had none before."""
         store = self.fed.store
         new = k not in store.weighted and k not in self.cohort
         yield
         if new or (
             store.stateless and not self.fed.replay.turns(k)
-        ):  # a round begun again needs those of a turn
+        ):  # a repeated round needs the weights of clients whose work is done
             store.drop(k)
 
     def _receive(self, client: Client, state: State) -> None:
-        """Make the client's model the one that it would start into a round with now."""
+        """Load the model with which the client would start a round from this state."""
         given = self.state_of(client.id, state)
         self.algorithm.receive(client, self.algorithm.offer(self.fed, client, given))
 
     def _adapted(
         self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
     ) -> Score:
-        """The score of the model that a client keeps, or else of what the server would send,
-        when it has been adapted; where clients keep none it is forgotten then.
+        """Return the score of the client's model after it has been adapted.
+
+        The model is the client's own, or the one that the server would send if clients keep none;
+        such a model is dropped afterwards.
         """
         fed = self.fed
         with self._visit(client.id):
@@ -228,8 +233,10 @@ class Evaluation:
         return found
 
     def _score(self, client: Client, state: State, own: bool = False) -> Score:
-        """The client's model as it is, on its test set, and where it is its own after a round on
-        what it holds out; what predicting needs of changes to it is undone.
+        """Return the score of the client's present model on its test set.
+
+        own: also score the examples that the client holds out, after a round.
+        Changes of the model that the prediction needs are undone.
         """
         if self.independent:
             return score(self.fed, client, client.model, own)
@@ -239,7 +246,10 @@ class Evaluation:
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
-    """Accuracy and loss of each client that has any, of one phase after the other."""
+    """Return accuracy and loss of each client that has a score, phase after phase.
+
+    The values are nan for a phase in which the client was not scored.
+    """
     seen = {k for scores in phases.values() for k in scores}
     return {
         k: tuple(x for scores in phases.values() for x in scores.get(k, NONE)[:2]) for k in seen

@@ -1,5 +1,6 @@
-"""The clock of event-based methods: which jobs are open, and when they end. Pure arithmetic, the
-same on all ranks.
+"""The clock of event-based methods: the open jobs and the times of their ends.
+
+It is pure arithmetic, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.participation import Draws
     from hpcfed.federation.federation import Federation
 
-# what a checkpoint keeps of a job that is open: the first fields of Work, in their order
+# the fields of an open job in a checkpoint: the first fields of Work, in their order
 COLUMNS = {
     "client": np.int64,
     "number": np.int64,
@@ -29,13 +30,13 @@ COLUMNS = {
     "amount": np.int64,
     "share": np.float64,
 }
-NAP = 1000  # unlucky draws of a client that is hard to reach, after which it is reached
+NAP = 1000  # draws without success after which a client counts as reached
 
 
 class EdgeCoordinator(Coordinator):
-    """A coordinator at each edge server, which decides about the edge's own clients.
+    """One coordinator for each edge server, which decides about the edge's own clients.
 
-    own: by edge.  edge_map: the edge of each client.
+    own: the coordinators, by edge.  edge_map: the edge of each client.
     """
 
     def __init__(self, own: Sequence[Coordinator], edge_map: EdgeMap) -> None:
@@ -55,7 +56,7 @@ class EdgeCoordinator(Coordinator):
         return self.own[0].close(fed, state, group)
 
     def of(self, k: int) -> Coordinator:
-        """The coordinator at the edge of client k."""
+        """Return the coordinator at the edge of client k."""
         return self.own[int(self.map.of[k])]
 
     def to_tree(self) -> dict[str, Any]:
@@ -68,8 +69,11 @@ class EdgeCoordinator(Coordinator):
 
 @dataclass(frozen=True)
 class Ended:
-    """What happens at one time: a job that ends (none: a deadline), the group of which the server
-    makes a new model then (none: no group), and the jobs that begin after that.
+    """The events of one point in virtual time.
+
+    job: the job that ends then; None: a deadline of the server passes.
+    started: the jobs that begin after it.
+    closes: the group of which the server makes a new model then; None: it makes none.
     """
 
     time: float
@@ -79,8 +83,9 @@ class Ended:
 
 
 class Free:
-    """The clients that are free, from which the i-th by id is found in O(log K): a Fenwick tree of
-    their counts.
+    """The set of free clients; the i-th by id is found in O(log K).
+
+    It is a Fenwick tree of counts.
     """
 
     def __init__(self, K: int, busy: Iterable[int] = ()) -> None:
@@ -94,7 +99,7 @@ class Free:
         self._top = 1 << K.bit_length() - 1
 
     def __getitem__(self, i: int) -> int:
-        """The i-th free client, from 0."""
+        """Return the id of the i-th free client, counted from 0."""
         at, step, nodes = 0, self._top, self._nodes
         while step:
             if at + step < len(nodes) and nodes[at + step] <= i:
@@ -119,18 +124,21 @@ class Free:
 
     @property
     def busy(self) -> np.ndarray:
-        """Ids of the others, in order."""
+        """Ids of the clients that are not free, in order."""
         return np.flatnonzero(self._flags == 0)
 
 
 @dataclass(eq=False)
 class EventQueue:
-    """Jobs that are open, one a client at most. What an event costs does not grow with the number
-    of clients, but for a logarithm.
+    """The open jobs of event-based methods, at most one for each client.
 
-    draws: what becomes of clients.  at_once: how many clients are busy at any time.  seconds:
-    (client, examples) -> virtual seconds of a job.  coordinator: what the server decides.  ready:
-    client -> virtual time from which it can get a model.
+    The cost of an event grows with the logarithm of the number of clients.
+
+    draws: random draws of participation and drop-out.
+    at_once: number of clients that are busy at any time.
+    seconds: (client, examples) -> virtual seconds of a job.
+    coordinator: the server's decisions.
+    ready: client -> virtual time from which it can get a model.
     """
 
     draws: Draws
@@ -139,7 +147,7 @@ class EventQueue:
     coordinator: Coordinator = field(default_factory=Coordinator)
     ready: Callable[[int], float] = lambda k: 0.0
     now: float = 0.0
-    started: int = 0  # jobs so far
+    started: int = 0  # number of jobs so far
     counts: np.ndarray = field(init=False)  # [K], jobs started by each client
     going: dict[int, Work] = field(default_factory=dict)  # by client
 
@@ -149,7 +157,7 @@ class EventQueue:
         self._ends: list[tuple[float, int]] = []  # (time, client) of the jobs that are open, a heap
 
     def fill(self) -> tuple[Work, ...]:
-        """Start jobs of free clients, drawn one by one, until as many are busy as may be."""
+        """Start jobs of free clients, drawn one by one, until `at_once` clients are busy."""
         drawn: list[int] = []
         while len(self.counts) - self.free.n < self.at_once:
             n = self.free.n
@@ -165,8 +173,9 @@ class EventQueue:
         return tuple(fresh)
 
     def begin(self, k: int) -> Work:
-        """Client k's next job, from now on; a client that cannot be reached lets the time of a job
-        go by, and again.
+        """Return client k's next job, which begins now.
+
+        A client that cannot be reached waits for the time of a job, and then tries again.
         """
         draws, number = self.draws, int(self.counts[k])
         most = self.coordinator.begin(k, self.now, draws.full)
@@ -184,8 +193,9 @@ class EventQueue:
         return Work(k, number, start, start + lasts, amount, 1.0 if share is None else share)
 
     def amount(self, k: int, number: int, most: int) -> int:
-        """Epochs or steps of this job: all, or where the client is a straggler a part, uniform in
-        1..most.
+        """Return the number of epochs or steps of a job.
+
+        It is `most`, or for a straggler a number drawn uniformly from 1..most.
         """
         local = self.draws.local
         if not local.stragglers:
@@ -194,10 +204,11 @@ class EventQueue:
         return int(g.integers(1, most + 1)) if g.random() < local.stragglers else most
 
     def advance(self, reports: int, failed: Collection[tuple[int, int]] = ()) -> list[Ended]:
-        """Let time pass until so many jobs have reported. Jobs end in the order (time, client);
-        what ends at a deadline is not late.
+        """Advance virtual time until this many jobs have reported, and return the events.
 
-        failed: client and number of those that do not report, for their client fails.
+        Jobs end in the order (time, client). A job that ends exactly at a deadline is in time.
+
+        failed: (client, number) of jobs that do not report because their client fails.
         """
         ended = []
         while reports:
@@ -219,7 +230,7 @@ class EventQueue:
         return ended
 
     def to_tree(self) -> dict[str, Any]:
-        """All that it needs to go on."""
+        """Return the part of a checkpoint that concerns the queue."""
         going = [*self.going.values()]
         return {
             "now": self.now,
@@ -234,7 +245,10 @@ class EventQueue:
         }
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        """Continue from what `to_tree` gave, or an earlier version of it: a list of jobs."""
+        """Restore the state that `to_tree` returned.
+
+        Checkpoints of earlier versions, with a list of jobs, are accepted too.
+        """
         self.now, self.started, self.counts = tree["now"], tree["started"], np.array(tree["counts"])
         kept = tree["going"]
         if isinstance(kept, dict):

@@ -1,9 +1,9 @@
-"""Event-based methods: a "round" is so many merges in virtual time.
+"""The schedule of event-based methods, whose "round" is a number of merges in virtual time.
 
-When jobs end is known before anything is computed. So a round's jobs that have started are computed
-together, each at its client's rank, and merged one by one; ranks meet only to merge. There is no
-polling, and nothing depends on how fast the machine is. What a job receives and sends counts in the
-round in which it ends.
+The ends of jobs are known before anything is computed. A round's jobs that have started are
+therefore computed together, each at its client's rank, and merged one by one. Ranks meet only to
+merge. There is no polling, and no result depends on the speed of the machine. The traffic of a job
+counts in the round in which the job ends.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-TOGETHER = 2**26  # bytes of results that all ranks may have before they are merged
+TOGETHER = 2**26  # largest bytes of results that all ranks hold before they are merged
 
 
 class Events:
-    """The schedule of an event-based method: its jobs and its clock, between rounds and in them.
+    """The schedule of an event-based method: its jobs and its clock.
 
-    version: models that the server has made so far, one a merge unless it buffers; with edge
-    servers [E], those of each.  queue: the jobs that are open, and virtual time.  state: what the
-    server starts with, of which the first jobs get their part.  edges: the edge servers of the
-    job; None: it has none.
+    version: number of models that the server has made so far, one for each merge unless the server
+    buffers; with edge servers [E], the number of each edge.
+    queue: the open jobs, and virtual time.
+    state: the server's initial state, which the first jobs download.
+    edges: the edge servers of the job; None: it has none.
     """
 
     def __init__(self, fed: Federation, algorithm: EventBased, state: State) -> None:
@@ -49,11 +50,11 @@ class Events:
         self._waiting: dict[int, Work] = {}
         self._starts: list[tuple[float, int]] = []
         self._opened: dict[int, Work] = {}  # the jobs that are open, by client, in the round
-        # of this rank's clients that have worked but not yet reported
+        # results of this rank's clients that have finished but not yet reported
         self._results: dict[int, Any] = {}
-        # of clients of all ranks, where all ranks have them at once
+        # results of clients of all ranks that all ranks have received
         self._uploads: dict[int, Any] = {}
-        self._worked: set[int] = set()  # clients, of all ranks, whose open job is computed
+        self._worked: set[int] = set()  # clients of all ranks whose open job has been computed
         # client, and merges of the server since its download
         self._staleness: list[tuple[int, int]] = []
         seconds = partial(algorithm.seconds, fed)
@@ -73,16 +74,17 @@ class Events:
         return self.queue.now
 
     def state_of(self, k: int, state: State) -> State:
-        """What client k gets its part of: the server's state, or that of its edge."""
+        """Return the state that client k downloads from: the server's, or that of its edge."""
         return self.edges.state_of(k, state) if self.edges else state
 
     def _server(self, k: int) -> int:
-        """The number of the server that client k talks to: its edge, or else 0."""
+        """Return the number of the server of client k: its edge, or 0 without edges."""
         return int(self.edges.map.of[k]) if self.edges else 0
 
     def _made(self, k: int, state: State, new: State, models: int) -> State:
-        """Client k's server has a new state, and has made so many models of it. Returns the
-        server's state.
+        """Store the new state of client k's server, and return the state of the central server.
+
+        models: number of new models, 0 or 1.
         """
         e = self._server(k)
         self.version[e] += models
@@ -93,7 +95,7 @@ class Events:
         return state
 
     def begin(self, t: int) -> list[int]:
-        """Open round t, also again. Returns the clients that will report."""
+        """Open round t, for the first time or again, and return the clients that will report."""
         self.fed.participation.open(t)
         self._opened = {job.client: job for job in self.queue.going.values()}
         failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
@@ -103,11 +105,14 @@ class Events:
         return sorted({job.client for job in self._jobs() if job.reports})
 
     def _jobs(self, begin: int = 0) -> list[Work]:
-        """The round's jobs as they end, from that event on."""
+        """Return the round's jobs in the order of their ends, from event number `begin` on."""
         return [event.job for event in self._ended[begin:] if event.job is not None]
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """The round's jobs as they end, each merged into what its target holds; collective."""
+        """Compute and merge the round's jobs in the order of their ends; collective.
+
+        Returns the server's new state.
+        """
         self._results, self._uploads, self._worked, self._staleness = {}, {}, set(), []
         for i, event in enumerate(self._ended):
             self._hand_out(self._due(event), state)
@@ -120,15 +125,15 @@ class Events:
         return self.edges.finish(t, state) if self.edges else state
 
     def _close(self, event: Ended, group: int, state: State) -> State:
-        """A server makes a new model of what it has buffered of this group. Returns the server's
-        state.
-        """
-        k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
+        """Make a new model from the buffered results of a group, and return the server's state."""
+        k = (
+            event.job.client if event.job else 0
+        )  # with edges there is no deadline, so a job closes the group
         new = self.coordinator.close(self.fed, self.state_of(k, state), group)
         return self._made(k, state, new, models=1)
 
     def _end(self, i: int, job: Work, state: State) -> State:
-        """A job ends, the round's event i; collective. Returns the server's state."""
+        """End a job, which is event i of the round, and return the server's state; collective."""
         if job.reports:
             if job.client not in self._worked:
                 self._compute(self._jobs(i))
@@ -136,14 +141,19 @@ class Events:
             state = self.merge(replace(job, staleness=staleness), state)
         else:
             for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
-                client.memory.pop("download", None)  # a large population would keep them all
+                client.memory.pop(
+                    "download", None
+                )  # otherwise a large population would keep all of them
             who = self.fed.participation
             who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
         self._opened.pop(job.client)
         return state
 
     def merge(self, job: Work, state: State) -> State:
-        """A job's result into what its target holds; collective. Returns the server's state."""
+        """Merge a job's result into its target's model, and return the server's state; collective.
+
+        The target is the server, or without a server the client itself.
+        """
         fed, k = self.fed, job.client
         self._worked.discard(k)
         if self.algorithm.to_server:
@@ -166,11 +176,11 @@ class Events:
         return state
 
     def next_clients(self, t: int) -> list[int]:
-        """The clients of the round after t, as far as they are known."""
+        """Return the clients of the round after t, as far as they are known."""
         return [*self.queue.going]
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        """What the record says of the round's jobs; their time has passed with `begin`."""
+        """Return the record's columns about the round's jobs; their time has passed in `begin`."""
         counts = Counter(job.client for job in self._jobs() if job.reports)
         lost = {job.client for job in self._jobs() if not job.reports}
         return {
@@ -181,7 +191,7 @@ class Events:
         }
 
     def to_tree(self) -> Row:
-        """What a checkpoint keeps of virtual time."""
+        """Return the part of a checkpoint that concerns virtual time."""
         waiting = np.array([*self._waiting], dtype=np.int64)
         return {
             "agenda": self.queue.to_tree(),  # the queue's name in files
@@ -191,7 +201,7 @@ class Events:
         } | ({"edges": self.edges.to_tree()} if self.edges else {})
 
     def from_tree(self, kept: Row) -> None:
-        """Continue from what `to_tree` gave."""
+        """Restore the state that `to_tree` returned."""
         self.queue.from_tree(kept["agenda"])
         self.version = np.array(kept["version"], np.int64).reshape(-1)
         if self.edges:
@@ -201,8 +211,9 @@ class Events:
         self._wait(self.queue.going[int(k)] for k in kept["waiting"])
 
     def _waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
-        """Of jobs begun now, those that start now; the others wait for their start, as their
-        downloads do.
+        """Return those of the jobs begun now that also start now.
+
+        The others wait for their start, and so do their downloads.
         """
         jobs = list(jobs)
         self._wait(job for job in jobs if job.start > now and self.algorithm.to_server)
@@ -214,8 +225,9 @@ class Events:
             heapq.heappush(self._starts, (job.start, job.client))
 
     def _due(self, event: Ended) -> list[Work]:
-        """The jobs that waited and started before this event, the ending one itself if it did; they
-        wait no longer.
+        """Remove and return the waiting jobs that start before this event.
+
+        The job that ends with this event is included if it was waiting.
         """
         late = []
         if event.job is not None and event.job.client in self._waiting:
@@ -227,8 +239,10 @@ class Events:
         return late
 
     def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
-        """Give the clients of jobs that start the server's state; without a server keep the model
-        that they had before, which others have until the new one arrives.
+        """Give the server's state to the clients of the jobs that start.
+
+        Without a server the client keeps a copy of its previous model: its neighbours use that
+        until the new model arrives.
         """
         for job in jobs:
             k = job.client
@@ -243,8 +257,9 @@ class Events:
                     client.memory["before"] = client.memory.pop("merged", None) or client.params()
 
     def _compute(self, jobs: list[Work]) -> None:
-        """All of these jobs that have started and are not yet computed, each at its client's
-        rank.
+        """Compute those of these jobs that have started, each at its client's rank.
+
+        Jobs that have been computed already are left out.
         """
         ready = [
             job
@@ -263,8 +278,10 @@ class Events:
         self._share([job.client for job in ready])
 
     def _share(self, ks: list[int]) -> None:
-        """Give all ranks the results of these clients at once, where they are small; collective.
-        The others travel one by one, when they are merged, for memory must not grow with them.
+        """Give all ranks the results of these clients at once, if they are small; collective.
+
+        Larger results are sent one by one when they are merged, so that memory does not grow with
+        them.
         """
         fed = self.fed
         size = sum(fed.participation.announced(k)[1] for k in ks)
@@ -273,8 +290,10 @@ class Events:
             self._results = {}
 
     def _arrived(self, job: Work) -> dict[int, Any]:
-        """The latest models of the clients near the job's, as they have arrived there; at its rank;
-        collective.
+        """Return the neighbours' models that have arrived at the job's client; collective.
+
+        For a neighbour whose new model has not arrived yet, it is the model before. The result is
+        on the rank of the job's client.
         """
         given = self.algorithm.near(self.fed, job.client, job.number)
         models = {
@@ -286,14 +305,18 @@ class Events:
         return self.fed.exchange.to_client(job.client, models, given)
 
     def _has_arrived(self, k: int, now: float) -> bool:
-        """Whether what client k sent when its open job started has reached the others."""
+        """Return whether client k's latest model has arrived at the others by now.
+
+        It sends that model at the start of its open job.
+        """
         who = self.fed.participation
         delay = who.profiles.seconds(k, 0, 0, who.announced(k)[1])
         return now >= self._opened[k].start + delay
 
     def _stale_reports(self, ids: np.ndarray) -> Row:
-        """Mean staleness of what these clients reported to the server, and of all that was; nothing
-        without one.
+        """Return the mean staleness of these clients' reports, and of all reports of the round.
+
+        The result is {} if nothing was reported to a server.
         """
         if not self._staleness:
             return {}

@@ -1,4 +1,4 @@
-"""The output folder of a run: made, or refused before anything is computed."""
+"""The output folder of a run, which is made or refused before anything is computed."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ PATIENCE = 30.0  # seconds in which a network file system shows a new file to ot
 
 
 class Claim:
-    """The run folder as these ranks hold it: one run at a time, whose ranks may follow one another.
+    """The claim of these ranks on the run folder, which belongs to one run at a time.
 
-    world: names the ranks together, once `enter` has agreed on it.
+    world: identity of the ranks together, once `enter` has agreed on it.
     """
 
     def __init__(self) -> None:
         self.world = ""
         self.lock: Lock | None = None  # on rank 0
-        self.made: list[Path] = []  # folders that were not there before
+        self.made: list[Path] = []  # folders that this process has made
 
     def enter(self, job: Job, comm: Comm) -> Path:
-        """Make the folder, and lock it on rank 0, before anything is written there; collective.
+        """Make the folder and lock it on rank 0, before anything is written to it; collective.
 
-        Raises ConfigError on all ranks where another run has it, WriteError where the disk refuses.
+        Raises ConfigError on all ranks if another run has the folder, WriteError if the disk
+        refuses.
         """
         folder = on_all_ranks(comm, lambda: of(job))
         self.world = comm.bcast(self.world or secrets.token_hex(16))
@@ -48,7 +49,7 @@ class Claim:
         return folder
 
     def begin(self, folder: Path, force: bool) -> None:
-        """What `enter` does on rank 0; where its own process has the lock, nothing."""
+        """Do rank 0's part of `enter`; nothing if this process has the lock already."""
         if self.lock:
             return
         self.made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -64,8 +65,9 @@ class Claim:
         shutil.rmtree(names.watch_folder(folder), ignore_errors=True)
 
     def leave(self) -> None:
-        """Let others have the folder; where nothing was written to it, it is as if it had never
-        been.
+        """Release the folder for other runs.
+
+        Folders that this process has made are removed if nothing was written to them.
         """
         if self.lock:
             self.lock.release()
@@ -74,17 +76,17 @@ class Claim:
             self.lock = None
 
     def unmake(self) -> None:
-        """Remove the folders that this process has made, where they are empty."""
+        """Remove the folders that this process has made, if they are empty."""
         with suppress(OSError):
             for path in self.made:
                 path.rmdir()
 
 
 def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
-    """Make the folder ready for the run, which holds it; collective. ConfigError on all ranks if it
-    cannot be used.
+    """Make the folder ready for the run; collective.
 
-    ours: it has been this run's already.
+    ours: whether this run has used the folder before.
+    Raises ConfigError on all ranks if the folder cannot be used.
     """
     on_all_ranks(
         comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None
@@ -94,8 +96,10 @@ def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
 
 
 def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
-    """What names the run in all its files: as its results have it, else its newest checkpoint, else
-    as the ranks that begin it are named; collective.
+    """Return the identity of the run, which all its files store; collective.
+
+    It is read from the results if there are any, else from the newest checkpoint; a new run takes
+    `world`, the identity of the ranks that begin it.
     """
 
     def known() -> str:
@@ -110,7 +114,10 @@ def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
 
 
 def of(job: Job) -> Path:
-    """A resumed run goes on in its own folder; ConfigError if `out` names another."""
+    """Return the folder of a run.
+
+    A resumed run continues in its own folder. Raises ConfigError if `out` names another.
+    """
     if not job.resume:
         return job.folder
     own = names.run_of(job.resume)
@@ -122,7 +129,10 @@ def of(job: Job) -> Path:
 
 
 def claim(job: Job, folder: Path) -> None:
-    """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
+    """Make the folder, unless it holds a run that is neither resumed nor overwritten.
+
+    Raises ConfigError for such a folder.
+    """
     make(folder)
     if not job.resume:
         if not job.overwrite and holds(folder):
@@ -139,8 +149,9 @@ def claim(job: Job, folder: Path) -> None:
 
 
 def holds(folder: Path) -> bool:
-    """Whether a run is there of which something would be lost: a round, a checkpoint, or what
-    cannot be read.
+    """Return whether the folder has a run that could lose something.
+
+    That is a finished round, a checkpoint, or a result file that cannot be read.
     """
     try:
         return bool(checkpoint.newest(folder)) or results.load(folder).rounds > 0
@@ -149,10 +160,10 @@ def holds(folder: Path) -> bool:
 
 
 def same_everywhere(folder: Path, comm: Comm) -> None:
-    """ConfigError on all ranks where a node has another folder at this path: parts of checkpoints
-    would be lost there.
+    """Raise ConfigError on all ranks if a node has another folder at this path; collective.
 
-    Collective; a file is made by one rank, and looked for by one of each node.
+    Parts of checkpoints would be lost there. One rank makes a file, and one rank of each node looks
+    for it.
     """
     mark = folder / comm.bcast(names.marker_file(folder).name)
     try:
@@ -169,8 +180,9 @@ def touch(mark: Path) -> None:
 
 
 def look(mark: Path) -> None:
-    """ConfigError where this file does not come to be seen: some network file systems take a
-    while.
+    """Wait until this file can be seen on this node.
+
+    Some network file systems take a while. Raises ConfigError after PATIENCE seconds.
     """
     end = monotonic() + PATIENCE
     while not mark.exists():
@@ -184,7 +196,7 @@ def look(mark: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """A folder that can be written to; ConfigError where there can be none."""
+    """Make a writable folder. Raises ConfigError if that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -203,13 +215,16 @@ def make(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed ranks had on disk: what did not fit in their memory."""
+    """Remove the folders to which killed ranks spilled what did not fit in their memory."""
     for left in folder.glob(names.spill_folder(Path(), "*").name):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job of a run that is to be resumed: from its results, else from its checkpoints."""
+    """Return the job of a run that is to be resumed, from its results or else its checkpoints.
+
+    Raises CheckpointError if neither can be read.
+    """
     if path.suffix == ".h5" and not os.path.isfile(path):
         raise CheckpointError(
             f"resume: {path} is no file; give a run folder, or one of its checkpoints"
@@ -218,7 +233,7 @@ def read_job(path: Path) -> dict[str, Any]:
         job = results.recover(names.run_of(path)).header["job"]
     except DamagedError as error:
         header = checkpoint.newest_header(path)
-        # checkpoints from before they held the whole job have what results depend on
+        # older checkpoints hold only the settings on which results depend
         job = header.get("settings") or header.get("job")
         if job is None:
             raise error

@@ -1,4 +1,4 @@
-"""The loop around the rounds, and what ends it."""
+"""The loop over rounds, and the end of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Round after round until the job's last, or until a signal asks to stop.
+    """The loop over rounds, until the job's last round or until a signal asks to stop.
 
     It has `rounds` (the step), `output` (results, progress, logs) and `checkpoints`.
     """
@@ -42,9 +42,7 @@ class Loop:
         self.checkpoints = Checkpoints(rounds, folder, results, course)
 
     def run(self) -> int:
-        """All rounds that are left; collective. Returns the exit status, when all ranks are
-        through.
-        """
+        """Run all remaining rounds, and return the exit status; collective."""
         self.course.signals.heed()
         self.course.under_way()
         self.output.begin()
@@ -58,19 +56,20 @@ class Loop:
                 if self.rounds.t < self.job.rounds:
                     self.checkpoints.save()
                 status = self.stop_for_signal()
-            # rank 0 writes to the end: were it to die there, the others are still here to go on
+            # rank 0 still writes; if it dies now, the other ranks are here to continue
             self.comm.confirm()
         return status
 
     def go_on(self) -> int:
-        """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends
-        that.
+        """Run the remaining rounds and the steps after the last one, and return the exit status.
+
+        Raises Stopped on all ranks if a signal ends the run.
         """
         rounds, checkpoints = self.rounds, self.checkpoints
         while rounds.t < self.job.rounds:
             row, flags = rounds.step(self.flags)
             self.comm.confirm()
-            checkpoints.copy(row)  # first: from here on the round is finished, whoever dies
+            checkpoints.copy(row)  # first: the round is finished from here on, whichever rank dies
             self.write(row)
             self.course.reached = rounds.t
             if checkpoints.saver.pending and not flags["writing"]:
@@ -89,7 +88,7 @@ class Loop:
         return self.end_run(refused or unsaved)
 
     def flags(self) -> dict[str, bool]:
-        """What this rank wants of the others: to stop, and what concerns checkpoints."""
+        """Return what this rank asks of all ranks: to stop, and what concerns checkpoints."""
         stop = self.rounds.fed.clock.heartbeat.stop_requested
         return {"stop": stop} | self.checkpoints.flags()
 
@@ -98,32 +97,34 @@ class Loop:
         self.output.add(row)
 
     def rebalance(self) -> None:
-        """Move clients by measured cost; collective."""
+        """Move clients between ranks by measured cost; collective."""
         self.output.progress.report_moves(self.rounds.balance.rebalance())
         if self.output.results:
             self.output.results.header["placement"] = describe.placement_of(self.rounds)
 
     def stop_for_signal(self) -> int:
-        """The run ends for a signal, with all saved that is done. Returns the exit status."""
+        """End the run for a signal, with everything saved, and return the exit status."""
         self.checkpoints.settle(needed=not self.checkpoints.saver.exists)
         self.output.progress.say(
             f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}"
         )
-        # where that is refused: what the checkpoint needs of them is on disk
+        # if the disk refuses: what the checkpoint needs of the results is there already
         self.output.finish(STOPPED)
         return RESUME_ME
 
     def conclude(self) -> None:
-        """What the method does after the last round, recorded apart from the rounds: a run may be
-        extended.
+        """Run the method's steps after the last round, and record their results.
+
+        They are recorded apart from the rounds, because a run may be extended.
         """
         with stop_together(self.comm):
             final = self.rounds.finish()
         self.output.add_final(final)
 
     def end_run(self, refused: str) -> int:
-        """The run is through; refused: why results or last checkpoint are not on disk. Returns the
-        exit status.
+        """End a run whose rounds are done, and return the exit status.
+
+        refused: why results or the last checkpoint are not on disk; "" if they are.
         """
         if not refused:
             self.output.progress.finish(self.output.results, picture)
@@ -138,9 +139,9 @@ class Loop:
 
 
 def picture(record: Record, folder: Path) -> Path:
-    """Draw the run's learning curves into its folder; the path."""
+    """Draw the run's learning curves into its folder, and return the path."""
     from hpcfed.report.figures.command import (
-        at_end,  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+        at_end,  # imported here: matplotlib takes 0.4 s, which would delay the start of each run
     )
 
     return at_end(record, folder)

@@ -1,8 +1,8 @@
-"""Whether what a rank computes fits into its share of a GPU: asked before it trains.
+"""The check that a rank's computation fits into its share of a GPU, before it trains.
 
-What is counted is the least that a run takes, so that a job that is refused cannot run. One that is
-let through may still run out of memory, in a method that computes more than a plain loss; that is
-told by `hpcfed.machine.error_messages`.
+It computes the least memory that a run needs, so a job that it refuses cannot run. A job that it
+accepts may still run out of memory, in a method that computes more than a plain loss;
+`hpcfed.machine.error_messages` reports that.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a rank takes of a GPU at least.
+    """The least memory that a rank needs on a GPU, in bytes.
 
-    modules: weights of each architecture, and the moments of one client.  examples: of its clients.
-    resting: clients' weights, and moments where they keep them.
-    steps: the most that one local step takes beside that, its gradient included, by architecture.
-    moments: of each architecture's graph, which has its own; None where no graph is captured.
+    modules: weights of each architecture, and the moments of one client.
+    examples: training examples of the rank's clients.
+    resting: clients' weights, and their moments if clients keep them.
+    steps: largest memory of one local step beside that, its gradient included, by architecture.
+    moments: of all architectures' graphs, each of which has its own; None if no graph is captured.
     """
 
     modules: int
@@ -56,10 +57,10 @@ class Need:
 
     @property
     def graphs(self) -> int:
-        """What graphs keep: their moments, and one pool, as large as their largest step.
+        """Memory that graphs keep: their moments, and one pool as large as their largest step.
 
-        While that of another architecture trains for the first time its step lies beside the pool;
-        so of all steps the largest two count, of which `total` has one.
+        While another architecture trains for the first time, its step needs memory beside the pool.
+        So the two largest steps count, of which `total` has one.
         """
         if self.moments is None:
             return 0
@@ -67,7 +68,7 @@ class Need:
 
     @property
     def steady(self) -> int:
-        """What is there all the time."""
+        """Memory that is in use all the time."""
         return CONTEXT + self.modules + self.examples + self.resting
 
     @property
@@ -76,17 +77,19 @@ class Need:
 
 
 def check(facts: World, fed: Federation) -> None:
-    """Measure a local step of each architecture, and refuse what does not fit; collective. On a CPU
-    nothing is done.
+    """Measure a local step of each architecture, and refuse a job that does not fit; collective.
 
-    Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
+    On a CPU nothing is done. Raises ConfigError on all ranks alike; it names the first rank whose
+    share is too small.
     """
     on_all_ranks(fed.comm, lambda: settle(need(facts, fed), fed) if fed.gpu.memory else None)
 
 
 def settle(need: Need, fed: Federation) -> None:
-    """Do without graphs where the engine is free and what they keep does not fit: the bits are the
-    same, so each rank decides for itself. Raises ConfigError where the rest does not fit either.
+    """Switch off graphs if they do not fit and the engine is "auto".
+
+    Results have the same bits without graphs, so each rank decides for itself. Raises ConfigError
+    if the rest does not fit either.
     """
     spare = need.graphs and need.total > fed.gpu.memory and fed.job.training.engine == "auto"
     if spare:
@@ -98,8 +101,10 @@ def settle(need: Need, fed: Federation) -> None:
 
 
 def need(facts: World, fed: Federation) -> Need:
-    """What this rank takes: measured on a GPU, on a CPU estimated from what autograd keeps."""
-    mine = list(fed.clients) if not facts.many else []  # of a population few are there at a time
+    """Return this rank's need, measured on a GPU and estimated from autograd's memory on a CPU."""
+    mine = (
+        list(fed.clients) if not facts.many else []
+    )  # few clients of a population exist at a time
     kinds = sorted({fed.architectures[k] for k in fed.clients})
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
     n = len(buffers(fed.job.local))  # moments; the gradient is the step's
@@ -110,7 +115,7 @@ def need(facts: World, fed: Federation) -> Need:
         weights += n * sum(flat[fed.architectures[k]] for k in mine)
     captured = fed.device.type == "cuda" and fed.job.training.engine in ("auto", "graphed")
     return Need(
-        # clients train one after the other: the largest one's moments are the most
+        # clients train one after the other, so the largest client's moments count
         modules=sum(flat.values()) + n * max(flat.values(), default=0),
         examples=example * sum(int(fed.sizes[k]) for k in mine),
         resting=min(weights, int(fed.gpu.memory / 2)) if fed.gpu.memory else weights,
@@ -120,14 +125,17 @@ def need(facts: World, fed: Federation) -> Need:
 
 
 def refuse(need: Need, share: float, batch: int) -> None:
-    """ConfigError where a rank needs more than its share of a GPU; share: bytes."""
+    """Raise ConfigError if a rank needs more than its share of a GPU.
+
+    share: bytes.
+    """
     if need.total <= share:
         return
     name = max(need.steps, key=need.steps.__getitem__, default="")
     step = max(1, need.steps.get(name, 0))
     smaller = min(
         batch - 1, int(batch * (share - need.steady - need.graphs) / step)
-    )  # a step grows with its examples
+    )  # a step's memory grows with its examples
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
     if need.graphs:
         advice += "training.engine = 'traced' needs no memory for graphs, or "
@@ -144,7 +152,7 @@ def refuse(need: Need, share: float, batch: int) -> None:
 
 
 def peak(fed: Federation, architecture: str) -> int:
-    """Bytes that one local step of an architecture takes beside its module, at the job's batch."""
+    """Return the bytes of one local step beside the model, with the job's batch size."""
     largest = max(
         (int(fed.sizes[k]) for k in fed.clients if fed.architectures[k] == architecture), default=1
     )
@@ -160,12 +168,12 @@ def peak(fed: Federation, architecture: str) -> int:
 
 
 def step(fed: Federation, skeleton: Skeleton, n: int) -> None:
-    """A local step as far as memory goes: forward and backward."""
+    """Run a forward and a backward pass, which determine the memory of a local step."""
     gradient(forward(fed, skeleton, n), list(skeleton.parameters.values()))
 
 
 def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
-    """The loss of n empty examples, in as many views as the method has. Returns a scalar."""
+    """Return the loss of n empty examples, a scalar, in as many views as the method has."""
     x = zeros(fed.store.form[0], n, fed.store.vocabulary, fed.device)
     y = torch.zeros(n, dtype=torch.long, device=fed.device)
     model = skeleton.model.train()
@@ -179,9 +187,9 @@ def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
 
 
 def measure_step(fed: Federation, run: Callable[[], None], architecture: str) -> int:
-    """The most bytes of the GPU that a step has at once, as torch's allocator counts them.
+    """Return the peak GPU memory of a step in bytes, by torch's allocator.
 
-    Raises MemoryFault where it does not fit at all.
+    Raises MemoryFault if the step does not fit at all.
     """
     torch.cuda.reset_peak_memory_stats(fed.device)
     before = torch.cuda.memory_allocated(fed.device)
@@ -199,11 +207,10 @@ def measure_step(fed: Federation, run: Callable[[], None], architecture: str) ->
 def estimate_activations(
     forward: Callable[[int], Tensor], params: Iterable[Tensor], few: int, batch: int
 ) -> int:
-    """Bytes that autograd keeps between forward and backward of a batch, from those of few
-    examples.
+    """Return the bytes that autograd keeps between forward and backward of a batch.
 
-    With the gradient that was 0.76 to 1.19 of a step's peak on a CPU, for five models and 64 images
-    of 3x32x32.
+    The estimate scales up a forward pass of `few` examples. With the gradient added it was 0.76 to
+    1.19 of a step's peak on a CPU, for five models and 64 images of 3x32x32.
     """
     own = {p.untyped_storage().data_ptr() for p in params}
     found: dict[int, int] = {}

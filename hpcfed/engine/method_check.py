@@ -1,9 +1,10 @@
-"""A user's own method, tried on a few examples before the run: what is wrong with a hook is told
-before anything is trained, also of hooks that come last.
+"""A trial of a user's own method on a few examples before the run.
 
-Two clients, a handful of examples, two rounds, evaluation, and what follows the last round, in a
-federation of its own on one rank. Nothing of it stays. A method may not suit so small a world, so
-only that counts as a mistake which the size cannot cause; all else shows in the run itself.
+It reports a mistake in a hook before anything is trained, also in the hooks that are called last.
+The trial has two clients, a handful of examples and two rounds, evaluation, and the steps after the
+last round, in a federation of its own on one rank. Nothing of it remains. A method may not suit so
+small a federation, so only errors that the small size cannot cause count as mistakes. Any other
+error appears in the run itself.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ if TYPE_CHECKING:
     from hpcfed.federation.world import World
 
 CLIENTS, EXAMPLES, BATCH = 2, 8, 4
-# of features that do not fit, or types, in torch's words
+# torch's messages about features or types that do not fit
 TORCH = re.compile(r"shapes cannot be multiplied|same dtype|scalar type|Expected .*[Dd]type")
 PLAIN = (AttributeError, ImportError, NameError, NotImplementedError, TypeError, ValidationError)
 
 
 def rehearse(job: Job, comm: Comm, facts: World) -> None:
-    """Try a user's own method; collective. Raises OwnError on all ranks alike.
+    """Try a user's own method; collective.
 
-    Nothing is done for methods of hpcfed, and for populations, whose clients make their examples.
+    Nothing is done for methods of hpcfed, or for populations, whose clients make their examples.
+    Raises OwnError on all ranks alike.
     """
     if ":" in job.algorithm.name and not facts.many:
         on_all_ranks(comm, lambda: attempt(job, facts) if comm.rank == 0 else None)
 
 
 def attempt(job: Job, facts: World) -> None:
-    """All that a run does, once. Raises OwnError."""
-    with rng.scoped(job.seed, "rehearsal"):  # what a user draws from torch's generator
+    """Run a short job in full. Raises OwnError for a mistake in the user's code."""
+    with rng.scoped(job.seed, "rehearsal"):  # for draws from torch's generator in the user's code
         try:
             perform(shorten_job(job), small(facts))
         except user_code.OwnError:
@@ -60,7 +62,7 @@ def attempt(job: Job, facts: World) -> None:
 
 
 def certain(error: Exception) -> bool:
-    """Whether an exception cannot come of so few clients, examples and rounds."""
+    """Return whether an exception cannot be due to so few clients, examples and rounds."""
     if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
         return bool(TORCH.search(str(error)))
     return isinstance(error, PLAIN) and "NoneType" not in str(error)
@@ -79,7 +81,7 @@ def perform(job: Job, facts: World) -> None:
 
 
 def shorten_job(job: Job) -> Job:
-    """The job with little to do, on clients that are always there."""
+    """Return a short version of the job, with clients that always participate."""
     local = {"batch": min(BATCH, job.local.batch), "epochs": 1, "stragglers": 0.0}
     if job.local.steps:
         local["steps"] = min(2, job.local.steps)
@@ -102,7 +104,7 @@ def shorten_job(job: Job) -> Job:
 
 
 def small(facts: World) -> World:
-    """The first clients, with their first examples, and the first of the test split."""
+    """Return the first clients with their first examples, and a small test split."""
     n = min(CLIENTS, len(facts.architectures))
     test = facts.data.test.take(slice(EXAMPLES))
     everyone = tuple(np.arange(len(test.y)) for _ in range(n))

@@ -1,4 +1,4 @@
-"""Metrics of a run beyond accuracy: of each client, and pooled over the test examples of all."""
+"""Metrics of a run beyond accuracy: of each client, and pooled over all clients' test examples."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.training.evaluate import Score
 
-Numbers = tuple[float, ...]  # one a metric of `Metrics.names`
+Numbers = tuple[float, ...]  # one for each of `Metrics.names`
 Scores = dict[int, "Score"]  # by client
 Measured = dict[int, tuple[Numbers, Answers]]  # by client, in the order of their ids
 
 
 class Metrics:
-    """What all ranks know of the answers to test examples: all of them, so that pooled metrics have
-    the same bits for any ranks.
+    """The answers to all test examples, and the metrics of these answers.
 
-    A client that is not trained again keeps its score, and so its answers are kept: 2 bytes for
-    each test example of up to 256 classes, 6 of two classes, 9 of survival times. Phases are the
-    endings of columns: "_before", "_received", and "" for clients' own models.
+    All ranks have all answers, so that pooled metrics have the same bits for any number of ranks. A
+    client that is not trained again keeps its score, so its answers are kept too: 2 bytes for each
+    test example of up to 256 classes, 6 of two classes, 9 of survival times.
+
+    Phases are the endings of columns: "_before", "_received", and "" for clients' own models.
     """
 
     def __init__(self, fed: Federation):
@@ -34,15 +35,15 @@ class Metrics:
         self.names = tuple(name for name in fed.data.metrics if name != "accuracy")
         if set(self.names) - {"c_index"}:
             metrics.import_library()
-        self.last: Measured = {}  # of each client that was not trained since
+        self.last: Measured = {}  # of clients that have not trained since
         # [K, 3]: accuracy, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
         self.held = np.full((fed.K, 3), np.nan) if wanted else None
 
     def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
-        """All ranks' scores, by phase, with the metrics of each client; collective.
+        """Gather all ranks' scores by phase, with the metrics of each client; collective.
 
-        Nothing travels where accuracy alone is measured.
+        Nothing is sent if accuracy is the only metric.
         """
         if not self.names:
             return {phase: {} for phase in phases}
@@ -60,12 +61,15 @@ class Metrics:
         }
 
     def update(self, new: Measured, stale: np.ndarray) -> None:
-        """Keep what was measured of clients' own models until these train again. stale: [K]."""
+        """Store the metrics of clients' own models until these clients train again.
+
+        stale: [K], whether a client has trained since its last score.
+        """
         known = {k: one for k, one in (self.last | new).items() if not stale[k]}
         self.last = dict(sorted(known.items()))
 
     def row(self, ids: np.ndarray, phases: Mapping[str, Measured]) -> Row:
-        """Columns: of each of these clients, [n], and pooled over those that have answers."""
+        """Return these clients' columns, [n] each, and the metrics pooled over their answers."""
         row: Row = {}
         for phase, measured in phases.items():
             there = [k for k in ids.tolist() if k in measured]
@@ -79,10 +83,13 @@ class Metrics:
         return row
 
     def validate(self, ids: np.ndarray, new: Scores, stale: np.ndarray, due: bool) -> Row:
-        """Columns of what clients hold out (evaluate.validation), of these clients, [n], and over
-        all their examples; collective. Nothing where the job has no validation.
+        """Return the columns of the clients' own validation sets, [n] each, and pooled; collective.
 
-        new: this rank's scores.  stale: [K], trained since the last score.
+        The validation set of a client are the examples that it holds out (evaluate.validation).
+        Without them the result is {}.
+
+        new: this rank's scores.  stale: [K], whether a client has trained since its last score.
+        due: whether the round is evaluated; if not, all values are nan.
         """
         if self.held is None:
             return {}
@@ -98,14 +105,17 @@ class Metrics:
         }
 
     def pool(self, answers: list[Answers]) -> Numbers:
-        """The metrics of all these clients' examples together."""
+        """Return the metrics of all these clients' examples together."""
         if not self.names or not answers:
             return tuple(float("nan") for _ in self.names)
         with self.fed.clock("evaluate"):
             return metrics.compute(self.names, metrics.concat(answers))
 
     def to_tree(self) -> dict[str, Any]:
-        """What a checkpoint keeps, each name's arrays in one; nothing where nothing is known."""
+        """Return the part of a checkpoint that concerns metrics, with one array for each name.
+
+        It is {} if nothing has been measured.
+        """
         held = {} if self.held is None else {"validation": self.held.copy()}
         if not self.last:
             return held
@@ -119,7 +129,7 @@ class Metrics:
         return held | {"answers": about | {"of": metrics.concat(answers)}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
-        """Go on from what `to_tree` gave; older checkpoints have nothing."""
+        """Restore the state that `to_tree` returned; older checkpoints have none."""
         self.last = {}
         if self.held is not None and "validation" in tree:
             self.held = np.array(tree["validation"])
@@ -134,8 +144,9 @@ class Metrics:
 
 
 def pooled_accuracy(accuracy: np.ndarray, sizes: np.ndarray) -> float:
-    """Share of correct answers over the test examples of all clients that have an accuracy. [n]
-    each.
+    """Return the accuracy over the test examples of all clients whose accuracy is known.
+
+    accuracy, sizes: [n] each; unknown accuracies are nan. Returns nan if none is known.
     """
     known = np.isfinite(accuracy)
     right = np.rint(accuracy[known] * sizes[known]).sum()

@@ -1,4 +1,4 @@
-"""What a run tells of its rounds: results on disk, progress on the terminal, logs of others."""
+"""Output of a run's rounds: results on disk, progress on the terminal, other logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """The records of a run. results, log: on rank 0, None elsewhere."""
+    """The records of a run.
+
+    results, log: on rank 0; None on other ranks.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,7 @@ class Output:
         self.course = course
 
     def begin(self) -> None:
-        """Let it be seen that the run goes on, however long the first round takes."""
+        """Write the result file once before the first round, so that readers see the run."""
         if self.results and not self.results.rounds:
             self.write()
 
@@ -44,12 +47,16 @@ class Output:
             self.log.round(self.rounds.t, row)
 
     def add_final(self, final: dict[str, Any]) -> None:
-        """Record what followed the last round, apart from the rounds."""
+        """Record the results of the steps after the last round, apart from the rounds."""
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
 
     def write(self) -> None:
-        """Bring results to the disk; what it refuses is written with a later round."""
+        """Write the results to disk.
+
+        If the disk refuses, they are written with a later round. Raises WriteError in that case if
+        the job has checkpoint.required.
+        """
         assert self.results is not None
         self.course.check()
         try:
@@ -63,9 +70,10 @@ class Output:
             )
 
     def finish(self, ended: str) -> str:
-        """One result file, without a journal beside it, that says how the run ended; collective.
+        """Write the final result file, without a journal beside it; collective.
 
-        Returns why the disk refused that, "" if not.
+        ended: how the run ended, for the header. Returns why the disk refused the file, "" if it
+        did not.
         """
         return self.rounds.fed.comm.bcast(self._finish(ended) if self.results else "")
 

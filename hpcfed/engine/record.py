@@ -1,4 +1,4 @@
-"""What a round's record holds of clients and ranks, and who gathers it."""
+"""The record of a round: what clients and ranks did, gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 Row = dict[str, Any]
-Flags = Callable[[], dict[str, bool]]  # what a rank wants, by name
+Flags = Callable[[], dict[str, bool]]  # the requests of a rank, by name
 Failures = Mapping[int, dict[int, tuple[str, str]]]  # client -> kind and message, by job's number
 COLUMNS = (
     "train_loss",
@@ -35,12 +35,12 @@ COLUMNS = (
     "accuracy",
     "loss",
 )
-# up to so many clients each has a value in every round's record, beyond only who took part
+# up to this many clients, a round's record has all clients; beyond it, only those that took part
 SMALL = 10_000
 
 
 def cells(tally: Tally) -> tuple[float, ...]:
-    """A tally as a row of the table: the mean loss first."""
+    """Return a tally as a row of the table, the mean loss first."""
     loss, *rest = (getattr(tally, f.name) for f in fields(tally))
     return (loss / tally.examples if tally.examples else float("nan"), *rest)
 
@@ -48,27 +48,29 @@ def cells(tally: Tally) -> tuple[float, ...]:
 NOTHING = (
     *cells(Tally()),
     *6 * [float("nan")],
-)  # of a client that did nothing and was not evaluated
+)  # cells of a client that did nothing and was not evaluated
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process so far."""
+    """Return the largest resident size of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_device_bytes(device: torch.device) -> int:
-    """Most of a GPU's memory that torch has held for this process so far, graphs' included; 0 on a
-    CPU.
+    """Return the peak of the GPU memory that torch has reserved for this process, in bytes.
+
+    The memory of graphs is included. The result is 0 on a CPU.
     """
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What all clients and ranks did in a round.
+    """The work of all clients and ranks in a round.
 
-    ids: the clients that have a row, [n].  columns: [n] each, of COLUMNS.  of_ranks: columns of the
-    ranks' table, by their names in a record.  flags: those that any rank raised.
+    ids: the clients that have a row, [n].  columns: the columns COLUMNS, [n] each.
+    of_ranks: columns of the table of ranks, by their names in a record.
+    flags: for each flag, whether any rank raised it.
     """
 
     ids: np.ndarray
@@ -78,7 +80,10 @@ class Gathered:
 
 
 class Recorder:
-    """Gathers a round's record from all ranks. kinds: number of each architecture in it."""
+    """Gathers a round's record from all ranks.
+
+    kinds: number of each architecture in the record.
+    """
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
@@ -87,8 +92,9 @@ class Recorder:
     def gather(
         self, cohort: list[int], scores: Mapping[int, tuple[float, ...]], flags: Flags
     ) -> Gathered:
-        """What all clients and ranks did; collective. scores: of this rank's clients, as the last
-        six of COLUMNS.
+        """Gather the work of all clients and ranks; collective.
+
+        scores: of this rank's clients, as the last six of COLUMNS.
         """
         fed, raised = self.fed, flags()
         ours = {k for k in {**fed.tallies, **scores} if k in fed.clients}
@@ -118,7 +124,10 @@ class Recorder:
         return Gathered(ids, dict(zip(COLUMNS, table.T, strict=True)), of_ranks, together)
 
     def row(self, record: Gathered, cohort: list[int], failures: Failures) -> Row:
-        """The clients' table of the record. failures: of the clients that left the round."""
+        """Return the clients' table of the record.
+
+        failures: of the clients that left the round.
+        """
         fed, ids, columns = self.fed, record.ids, record.columns
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
@@ -134,5 +143,5 @@ class Recorder:
 
 
 def fault(failures: Mapping[int, tuple[str, str]]) -> int:
-    """Why a client failed in a round, as the position in WHY; 0: it did not."""
+    """Return why a client failed in a round, as a position in WHY; 0 if it did not fail."""
     return max((WHY.index(kind) for kind, _ in failures.values()), default=0)

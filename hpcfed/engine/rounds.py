@@ -1,5 +1,6 @@
-"""Rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record; begun
-again without the clients that failed, undone where a signal ends it.
+"""Rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record.
+
+If clients fail, the round begins again without them. If a signal ends a round, it is undone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Schedule(Protocol):
-    """Who works when, in virtual time: what differs between methods with rounds and without."""
+    """The virtual-time schedule of a method: its clients, its clock and its rounds."""
 
     @property
     def now(self) -> float:
@@ -41,31 +42,31 @@ class Schedule(Protocol):
 
     @property
     def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
-        """What the method does in a round: (fed, state, cohort, t) -> the new state."""
+        """The method's round: (fed, state, cohort, t) -> the new state."""
 
     def state_of(self, k: int, state: State) -> State:
-        """What client k gets its part of: the server's state, or that of its edge."""
+        """Return the state that client k downloads from: the server's, or that of its edge."""
 
     def begin(self, t: int) -> list[int]:
-        """Open round t, also again. Returns the clients that will report."""
+        """Open round t, for the first time or again, and return the clients that will report."""
 
     def next_clients(self, t: int) -> list[int]:
-        """The clients of the round after t, as far as they are known."""
+        """Return the clients of the round after t, as far as they are known."""
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        """Let the round's virtual time pass; what the record says of it for these clients."""
+        """Advance virtual time by the round, and return the record's columns for these clients."""
 
     def to_tree(self) -> Row:
-        """What a checkpoint keeps of virtual time."""
+        """Return the part of a checkpoint that concerns virtual time."""
 
     def from_tree(self, kept: Row) -> None:
-        """Continue from what `to_tree` gave."""
+        """Restore the state that `to_tree` returned."""
 
 
 class Synchronous:
     """The schedule of a method that works in rounds, each as long as its slowest client.
 
-    state: what the server starts with.  edges: the edge servers of the job; None: it has none.
+    state: the server's initial state.  edges: the edge servers of the job; None: it has none.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Synchronous:
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
         drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
-        if fed.participation.profiles.trace:  # the server waits until somebody can be reached
+        if fed.participation.profiles.trace:  # the server waits until a client is available
             reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
             self.now = min(reached, default=self.now)
             if self.edges:
@@ -95,7 +96,9 @@ class Synchronous:
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(cohort)
         for client in fed.mine(cohort) if fed.choice.nbytes else ():
-            fed.tallies[client.id].up += fed.choice.nbytes  # what the choice of cohorts asks for
+            fed.tallies[
+                client.id
+            ].up += fed.choice.nbytes  # the values that the choice of cohorts needs
         return cohort
 
     def next_clients(self, t: int) -> list[int]:
@@ -103,7 +106,10 @@ class Synchronous:
         return self.algorithm.cohort(self.fed, t + 1) if known else []
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        """Until the slowest has reported, or the deadline for which a lost one is waited."""
+        """Advance virtual time until the slowest client has reported.
+
+        If a client is lost, the server waits at least until the deadline.
+        """
         lost, profiles = self.fed.participation.lost, self.fed.participation.profiles
         there = np.isin(ids, [*cohort, *lost])
         done = zip(
@@ -139,10 +145,11 @@ class Synchronous:
 
 @dataclass(frozen=True)
 class Opened:
-    """A round that is going on.
+    """A round in progress.
 
-    due: whether it is evaluated.  before: scores of the cohort as it came.  judged: the clients
-    that are evaluated after it.  early: scores of those that were evaluated while this rank waited.
+    due: whether it is evaluated.  before: scores of the cohort before its training.
+    judged: the clients that are evaluated after the round.
+    early: scores of the clients that were evaluated while this rank waited for others.
     """
 
     cohort: list[int]
@@ -153,15 +160,16 @@ class Opened:
 
 
 class Rounds:
-    """A run between rounds, the same on all ranks, and the step from one round to the next.
+    """The state of a run between rounds, the same on all ranks, and the step to the next round.
 
-    It has a `schedule` (who works when, in virtual time), an `evaluation` (scores), a `balance`
-    (measured costs, and moves of clients between ranks) and a `recorder` (a round's record).
-    t: rounds done.  run_id: what names the run in its files; no result depends on it.
+    It has a `schedule` (the clients of a round, and virtual time), an `evaluation` (scores), a
+    `balance` (measured costs, and moves of clients between ranks) and a `recorder` (a round's
+    record).
+    t: number of rounds done.  run_id: identity of the run in its files; no result depends on it.
     """
 
     def __init__(self, fed: Federation) -> None:
-        """The job's run before its first round; collective."""
+        """Initialise the run before its first round; collective."""
         algorithm = fed.job.algorithm
         state: State = algorithm.init(fed)
         self.fed, self.algorithm, self.state = fed, algorithm, state
@@ -180,12 +188,14 @@ class Rounds:
         self.evaluation.state_of = self.schedule.state_of
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
-        """One round; collective. Returns its record and the flags that any rank raised, the same on
-        all ranks.
+        """Run one round; collective.
 
-        Raises Stopped on all ranks where a signal ends it; all is then as before the round, but for
-        the turns that are done, which the replay log has: in another process too the round is gone
-        on with.
+        Returns its record and, for each flag, whether any rank raised it. Both are the same on all
+        ranks.
+
+        Raises Stopped on all ranks if a signal ends the round. The state is then that before the
+        round, but the work that clients have finished stays in the replay log, so that a resumed
+        run, also in another process, need not repeat it.
         """
         fed, t, start = self.fed, self.t, perf_counter()
         fed.clock.heartbeat.t = t
@@ -194,7 +204,9 @@ class Rounds:
             try:
                 with stop_together(fed.comm):
                     opened = self._open(t)
-                    if opened.cohort or fed.edges:  # edges that nobody uses are aggregated too
+                    if (
+                        opened.cohort or fed.edges
+                    ):  # edges without clients in this round are aggregated too
                         with fed.store.past.set_recording():
                             self.state = self.schedule.round(fed, self.state, opened.cohort, t)
                     return self._close(opened, start, flags)
@@ -206,16 +218,17 @@ class Rounds:
                 raise
 
     def begin(self, t: int) -> list[int]:
-        """Open round t, also again. Returns the clients that will report."""
+        """Open round t, for the first time or again, and return the clients that will report."""
         self.fed.replay.begin()
         return self.schedule.begin(t)
 
     def finish(self) -> Row:
-        """What the method does after the last round, and clients where the job has [adapt]; their
-        scores then, nothing if nothing is done.
+        """Run the method's steps after the last round, and adapt clients if the job has [adapt].
+
+        Returns the scores after that, {} if nothing is done.
         """
         t = self.t - 1
-        self.fed.participation.open(t)  # a run that is resumed at its end has had no round
+        self.fed.participation.open(t)  # a run that is resumed at its end has run no round
         state = self.algorithm.finish(self.fed, self.state, t)
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:
@@ -225,7 +238,7 @@ class Rounds:
         return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)
 
     def _open(self, t: int) -> Opened:
-        """All that comes before the method's round; collective."""
+        """Do all that comes before the method's round; collective."""
         fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation
         cohort = self.begin(t)
         evaluation.begin(cohort, t)
@@ -242,7 +255,10 @@ class Rounds:
         return Opened(cohort, due, before, judged, early)
 
     def _close(self, opened: Opened, start: float, flags: Flags) -> tuple[Row, dict[str, bool]]:
-        """All that comes after the method's round; collective."""
+        """Do all that comes after the method's round; collective.
+
+        Returns the round's record and flags, as `step` does.
+        """
         fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation
         cohort, due, early, state = opened.cohort, opened.due, opened.early, self.state
         fed.exchange.meanwhile = lambda: None
@@ -274,9 +290,7 @@ class Rounds:
         return row | whole, record.flags
 
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
-        """Make this rank's part of the run what it was before the round, turns that are done
-        excepted.
-        """
+        """Restore this rank's state from before the round, except for the replay log."""
         self.fed.exchange.meanwhile = lambda: None
         self.fed.store.past.undo()
         self.state, self.evaluation.stale = state, stale.copy()
@@ -285,8 +299,9 @@ class Rounds:
 
 @contextmanager
 def stop_together(comm: Comm) -> Iterator[None]:
-    """Where the block raises Stopped on one rank, all ranks raise it, as soon as they would wait
-    for this one.
+    """Raise Stopped on all ranks if the block raises it on one.
+
+    The other ranks raise it as soon as they would wait for this rank.
     """
     try:
         yield

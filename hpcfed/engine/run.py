@@ -1,4 +1,4 @@
-"""A run from a job to its end: what is set up before the loop of rounds."""
+"""A run from a job to its end; the set-up before the loop of rounds."""
 
 from __future__ import annotations
 
@@ -37,30 +37,29 @@ if TYPE_CHECKING:
 
 
 FEW = 8  # classes and clients that a warning names
-# partitions with which clients of one label are the aim, or nothing unusual
+# partitions with which clients of a single label are intended, or nothing unusual
 BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
-    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.core.status`.
+    """Run a job on these ranks, and return the exit status (`hpcfed.core.status`); collective.
 
-    guard: what watches the start until the ranks can look after one another, and the end.
+    guard: watchdog of the start, until the ranks can watch one another, and of the end.
     """
     return run_with_recovery(Course(job, guard=guard), comm, attempt)
 
 
 def run_here(job: Job, comm: Comm) -> tuple[int, int | None]:
-    """Run a job in a process that goes on afterwards: nothing ends it. Returns the exit status, and
-    the signal that stopped the run, or None.
+    """Run a job in a process that continues afterwards.
+
+    Returns the exit status, and the signal that stopped the run, or None.
     """
     course = Course(job, owns_process=False)
     return run_with_recovery(course, comm, attempt), course.signals.got
 
 
 def attempt(course: Course, comm: Comm) -> int:
-    """The run from where it stands to its end, on these ranks; collective. Returns the exit
-    status.
-    """
+    """Run the job from where it stands to its end, and return the exit status; collective."""
     job = course.job
     if logs.sink_names(job.log):
         on_all_ranks(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
@@ -127,15 +126,16 @@ def attempt(course: Course, comm: Comm) -> int:
 
 
 def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:
-    """Open the logs that are asked for, on rank 0; collective."""
+    """Open the logs that the job asks for, on rank 0; collective."""
     if logs.sink_names(course.job.log):
         known = (results.header, rounds.t, results.row, not course.begun) if results else ()
         on_all_ranks(rounds.fed.comm, lambda: log.begin(*known) if known else None)
 
 
 def warn(fed: Federation) -> None:
-    """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in
-    each round.
+    """Warn, also if the job is quiet, about ranks without clients.
+
+    These ranks compute nothing, and wait in each round.
     """
     idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle:
@@ -143,9 +143,10 @@ def warn(fed: Federation) -> None:
 
 
 def odd_labels(job: Job, facts: World) -> list[str]:
-    """What is odd about the labels of the training data, a line each: classes that have no example,
-    or one alone; clients whose examples all have one label; clients that the data name, and that
-    the job does not use.
+    """Return warnings about the labels of the training data, one line each.
+
+    They name classes that have no example or only one, clients whose examples all have one label,
+    and a column of clients that the job does not use.
     """
     y, C = facts.data.train.y, len(facts.data.classes)
     if not isinstance(facts.partition, Partition) or not len(y) or facts.data.task == "survival":
@@ -164,7 +165,7 @@ def odd_labels(job: Job, facts: World) -> list[str]:
             f"{name}: all training examples have the label {only}; there is nothing to learn"
         )
         return found
-    if facts.data.task == "next":  # of tokens, many are rare
+    if facts.data.task == "next":  # many tokens are rare
         return found
     if len(single := np.flatnonzero(number == 1).tolist()):
         told = join_few([facts.data.classes[c] for c in single], FEW)
@@ -191,7 +192,7 @@ def odd_labels(job: Job, facts: World) -> list[str]:
 
 
 def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
-    """Write the partition file again where it is missing, or is not as it was written."""
+    """Write the partition file again if it is missing or damaged."""
     path = names.partition_file(folder)
     if not isinstance(facts.partition, Partition):
         return
@@ -215,10 +216,10 @@ def open_results(
     known: Rows | None = None,
     memory: Record | None = None,
 ) -> Results:
-    """The result file: new, or that of the run that goes on, cut to the round after which it does.
+    """Return the result file: a new one, or that of a resumed run, cut to its checkpoint.
 
-    known: rows that may not be on disk.  memory: all rows, where this rank 0 has them from before a
-    death.
+    known: rows that may not be on disk.
+    memory: all rows, if this rank 0 has them in memory from before another rank's death.
     """
     header, known = describe.header(job, facts, rounds), known or {}
     arrays, say = describe.arrays(facts, rounds), rounds.fed.warnings.say
@@ -228,7 +229,9 @@ def open_results(
 
     if rounds.t > len(known):
         results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
-        checkpoint.drop_after(folder, rounds.t)  # now: a copy that was needed may be among them
+        checkpoint.drop_after(
+            folder, rounds.t
+        )  # only now: it may remove a copy that `resume` needed
         if results.lost:
             warn(explain_lost_rounds(results))
         elif results.source != results.path:
@@ -245,7 +248,7 @@ def open_results(
 
 
 def explain_lost_rounds(results: Results) -> str:
-    """The sentence about rounds without a record."""
+    """Return a sentence about rounds without a record."""
     first, last = results.lost[0], results.lost[-1]
     which = f"round {first}" if first == last else f"rounds {first} to {last}"
     aside = set_aside(results.path)

@@ -1,5 +1,6 @@
-"""From a job to a federation: data once a node, partition, architectures, clients on their
-ranks.
+"""Set-up of a federation from a job: data, partition, architectures, and clients on their ranks.
+
+Each node loads the data once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
 
 
 def world(job: Job, comm: Comm) -> World:
-    """Load, partition, assign; collective. Raises ConfigError or DataError on all ranks alike."""
+    """Load and partition the data, and assign architectures; collective.
+
+    Raises ConfigError or DataError on all ranks alike.
+    """
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
     on_all_ranks(comm, lambda: views(job, data))
     on_all_ranks(comm, lambda: measured(job, data))
@@ -89,7 +93,10 @@ def world(job: Job, comm: Comm) -> World:
 
 
 def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
-    """Which client has which modalities; None where inputs are of one kind. Raises ConfigError."""
+    """Return the modalities of each client; None if inputs have one modality.
+
+    Raises ConfigError.
+    """
     if not data.modalities:
         return None
     return modalities.assign(
@@ -102,8 +109,9 @@ def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> 
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
-    """A data set: read by one rank of each node into memory that all ranks of the node share; "":
-    none.
+    """Load a data set on one rank of each node, into memory that all ranks of the node share.
+
+    Returns None for the name "".
     """
     if not name:
         return None
@@ -120,9 +128,7 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
 
 
 def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
-    """Raises ConfigError where clients share a head, and users' whole models make it of another
-    width.
-    """
+    """Raise ConfigError if clients share a head but users' own models give it different widths."""
     if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
         return
     d = job.models.d
@@ -139,9 +145,7 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
 
 
 def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
-    """Raises ConfigError where a file of weights is not there or does not fit, or where nothing of
-    a model would be trained.
-    """
+    """Raise ConfigError if a file of weights does not fit, or if nothing would be trained."""
     parts, how = Parts.of(job), job.models
     if not parts.some and not parts.weights:
         return
@@ -166,13 +170,15 @@ def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
 
 
 def servers(job: Job) -> list[str]:
-    """The architecture of the server's own model, where the job has one."""
+    """Return the architecture of the server's own model as a list; [] if the job has none."""
     return [job.models.server] if job.models.server else []
 
 
 def measured(job: Job, data: DataSet) -> tuple[str, ...]:
-    """The metrics of the run. Raises ConfigError for one that the data do not have, and for a
-    method that cannot be trained on them.
+    """Return the names of the run's metrics.
+
+    Raises ConfigError for a metric that the data do not have, and for a method that cannot be
+    trained on them.
     """
     method = job.algorithm
     if data.task == "survival" and (not method.survival or method.views > 1):
@@ -184,7 +190,7 @@ def measured(job: Job, data: DataSet) -> tuple[str, ...]:
 
 
 def has_labels(data: DataSet) -> None:
-    """Raises ConfigError where there are no labels that could be wrong."""
+    """Raise ConfigError if the data have no class labels, for data.wrong_labels."""
     if data.task == "survival":
         raise ConfigError(
             f"data.wrong_labels: {data.name} has survival times, not classes; leave it away"
@@ -192,9 +198,7 @@ def has_labels(data: DataSet) -> None:
 
 
 def views(job: Job, data: DataSet) -> None:
-    """Raises ConfigError where other inputs than images would be augmented: views are those of
-    images.
-    """
+    """Raise ConfigError if the job would augment inputs other than images."""
     method, policy = job.algorithm, job.local.augment
     images = not data.vocabulary and not data.modalities and len(data.shape) == 3
     if images or (method.views == 1 and policy in ("auto", "none")):
@@ -215,8 +219,9 @@ def views(job: Job, data: DataSet) -> None:
 def public(
     job: Job, data: DataSet, other: DataSet | None, partition: Partition
 ) -> tuple[Split, np.ndarray]:
-    """Where the public examples are, and their rows. Raises DataError where they do not fit the
-    clients' data.
+    """Return the split that has the public examples, and their rows.
+
+    Raises ConfigError or DataError if they do not fit the clients' data.
     """
     if other is None:
         return data.train, partition.public
@@ -243,8 +248,9 @@ def public(
 
 
 def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
-    """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward
-    and backward.
+    """Draw or read the clients' profiles on rank 0 for all ranks; collective.
+
+    example: [K], multiply-adds of one example, forward and backward.
     """
 
     def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -259,12 +265,12 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     given = {name: compact(values) for name, values in (drawn | {"example": example}).items()}
     if not lines:
         return Profiles(**given)
-    given["speed"] = np.array(given["speed"])  # of this rank's own, for it changes
+    given["speed"] = np.array(given["speed"])  # a copy of this rank's own, because it changes
     return Profiles(**given, trace=Trace(**lines))
 
 
 def edge_servers(job: Job, comm: Comm) -> EdgeMap | None:
-    """The edge server of each client, read on rank 0 for all; None: there are none."""
+    """Read the edge server of each client on rank 0 for all ranks; None if the job has no edges."""
     if not job.edges.number:
         return None
     first = comm.rank == 0
@@ -273,15 +279,17 @@ def edge_servers(job: Job, comm: Comm) -> EdgeMap | None:
 
 
 def compact(values: np.ndarray) -> np.ndarray:
-    """The same values; where all are equal they take no memory."""
+    """Return the same values; if all are equal, as a view that takes no memory."""
     return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
 
 
 def share_out(
     job: Job, comm: Comm, data: DataSet
 ) -> tuple[Partition | Synthetic, tuple[np.ndarray, ...]]:
-    """The partition, and what clients hold out of it for validation, no part of it any more; drawn
-    on rank 0 for all: floating point must not depend on a rank's processor.
+    """Return the partition, and the rows that clients hold out of it for validation.
+
+    Rows that are held out are no part of the partition any more. Rank 0 draws for all ranks,
+    because floating-point results may depend on a rank's processor.
     """
     if data.name == "synthetic":
         made = Synthetic(
@@ -302,7 +310,11 @@ def share_out(
 
 
 def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray, ...], ...]:
-    """The partition's training, test and public rows, and those held out of the training rows."""
+    """Return the partition's training, test and public rows, and the validation rows.
+
+    The validation rows are held out of the training rows. Raises DataError if no client has enough
+    examples for that.
+    """
     share, labels = job.evaluate.validation, data.train.strata
     if not share:
         return drawn.train, drawn.test, drawn.public, ()
@@ -319,7 +331,7 @@ def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray,
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
-    """This rank's federation; its clients are placed by estimated cost."""
+    """Return this rank's federation; clients are placed by estimated cost."""
     own = choose_device(job, comm)
     device, data, models_ = own.device, world.data, job.models
     store = ClientStore(
@@ -376,7 +388,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
-    """Client k, without weights: the store makes or gets those."""
+    """Return client k without weights; the store makes or loads them."""
     if world.many:
         data = partial(world.client_data, k, device)
         return PopulationClient(k, world.architectures[k], data, store)
@@ -386,8 +398,9 @@ def client(world: World, store: ClientStore, device: torch.device, k: int) -> Cl
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
-    """A client beyond the last that holds all clients' data; of sub-models it has the whole
-    model.
+    """Return an additional client, with id K, that holds all clients' data.
+
+    If clients have sub-models, it has the whole model.
     """
     own = world.architectures[0]
     own = without_modalities(own)

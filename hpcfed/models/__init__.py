@@ -1,12 +1,12 @@
-"""The registry of models: which there are, and how one is built.
+"""The registry of models, and the function that builds one.
 
 Every model is a body, images or texts to representation [n, *shape] -> [n, d], and a linear head,
-[n, d] -> [n, C] (`hpcfed.models.model`). One family a file; a file is imported only when one of its
-models is built, so that names and shapes are checked without loading torch.
+[n, d] -> [n, C] (`hpcfed.models.model`). Each family of models has a file, which is imported only
+when one of its models is built, so that names and shapes are checked without loading torch.
 
-A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of
-mine.py, in the folder where you start or anywhere on Python's path; it returns the body, or a whole
-model that ends in a linear layer (`hpcfed.models.user_model`).
+Your own model needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of
+mine.py, in the current folder or anywhere on Python's path. It returns the body, or a whole model
+that ends in a linear layer (`hpcfed.models.user_model`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
-    """The width of the representation that a model makes; draws nothing that counts.
+    """Return the width of a model's representation; random streams stay as they are.
 
     Raises ConfigError as `build`.
     """
@@ -48,18 +48,21 @@ def build(
     vocabulary: int = 0,
     names: Sequence[str] = (),
 ) -> Model | Pair:
-    """A new model, in train mode, on torch's default device.
+    """Return a new model, in train mode, on torch's default device.
 
     name: one of MODELS, "torchvision:NAME", "timm:NAME", "hf:NAME", "clip:FOLDER", or
-    "module:function" or "module:Class"; with "@0.5" its sub-model of half the width; "a+b": the
-    pair of the models a and b; with "~..." what a method changes of it (`hpcfed.models.variants`).
-    shape: one example, [channels, height, width] for images, `Shapes` where there are several
-    modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
-    representation; logistic regression and a user's whole model have no layer that could set it,
-    their d is the width of what the head reads.
-    relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how
-    many different tokens texts have; 0 for images.  names: of the classes, of which dual encoders
-    make the head; default: their numbers.
+    "module:function" or "module:Class". "NAME@0.5" is the sub-model of half the width, "a+b" the
+    pair of the models a and b, and "NAME~..." a model that a method has changed
+    (`hpcfed.models.variants`).
+    shape: one example, [channels, height, width] for images; `Shapes` for several modalities, and
+    the model then takes a dict of tensors.
+    classes: C.
+    d: width of the representation. Logistic regression and a user's whole model have no layer that
+    could set it; their d is the input width of the head.
+    relu_head: a ReLU between representation and head, as in FedClassAvg's code.
+    vocabulary: number of different tokens of texts; 0 for images.
+    names: the names of the classes, from which dual encoders make the head; default: their numbers.
+
     The weights are drawn from torch's global generator and nothing else: wrap the call in
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
@@ -107,7 +110,10 @@ def build(
 def build_own(
     name: str, target: Any, shape: tuple[int, ...], classes: int, d: int, relu_head: bool
 ) -> Model:
-    """A user's model. Where it is whole, its last linear layer is the head, as wide as it is."""
+    """Return a user's model.
+
+    The head of a whole model is its last linear layer, with that layer's input width.
+    """
     import torch
 
     from hpcfed.models.model import Head, Model

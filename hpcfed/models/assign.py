@@ -1,4 +1,4 @@
-"""Which client has which architecture."""
+"""Assignment of architectures to clients."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 def assign(
     job: Job, modalities: tuple[str, ...] = (), held: Sequence[tuple[str, ...]] = ()
 ) -> tuple[str, ...]:
-    """The architecture of each client, the same on any number of ranks.
+    """Return the architecture of each client, the same on any number of ranks.
 
-    modalities: of the data.  held: those of each client. With modalities.encoders = "own" a model
-    has encoders for these alone, which its name says: "concat[accelerometer&skeleton]".
+    modalities: those of the data.  held: those of each client. With modalities.encoders = "own" a
+    model has encoders of its client's modalities alone, and its name says so:
+    "concat[accelerometer&skeleton]".
     """
     kinds = by_mix(job)
     if job.modalities.encoders == "all" or not held:
         return kinds
-    known: dict[tuple[str, tuple[str, ...]], str] = {}  # one object for all clients
+    known: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
     for kind, own in zip(kinds, held, strict=True):
         name = kind if own == modalities else with_modalities(kind, own)
         known.setdefault((kind, own), name)
@@ -33,24 +34,25 @@ def assign(
 
 
 def with_modalities(name: str, modalities: Sequence[str]) -> str:
-    """The name of this architecture with encoders of these modalities alone; of a pair the client's
-    own model.
+    """Return the name of this architecture with encoders of these modalities alone.
+
+    In a pair only the client's own model changes.
     """
     first, plus, proxy = without_modalities(name).partition("+")
     return f"{first}[{'&'.join(modalities)}]{plus}{proxy}"
 
 
 def without_modalities(name: str) -> str:
-    """The name of the architecture that has encoders of all modalities."""
+    """Return the name of the same architecture with encoders of all modalities."""
     return re.sub(r"\[[^\]]*\]", "", name)
 
 
 def by_mix(job: Job) -> tuple[str, ...]:
-    """The architecture of each client by [models] alone."""
+    """Return the architecture of each client by [models] alone."""
     mix, widths = job.models.mix, job.models.widths
     proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
     variants = job.algorithm.variants
-    kinds = {  # one object for all clients
+    kinds = {  # one string shared by all clients
         (own, width, variant): architecture_name(own + variant, width) + proxy
         for own in mix
         for width in widths
@@ -71,6 +73,6 @@ def by_mix(job: Job) -> tuple[str, ...]:
 
 
 def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
-    """The architecture of client k in round t, with one of models.widths, drawn anew."""
+    """Return client k's architecture in round t, with a width drawn anew from models.widths."""
     width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))
     return architecture_name(parse(architecture).base, width)

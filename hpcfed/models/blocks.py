@@ -1,9 +1,10 @@
-"""Models cut into blocks, and blocks of several models in a row, stitched where widths differ.
+"""Models cut into blocks, and rows of blocks of several models with stitches between them.
 
 A block is a layer with weights and what follows it up to the next one: normalisation, activation,
-pooling. Bodies that run their parts one after the other are cut so (rows of layers, torchvision's
-ResNets and GoogLeNet, whose residual and inception modules are one block each); of any other body
-the whole is one block. The head is the last block.
+pooling. Bodies that run their parts one after the other are cut in this way: rows of layers, and
+torchvision's ResNets and GoogLeNet, whose residual and inception modules are one block each. Any
+other body is a single block. The head is the last block. A stitch is a linear layer between two
+blocks of different widths.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.shapes import each
 from hpcfed.models.flat import Skeleton
 
-KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first of which a block has layers is its
+KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first match is a block's kind
     ("convolution", (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
     ("recurrence", (nn.RNNBase,)),
     ("attention", (nn.MultiheadAttention,)),
@@ -37,15 +38,17 @@ ORDER = ("embedding", "convolution", "recurrence", "attention", "other", "linear
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 LAST = 1 << 30  # the depth of heads: beyond all other blocks
 MAPS = 3  # dimensions of maps [c, h, w]
-Layer = tuple[str, nn.Module]  # with its name in the model; "" for what has no weights
+Layer = tuple[str, nn.Module]  # with its name in the model; "" if it has no weights
 
 
 @dataclass(frozen=True)
 class Block:
     """Some layers of a model, run one after the other.
 
-    depth: its place in the model, from 0; heads are at LAST.  takes, gives: shapes of one example.
-    first: whether it takes the data themselves.
+    kind: the kind of operation, one of ORDER.
+    depth: place in the model, from 0; heads are at LAST.
+    takes, gives: shapes of one example at the input and at the output.
+    first: whether the input is the data themselves.
     """
 
     layers: tuple[Layer, ...]
@@ -61,18 +64,18 @@ class Block:
 
     @property
     def values(self) -> int:
-        """Values of its parameters and float buffers."""
+        """Number of values in the parameters and float buffers."""
         return sum(v.numel() for _, v in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Its parameters and float buffers, by their names in the model."""
+        """Yield the parameters and float buffers with their names in the model."""
         for path, module in self.layers:
             for name, value in (*module.named_parameters(), *module.named_buffers()):
                 if value.is_floating_point():
                     yield f"{path}.{name}", value
 
     def run(self, params: Mapping[str, Tensor], x: Any) -> Any:
-        """The output with these tensors, by their names in the model."""
+        """Return the output with these tensors, given by their names in the model."""
         for path, module in self.layers:
             start = f"{path}."
             own = {n[len(start) :]: v for n, v in params.items() if n.startswith(start)}
@@ -81,7 +84,7 @@ class Block:
 
 
 class MeanOfPlaces(nn.Module):
-    """Maps [n, c, h, w] -> their means [n, c]."""
+    """The means of maps: [n, c, h, w] -> [n, c]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -89,12 +92,12 @@ class MeanOfPlaces(nn.Module):
 
 @torch.no_grad()
 def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
-    """The blocks of a model, the head last.
+    """Return the blocks of a model, the head last.
 
-    x: prepared examples, of which the shapes are taken; a body that is no Sequential is cut where
-    its children, one after the other, give for them what it gives.
+    x: prepared examples, which give the shapes. A body that is no Sequential is cut only if its
+    children, run one after the other, return for these examples what the body returns.
     """
-    model, x = skeleton.model.eval(), each(x, torch.clone)  # for layers may work in place
+    model, x = skeleton.model.eval(), each(x, torch.clone)  # because layers may work in place
     groups: list[list[Layer]] = [[]]
     for path, layer in (*row("body", model.body, x), ("head", model.head)):
         begins = weighs(layer) and not isinstance(layer, NORMS)
@@ -113,14 +116,15 @@ def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
 
 
 def weighs(layer: nn.Module) -> bool:
-    """Whether a layer has parameters."""
+    """Return whether a layer has parameters."""
     return next(layer.parameters(), None) is not None
 
 
 def row(path: str, module: nn.Module, x: Any) -> list[Layer]:
-    """The layers that a module runs one after the other; itself alone where it does something else.
+    """Return the layers that a module runs one after the other.
 
-    A layer is a Sequential's in it, too; what stands between maps and a linear layer is one more.
+    Layers in a nested Sequential are included, and a flattening or mean between maps and a linear
+    layer is a layer of its own. A module that does anything else is returned as a single layer.
     """
     if type(module).forward is nn.Sequential.forward:
         found = []
@@ -138,13 +142,17 @@ def row(path: str, module: nn.Module, x: Any) -> list[Layer]:
             for _, layer in parts:
                 given = layer(given)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
-        return [(path, module)]  # its parts do not fit one behind the other
+        return [(path, module)]  # the children cannot run one after the other
     same = isinstance(given, Tensor) and given.shape == whole.shape
     return layers if same and torch.allclose(given, whole) else [(path, module)]
 
 
 def joined(path: str, layer: nn.Module, x: Any) -> list[Layer]:
-    """A layer that gets x in a body whose forward may flatten maps, or average them, before it."""
+    """Return the layers for a child of a body whose input is x.
+
+    The body's forward may flatten maps, or average them, before a linear layer; such a step becomes
+    a layer before the child.
+    """
     if isinstance(layer, nn.Linear) and isinstance(x, Tensor) and x.dim() == 1 + MAPS:
         flat = x.flatten(1).shape[1] == layer.in_features
         return [("", nn.Flatten() if flat else MeanOfPlaces()), (path, layer)]
@@ -154,7 +162,7 @@ def joined(path: str, layer: nn.Module, x: Any) -> list[Layer]:
 
 
 def operation(layers: Sequence[Layer]) -> str:
-    """What kind of layers a block has, one of ORDER."""
+    """Return the kind of layers that a block has, one of ORDER."""
     inner = [module for _, layer in layers for module in layer.modules()]
     for kind, types in KINDS:
         if any(isinstance(module, types) for module in inner):
@@ -163,8 +171,10 @@ def operation(layers: Sequence[Layer]) -> str:
 
 
 def fits(before: Block, after: Block) -> bool:
-    """Whether a block may follow another: deeper in its model, no earlier operation, and with an
-    input that can be made of the other's output.
+    """Return whether a block may follow another block.
+
+    It must be deeper in its model, its operation must not come earlier in ORDER, and its input must
+    be possible to make from the other block's output.
     """
     deeper = after.depth > before.depth and not before.last
     ordered = ORDER.index(after.kind) >= ORDER.index(before.kind)
@@ -174,9 +184,10 @@ def fits(before: Block, after: Block) -> bool:
 
 
 def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
-    """Outputs and inputs of the layer between two blocks; none, (0, 0), where widths agree.
+    """Return the numbers of outputs and inputs of the stitch between two blocks.
 
-    Maps are stitched at each place, with as many weights whatever their sizes.
+    The result is (0, 0) if the widths agree and no stitch is needed. Maps are stitched at each
+    place, so the number of weights does not depend on the size of the maps.
     """
     given, taken = before.gives, after.takes
     if len(given) > len(taken):  # places become values
@@ -185,10 +196,10 @@ def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
 
 
 def stitch(x: Tensor, takes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """ReLU(W x + b), at each place, with as many places as the next block takes.
+    """Return ReLU(W x + b) at each place, resized to the places that the next block takes.
 
-    x: [n, *shape], takes: the next block's shape.  weight: [outputs, inputs], None where the widths
-    agree.
+    x: [n, *shape].  takes: the next block's input shape.  weight: [outputs, inputs]; None if the
+    widths agree.
     """
     if x.dim() - 1 > len(takes):
         x = x.flatten(1)
@@ -205,8 +216,9 @@ def stitch(x: Tensor, takes: tuple[int, ...], weight: Tensor | None, bias: Tenso
 
 @cache
 def pooling(size: int, wanted: int) -> Tensor:
-    """Adaptive average pooling of a side as a matrix, [wanted, size]: a product has one order of
-    additions, which torch's pooling backward has not on a GPU.
+    """Return adaptive average pooling along one side as a matrix, [wanted, size].
+
+    A matrix product adds in a fixed order; the backward pass of torch's pooling does not on a GPU.
     """
     rows = torch.zeros(wanted, size)
     for i in range(wanted):
@@ -231,10 +243,11 @@ class Row:
         }
 
     def initial(self, models: Sequence[Mapping[str, Tensor]]) -> Params:
-        """Copies of the blocks' own tensors, and new stitches, drawn from torch's global generator.
+        """Return copies of the blocks' own tensors, and new stitches.
 
-        models: of which block i is, by i. Tensors lie in memory as the models' modules have them,
-        for that decides on bits.
+        models: the tensors of the model of which block i is, by i. The stitches are drawn from
+        torch's global generator. Tensors keep the memory layout of the models' modules, because
+        results depend on it in their last bits.
         """
         new = Params()
         for i, (block, model) in enumerate(zip(self.blocks, models, strict=True)):
@@ -249,7 +262,7 @@ class Row:
         return new
 
     def like(self, params: Mapping[str, Tensor]) -> Params:
-        """The tensors, copied to where the modules would have them in memory."""
+        """Return copies of the tensors in the memory layout of the modules."""
         own = {f"{i}.{n}": v for i, block in enumerate(self.blocks) for n, v in block.tensors()}
         return Params(
             {n: torch.empty_like(own[n]).copy_(v) if n in own else v for n, v in params.items()}
@@ -257,7 +270,7 @@ class Row:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """The names of what is trained; the others are buffers."""
+        """Names of the trained tensors; the others are buffers."""
         names = {f"{i}.stitch.{part}" for i in self.stitches for part in ("weight", "bias")}
         for i, block in enumerate(self.blocks):
             for path, module in block.layers:
@@ -265,23 +278,23 @@ class Row:
         return frozenset(names)
 
     def train(self, mode: bool) -> None:
-        """Let the modules, which are those of their models, be in train or eval mode."""
+        """Set the modules, which belong to their models, to train or eval mode."""
         for block in self.blocks:
             for _, layer in block.layers:
                 layer.train(mode)
 
     def own(self, params: Mapping[str, Tensor], i: int) -> Params:
-        """The tensors of block i and of the stitch before it."""
+        """Return the tensors of block i and of the stitch before it."""
         start = f"{i}."
         return Params({n[len(start) :]: v for n, v in params.items() if n.startswith(start)})
 
     def named(self, model: Mapping[str, Tensor]) -> Params:
-        """The tensors of a whole model, of which this is the row, as `outputs` takes them."""
+        """Return the tensors of the whole model whose row this is, as `outputs` takes them."""
         every = ((i, n) for i, block in enumerate(self.blocks) for n, _ in block.tensors())
         return Params({f"{i}.{name}": model[name] for i, name in every})
 
     def outputs(self, params: Mapping[str, Tensor], x: Any) -> Iterator[Tensor]:
-        """What each block gives, in turn; the last are the logits [n, C]."""
+        """Yield the output of each block in turn; the last are the logits [n, C]."""
         for i, block in enumerate(self.blocks):
             own = self.own(params, i)
             if i:
@@ -290,7 +303,7 @@ class Row:
             yield x
 
     def represent(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
-        """What the head's linear layer gets, [n, d]."""
+        """Return the input of the head's linear layer, [n, d]."""
         *body, head = self.blocks
         x = [x, *Row(body).outputs(params, x)][-1]
         i, own = len(body), self.own(params, len(body))
@@ -301,17 +314,17 @@ class Row:
         return x
 
     def logits(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
-        """[n, C]."""
+        """Return the logits, [n, C]."""
         return list(self.outputs(params, x))[-1]
 
     def predictor(self, params: Params) -> Callable[[Any], Tensor]:
-        """As `logits`, with these tensors, in eval mode from now on."""
+        """Return `logits` with these tensors as a function of x; sets the modules to eval mode."""
         self.train(False)
         own = self.like(params)
         return lambda x: self.logits(own, x)
 
 
 def nbytes(before: Block | None, block: Block) -> int:
-    """Bytes of a block in a row, and of the stitch before it."""
+    """Return the bytes of a block in a row, and of the stitch before it."""
     width, inputs = stitch_shape(before, block) if before else (0, 0)
     return 4 * (block.values + width * (inputs + 1))

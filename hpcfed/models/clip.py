@@ -1,12 +1,14 @@
-"""Dual encoders, which represent images and texts in one space: a tiny random one, and CLIP from a
-folder that Hugging Face's transformers wrote.
+"""Dual encoders, which represent images and texts in one space.
 
-Radford et al. (CLIP), ICML 2021, arXiv:2103.00020, section 2. The head of such a model is made of
-texts: row c of its weights is exp(s) times the normalised representation of "a picture of a NAME",
-NAME being that of class c, its bias is 0; so logits are exp(s) times the cosines of image and text.
-The encoder of texts has done its work then and is no part of the model. Nothing is ever downloaded.
-Deviations: images are enlarged bilinearly to the size for which a checkpoint was made, grey ones
-get three equal channels, and all are normalised by the mean and deviation of the data set.
+There is a tiny one with random weights, and CLIP from a folder written by Hugging Face's
+transformers. Radford et al. (CLIP), ICML 2021, arXiv:2103.00020, section 2.
+
+The head of such a model is made of texts. Row c of its weights is exp(s) times the normalised
+representation of "a picture of a NAME", where NAME is the name of class c; its bias is 0. So logits
+are exp(s) times the cosines of image and text. The text encoder is not needed after that and is no
+part of the model. Nothing is ever downloaded.
+Deviations: images are resized bilinearly to the size for which a checkpoint was made, grey ones get
+three equal channels, and all are normalised by the mean and standard deviation of the data set.
 """
 
 from __future__ import annotations
@@ -27,27 +29,28 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.models.model import Head, Model
 
 PROMPT = "a picture of a {}"  # as in the public code of FedCLIP
-SCALE = 1 / 0.07  # exp(s) where training begins, Radford et al., section 2.5
+SCALE = 1 / 0.07  # exp(s) at the start of training, Radford et al., section 2.5
 BYTES, UNITS = 256, 64
 
 
 class DualEncoder(nn.Module):
-    """The encoder of images, as a body: [n, c, h, w] -> representations [n, d] of length 1.
+    """The image encoder, as a body: [n, c, h, w] -> representations [n, d] of length 1.
 
-    d: their width.  normalises: whether they are divided by their length; not where an adapter does
-    it after its own work.
+    d: width of the representations.
+    normalises: whether they are divided by their length; false if an adapter does that afterwards.
     """
 
     d: int
     normalises = True
 
     def encode(self, x: Tensor) -> Tensor:
-        """Representations as they come, [n, d]."""
+        """Return representations before normalisation, [n, d]."""
         raise NotImplementedError
 
     def class_weights(self, names: Sequence[str]) -> Tensor:
-        """The head's weights for classes of these names, [C, d]; once, for the encoder of texts is
-        dropped.
+        """Return the head's weights for classes of these names, [C, d].
+
+        It can be called only once, because it drops the text encoder.
         """
         raise NotImplementedError
 
@@ -57,8 +60,9 @@ class DualEncoder(nn.Module):
 
 
 class TinyDualEncoder(DualEncoder):
-    """Two convolutions for images, bytes and one attention layer for texts; for tests and
-    examples.
+    """A small dual encoder for tests and examples.
+
+    It has two convolutions for images, and bytes with one attention layer for texts.
     """
 
     def __init__(self, channels: int, d: int):
@@ -96,7 +100,10 @@ class TinyDualEncoder(DualEncoder):
 
 
 class HuggingFaceDualEncoder(DualEncoder):
-    """The two encoders of a `CLIPModel` in a folder; d is what it projects to."""
+    """The two encoders of a `CLIPModel` in a folder.
+
+    d is the width of the model's projection.
+    """
 
     def __init__(self, folder: str):
         super().__init__()
@@ -105,7 +112,7 @@ class HuggingFaceDualEncoder(DualEncoder):
         self.d = int(whole.config.projection_dim)
         self.size = int(whole.config.vision_config.image_size)
         self.vision, self.projection = whole.vision_model, whole.visual_projection
-        self.texts: Any = [whole]  # in a list, so that it is no part of the module
+        self.texts: Any = [whole]  # in a list, so that it is not registered as a submodule
 
     def encode(self, x: Tensor) -> Tensor:
         x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
@@ -129,14 +136,15 @@ class HuggingFaceDualEncoder(DualEncoder):
 
 
 def clip_tiny(shape: tuple[int, ...], d: int) -> nn.Module:
-    """Random encoders of images and texts: [n, c, h, w] -> [n, d]."""
+    """Small encoders of images and texts with random weights: [n, c, h, w] -> [n, d]."""
     return TinyDualEncoder(shape[0], d)
 
 
 def of_folder(name: str) -> Any:
-    """A function (shape, d) -> the dual encoder in the folder of "clip:FOLDER"; its d is its own.
+    """Return a function (shape, d) -> the dual encoder in the folder of "clip:FOLDER".
 
-    Raises ConfigError for a folder that holds none, and for images of two channels, say.
+    The width d of the representation is the encoder's own. Raises ConfigError if the folder holds
+    no such encoder, and for images that have neither 1 nor 3 channels.
     """
     folder = name.partition(":")[2]
     if not (Path(folder) / "config.json").is_file():
@@ -161,7 +169,7 @@ def library(folder: str) -> Any:
 
 
 def new_clip(folder: str) -> Any:
-    """A new `CLIPModel` with the weights of the folder; on torch's meta device without."""
+    """Return a new `CLIPModel` with the weights of the folder, on torch's meta device without."""
     transformers = library(folder)
     if torch.empty(0).is_meta:
         config = transformers.CLIPConfig.from_pretrained(folder, local_files_only=True)
@@ -173,7 +181,10 @@ def new_clip(folder: str) -> Any:
 
 @lru_cache(maxsize=1)
 def read_clip(folder: str) -> Any:
-    """The folder's `CLIPModel`; of safetensors alone, which run no code. Raises ConfigError."""
+    """Read the `CLIPModel` of a folder, from safetensors files only, which run no code.
+
+    Raises ConfigError if it cannot be read.
+    """
     try:
         return library(folder).CLIPModel.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -189,7 +200,7 @@ def read_clip(folder: str) -> Any:
 
 @lru_cache(maxsize=1)
 def tokenizer(folder: str) -> Any:
-    """The folder's tokenizer. Raises ConfigError."""
+    """Return the folder's tokenizer. Raises ConfigError if it cannot be read."""
     try:
         return library(folder).AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -204,7 +215,10 @@ def tokenizer(folder: str) -> Any:
 
 
 def make_head(body: DualEncoder, classes: int, names: Sequence[str]) -> Head:
-    """The head that the texts give. names: of the classes; none: their numbers."""
+    """Return the head made of the texts.
+
+    names: the names of the classes; if empty, their numbers.
+    """
     head = Head(body.d, classes)
     with torch.no_grad():
         head.weight.copy_(body.class_weights(names or [str(c) for c in range(classes)]))
@@ -213,8 +227,9 @@ def make_head(body: DualEncoder, classes: int, names: Sequence[str]) -> Head:
 
 
 class Adapter(nn.Sequential):
-    """FedCLIP's attention over the values of a representation: [n, d] -> [n, d], rows that sum to
-    1: softmax(W2 tanh(W1 z + b1) + b2).
+    """FedCLIP's attention over the values of a representation: [n, d] -> [n, d], rows of sum 1.
+
+    softmax(W2 tanh(W1 z + b1) + b2).
     """
 
     def __init__(self, d: int):
@@ -222,9 +237,11 @@ class Adapter(nn.Sequential):
 
 
 def attend(model: Model) -> Model:
-    """An adapter after the body: the representation z becomes a(z) z, divided by its length. Of a
-    model that is no dual encoder it gets the length exp(s) = 1 / 0.07 instead of 1, which is in the
-    head of a dual one.  Lu et al. (FedCLIP), arXiv:2302.13485.
+    """Add an adapter after the body, and return the model.
+
+    The representation z becomes a(z) z, divided by its length. For a model that is no dual encoder
+    its length is exp(s) = 1 / 0.07 instead of 1; in a dual encoder this factor is in the head.
+    Lu et al. (FedCLIP), arXiv:2302.13485.
     """
     dual = isinstance(model.body, DualEncoder)
     if dual:

@@ -4,11 +4,12 @@ from torch import nn
 
 
 def cnn(shape: tuple[int, ...], d: int) -> nn.Module:
-    """Two 5x5 convolutions with 2x2 max-pooling, then d units with ReLU: [n, c, h, w] -> [n, d], >=
-    0.
+    """Two 5x5 convolutions with 2x2 max-pooling, then d units with ReLU: [n, c, h, w] -> [n, d].
 
-    With d = 512, 10 classes and 28x28 grey images it has the paper's 1,663,370 parameters (head
-    included), which tells that the convolutions keep the image size. Deviations: none.
+    The representation is >= 0. With d = 512, 10 classes and 28x28 grey images the model has the
+    paper's 1,663,370 parameters (head included); this implies that the convolutions keep the image
+    size.
+    Deviations: none.
     """
     channels, height, width = shape
     return nn.Sequential(

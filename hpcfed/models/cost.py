@@ -1,4 +1,4 @@
-"""What a model costs to compute, so that clients are placed on ranks by work and not by number."""
+"""The computational cost of a model, by which clients are placed on ranks."""
 
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -11,15 +11,17 @@ from hpcfed.core.inputs import zeros
 from hpcfed.models import build
 from hpcfed.models.transformer import Attend
 
-VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,
-LAYER = (
-    40_000  # and starting one layer as many, shared among the examples of a batch of 64; see cost
-)
+VALUE = 16  # multiply-adds that cost as much as one value that a layer writes
+LAYER = 40_000  # the same for the start of a layer, per example in a batch of 64; see `cost`
 
 
 class Work(NamedTuple):
-    """One forward pass of one example: multiply-adds in convolutions, linear and recurrent layers,
-    values written by all layers, number of layers; a recurrent layer counts once for each token."""
+    """The work of one forward pass of one example.
+
+    multiply_adds: those in convolutions, linear and recurrent layers.
+    values: number of values that all layers write.
+    layers: number of layers; a recurrent layer counts once for each token.
+    """
 
     multiply_adds: int
     values: int
@@ -30,7 +32,7 @@ class Work(NamedTuple):
 def work(
     name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0
 ) -> Work:
-    """What one forward pass of one example takes; random streams stay as they are.
+    """Return the work of one forward pass of one example; random streams stay as they are.
 
     Raises ConfigError as `build`.
     """
@@ -50,12 +52,12 @@ def work(
 
 
 def _work(layer: nn.Module, out: Any) -> Work:
-    """An output of a convolution or linear layer is a dot product with a part of weight [outputs,
-    ...].
+    """Return the work of one layer, from its output.
 
-    An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell
-    and the state; a GRU three gates and the state. Each value that attention writes is a product of
-    L scores and values, and each score one of queries and keys.
+    An output of a convolution or linear layer is a dot product with a part of weight [outputs,
+    ...]. An LSTM layer multiplies all its matrices once for each token, and writes four gates, the
+    cell and the state; a GRU writes three gates and the state. Each value that attention writes is
+    a product of L scores and values, and each score one of queries and keys.
     """
     if isinstance(layer, nn.LSTM | nn.GRU):
         tokens, gates = out[0].shape[1], 6 if isinstance(layer, nn.LSTM) else 4
@@ -75,22 +77,22 @@ def _work(layer: nn.Module, out: Any) -> Work:
 
 
 def makes_weight(layer: nn.Module) -> bool:
-    """Whether a layer computes its weight from other tensors, instead of having it."""
+    """Return whether a layer computes its weight from other tensors."""
     return hasattr(type(layer), "weight")
 
 
 def cost(
     name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0
 ) -> float:
-    """The estimated time of one example, in units of one multiply-add; only ratios between models
-    matter.
+    """Return the estimated time of one example, in units of one multiply-add.
 
-    Multiply-adds alone, or parameters, would mislead: ShuffleNetV2 has 39 times fewer multiply-adds
-    than the small AlexNet but is only 8 times as fast, because it is bound by memory and by its
-    many layers. So values written and layers count too. Their two weights were fitted to training
-    steps of 64 images on one CPU thread, 8 models, channels-last, at 16x16, 28x28 and 32x32:
-    estimates lie within 0.64 and 1.36 of the measured times (multiply-adds alone: 0.18 and 1.31).
-    Raises ConfigError as `build`.
+    Only ratios between models matter. Multiply-adds alone, or parameters, would mislead:
+    ShuffleNetV2 has 39 times fewer multiply-adds than the small AlexNet but is only 8 times as
+    fast, because memory and its many layers limit it. So values written and layers count too. Their
+    two weights were fitted to training steps of 64 images on one CPU thread, 8 models,
+    channels-last, at 16x16, 28x28 and
+    32x32: estimates lie within 0.64 and 1.36 of the measured times (multiply-adds alone: 0.18 and
+    1.31). Raises ConfigError as `build`.
     """
     multiply_adds, values, layers = work(name, shape, classes, d, vocabulary)
     return float(multiply_adds + VALUE * values + LAYER * layers)

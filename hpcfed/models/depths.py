@@ -1,9 +1,8 @@
-"""Families of models that differ in depth alone: which tensors belong to which of their equal
-blocks.
+"""Families of models that differ only in depth, that is in the number of equal blocks.
 
-Any model whose body has a row of equal blocks is of such a family: `resmlp-4`, a transformer's
-encoder, a user's `nn.Sequential` of blocks. Blocks are found by names and shapes: those of block i
-are "ROW.i.REST", with the same rests and shapes for each i.
+Any model whose body has a row of equal blocks belongs to such a family: `resmlp-4`, a transformer's
+encoder, a user's `nn.Sequential` of blocks. Blocks are found by the names and shapes of tensors:
+those of block i are "ROW.i.REST", with the same rests and shapes for each i.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ Shape = tuple[int, ...]
 class Family:
     """Models of several depths.
 
-    row: name of the row of blocks, "body.blocks".  depths: blocks by architecture, the shallowest
-    first.  below: tensors beside the blocks that were defined before them (stem, embeddings).
-    above: those after them (last layers, head).  inner: by the rest of its name a block's tensors,
-    whether they are parameters; else they are statistics.
+    row: name of the row of blocks, "body.blocks".
+    depths: number of blocks by architecture, the shallowest first.
+    below: tensors outside the blocks that are defined before them (stem, embeddings).
+    above: tensors outside the blocks that are defined after them (last layers, head).
+    inner: for each tensor of a block, by the rest of its name, whether it is a parameter; otherwise
+    it is a statistic.
     """
 
     row: str
@@ -40,12 +41,14 @@ class Family:
         return list(self.depths)
 
     def block(self, i: int, rest: str) -> str:
-        """The name of a tensor of block i."""
+        """Return the name of a tensor of block i."""
         return f"{self.row}.{i}.{rest}" if self.row else rest
 
     def common(self, architecture: str, name: str) -> bool:
-        """Whether this tensor of the architecture is the same one in deeper members: it is below
-        the blocks, or in a block that is not the architecture's last.
+        """Return whether deeper members of the family have this tensor of the architecture too.
+
+        That holds for tensors below the blocks, and for those of all blocks but the architecture's
+        last.
         """
         if name in self.below or name in self.above:
             return name in self.below
@@ -53,20 +56,20 @@ class Family:
 
 
 def is_inside(row: str, name: str) -> bool:
-    """Whether a tensor belongs to a block of this row."""
+    """Return whether a tensor belongs to a block of this row."""
     return name.startswith(f"{row}.") and name[len(row) + 1 :].partition(".")[0].isdecimal()
 
 
 def index(row: str, name: str) -> int:
-    """The number of the block to which a tensor belongs."""
+    """Return the number of the block to which a tensor belongs."""
     return int(name[len(row) + 1 :].partition(".")[0])
 
 
 def find_row(shapes: Mapping[str, Shape]) -> tuple[str, int]:
-    """The name of the longest row of equal blocks among tensors of these names, and how many blocks
-    it has; "" and 0 where no two are equal.
+    """Return the name of the longest row of equal blocks, and its number of blocks.
 
-    Of rows of one length the one with most tensors counts, then the first.
+    shapes: shapes of the tensors by name. Of several rows of this length the one with most tensors
+    counts, then the first. The result is ("", 0) if no two blocks are equal.
     """
     found: dict[str, dict[int, dict[str, Shape]]] = {}
     for name, shape in shapes.items():
@@ -85,17 +88,17 @@ def find_row(shapes: Mapping[str, Shape]) -> tuple[str, int]:
 
 
 def family(layouts: Mapping[str, Layout]) -> Family:
-    """What the models of these layouts, by architecture, have in common.
+    """Return the family of the models with these layouts, given by architecture.
 
-    A single architecture is a family, whether it has blocks or not.
-    Raises ConfigError where several differ in more than their number of equal blocks.
+    A single architecture is a family too, with or without blocks. Raises ConfigError if several
+    differ in more than their number of equal blocks.
     """
     return relate(tuple(layouts.items()))
 
 
 @cache
 def relate(layouts: tuple[tuple[str, Layout], ...]) -> Family:
-    """As `family`."""
+    """Return the family; see `family`."""
     shapes = {kind: dict(zip(x.names, x.shapes, strict=True)) for kind, x in layouts}
     deepest = max(shapes, key=lambda kind: len(shapes[kind]))
     row, _ = find_row(shapes[deepest])
@@ -127,13 +130,16 @@ def relate(layouts: tuple[tuple[str, Layout], ...]) -> Family:
 
 
 def before(outside: Collection[str], params: Collection[str]) -> frozenset[str]:
-    """Of the tensors outside of blocks these parameters, and statistics of the same layers."""
+    """Return the tensors among `outside` that come before the blocks.
+
+    These are the given parameters, and statistics of the same layers.
+    """
     layers = {name.rpartition(".")[0] for name in params}
     return frozenset(n for n in outside if n in params or n.rpartition(".")[0] in layers)
 
 
 def different(deepest: str, other: str, why: str) -> ConfigError:
-    """Of architectures that are of no one family."""
+    """Return the error for two architectures that do not belong to one family."""
     return ConfigError(
         f"models.mix: {deepest} and {other} do not differ in the number of equal blocks alone: "
         f"{why}; take models of one family, as ['resmlp-2', 'resmlp-4'], or a single one"

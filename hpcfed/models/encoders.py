@@ -1,10 +1,9 @@
-"""Encoders of one modality: inputs [n, *shape] -> steps in time [n, T, STEP], and which of them
-count.
+"""Encoders of one modality: inputs [n, *shape] -> steps in time [n, T, STEP].
 
 Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.2, for conv1d-gru and gru: three
 convolutions of kernel 5 with 32, 64 and 128 maps, ReLU, pooling by 2 and dropout 0.1, then a GRU of
-128 units.
-Deviations: none there. The others are this package's: inputs without time are one step.
+128 units. Deviations: none for these. The other encoders are this package's own; inputs without
+time are one step.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WORD = 100  # values of a token's vector, as in `hpcfed.models.lstm`
 
 
 class Steps(NamedTuple):
-    """What an encoder makes.
+    """The output of an encoder.
 
     h: [n, T, STEP].  there: [n, T], bool, steps that are no padding; None: all.
     """
@@ -36,7 +35,7 @@ class Steps(NamedTuple):
     there: Tensor | None = None
 
     def mean(self) -> Tensor:
-        """The mean over the steps that count, [n, STEP]; 0 where none does."""
+        """Return the mean over the steps that are no padding, [n, STEP]; 0 without such steps."""
         if self.there is None:
             return self.h.mean(1)
         weight = self.there.to(self.h.dtype)[:, :, None]
@@ -44,7 +43,7 @@ class Steps(NamedTuple):
 
 
 class Mlp(nn.Module):
-    """Numbers of any shape, one step: two linear layers with ReLU."""
+    """Two linear layers with ReLU, for numbers of any shape; the output is one step."""
 
     def __init__(self, modality: Modality):
         super().__init__()
@@ -61,7 +60,10 @@ class Mlp(nn.Module):
 
 
 class Conv2d(nn.Module):
-    """Images [n, C, H, W], one step: two 3x3 convolutions with pooling, then a linear layer."""
+    """Two 3x3 convolutions with pooling, then a linear layer, for images [n, C, H, W].
+
+    The output is one step.
+    """
 
     def __init__(self, modality: Modality):
         super().__init__()
@@ -83,7 +85,10 @@ class Conv2d(nn.Module):
 
 
 class Sequence(nn.Module):
-    """Sequences [n, C, L] or tokens [n, L], 0 for padding: convolutions, a GRU, or both."""
+    """Convolutions, a GRU, or both, for sequences [n, C, L] or tokens [n, L].
+
+    Token 0 is padding.
+    """
 
     def __init__(self, modality: Modality, conv: bool, gru: bool):
         super().__init__()
@@ -139,12 +144,12 @@ MAKERS: dict[str, Callable[[Modality], nn.Module]] = {
 
 
 def encoder(name: str, modality: Modality) -> nn.Module:
-    """The encoder of this name (`config.architectures.ENCODERS`) for a modality."""
+    """Return the encoder of this name (`config.architectures.ENCODERS`) for a modality."""
     return MAKERS[name](modality)
 
 
 class Encoders(nn.Module):
-    """Encoders by modality, so that their tensors are named "encoders.MODALITY. ..."."""
+    """One encoder for each modality; their tensors are named "encoders.MODALITY. ..."."""
 
     def __init__(self, modalities: dict[str, nn.Module]):
         super().__init__()
@@ -158,12 +163,15 @@ class Encoders(nn.Module):
             self.add_module(name, module)
 
     def forward(self, x: dict[str, Tensor]) -> dict[str, Steps]:
-        """The steps of the modalities that a batch has; others' inputs are not looked at."""
+        """Return the steps of the modalities that a batch has; other inputs are ignored."""
         return {name: self._modules[name](x[name]) for name in self.names if name in x}  # type: ignore[misc]
 
 
 def stacked(found: list[Steps]) -> tuple[Tensor, Tensor | None]:
-    """All modalities' steps one after the other, [n, T, STEP], and which count, [n, T]."""
+    """Return the steps of all modalities one after the other, [n, T, STEP], and their mask.
+
+    The mask, [n, T], is true for steps that are no padding; None: all.
+    """
     h = torch.cat([steps.h for steps in found], 1)
     if all(steps.there is None for steps in found):
         return h, None

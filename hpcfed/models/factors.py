@@ -1,8 +1,7 @@
-"""Networks whose weights are products of common factors, of which each client has scores of its
-own: WAFFLe.
+"""Networks whose weights are products of common factors with scores of each client: WAFFLe.
 
-W = W_a diag(b r) W_b with W_a [outputs, F], W_b [F, inputs], real scores r and binary ones b, of
-which b has the prior of an Indian buffet process. Hao et al. (WAFFLe), 2020, arXiv:2008.05687.
+W = W_a diag(b r) W_b with W_a [outputs, F], W_b [F, inputs], real scores r and binary scores b. The
+prior of b is an Indian buffet process. Hao et al. (WAFFLe), 2020, arXiv:2008.05687.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from torch import Tensor, nn
 
 from hpcfed.models.model import Head, Model
 
-SCORES = ("scores", "gates", "sticks")  # what is a client's own of a layer
-LIKELY = 2.0  # the logit with which each factor is there at first
+SCORES = ("scores", "gates", "sticks")  # the parameters of a layer that each client has for itself
+LIKELY = 2.0  # the initial logit of each gate
 EULER = 0.5772156649015329
-SMALL = 1e-6  # uniform draws and probabilities keep so far from 0 and 1
+SMALL = 1e-6  # least distance of uniform draws and probabilities from 0 and 1
 
 
 class How(NamedTuple):
-    """number: F.  alpha: of the prior.  temperature: of the relaxed gates.  personal: whether there
-    are scores.
+    """The settings of a factorisation.
+
+    number: F.  alpha: of the prior.  temperature: of the relaxed gates.
+    personal: whether there are scores.
     """
 
     number: int
@@ -37,8 +38,8 @@ class Factors(nn.Module):
     """The weight of a layer, [outputs, inputs], as a product.
 
     Parameters: left [outputs, F], right [F, inputs]; scores [F], r; gates [F], the logits of b's
-    posterior probabilities; sticks [2, F], of which softplus gives the two parameters of the
-    Kumaraswamy posterior of the sticks v, whose products are the prior probabilities of b.
+    posterior probabilities; sticks [2, F]. softplus of the sticks gives the two parameters of the
+    Kumaraswamy posterior of the stick lengths v, whose products are the prior probabilities of b.
     """
 
     def __init__(self, outputs: int, inputs: int, how: How):
@@ -64,16 +65,18 @@ class Factors(nn.Module):
         return (self.left * (gate * self.scores)) @ self.right
 
     def draw_gates(self) -> Tensor:
-        """Relaxed draws of b, [F], in 0..1: sigmoid((logit + logistic noise) / temperature).
+        """Return relaxed draws of b, [F], in 0..1.
 
+        sigmoid((logit + logistic noise) / temperature).
         Maddison et al., ICLR 2017, arXiv:1611.00712.
         """
         u = draw_uniform(self.gates)
         return relax(self.gates + u.log() - (-u).log1p(), self.temperature)
 
     def divergence(self) -> Tensor:
-        """KL of the posterior of sticks and b from their prior, a scalar; one draw of the sticks
-        stands for them in the prior of b.
+        """Return the KL divergence of the posterior of sticks and b from their prior, a scalar.
+
+        The prior of b is computed from a single draw of the sticks.
         """
         c, d = F.softplus(self.sticks)
         u = draw_uniform(c)
@@ -83,17 +86,20 @@ class Factors(nn.Module):
 
 
 def draw_uniform(like: Tensor) -> Tensor:
-    """Values inside 0..1, as many as there; drawn as dropout is, where the step is."""
+    """Return uniform draws in 0..1, in the shape of `like`, from torch's generator.
+
+    They stay SMALL away from 0 and 1.
+    """
     return nn.init.uniform_(torch.empty_like(like), SMALL, 1 - SMALL)
 
 
 def relax(logits: Tensor, temperature: float) -> Tensor:
-    """Gates between 0 and 1; the smaller the temperature, the nearer to (logits > 0)."""
+    """Return gates between 0 and 1; a smaller temperature brings them nearer to (logits > 0)."""
     return torch.sigmoid(logits / temperature)
 
 
 def stick_divergence(c: Tensor, d: Tensor, alpha: float) -> Tensor:
-    """KL(Kumaraswamy(c, d) || Beta(alpha, 1)), value by value.
+    """Return KL(Kumaraswamy(c, d) || Beta(alpha, 1)), value by value.
 
     (c - alpha) / c (-gamma - psi(d) - 1/d) + log(c d / alpha) - (d - 1) / d.
     Nalisnick and Smyth, ICLR 2017, arXiv:1605.06197, appendix A.
@@ -103,7 +109,10 @@ def stick_divergence(c: Tensor, d: Tensor, alpha: float) -> Tensor:
 
 
 def gate_divergence(logits: Tensor, prior: Tensor) -> Tensor:
-    """KL(Bernoulli(sigmoid(logits)) || Bernoulli(prior)), value by value; prior inside 0..1."""
+    """Return KL(Bernoulli(sigmoid(logits)) || Bernoulli(prior)), value by value.
+
+    prior: inside 0..1.
+    """
     p = torch.sigmoid(logits)
     return p * (F.logsigmoid(logits) - prior.log()) + (1 - p) * (
         F.logsigmoid(-logits) - (-prior).log1p()
@@ -111,7 +120,7 @@ def gate_divergence(logits: Tensor, prior: Tensor) -> Tensor:
 
 
 class FactorLinear(nn.Module):
-    """A linear layer, its weight in factors."""
+    """A linear layer whose weight is a product of factors."""
 
     def __init__(self, layer: nn.Linear, how: How):
         super().__init__()
@@ -128,7 +137,7 @@ class FactorLinear(nn.Module):
 
 
 class FactorHead(FactorLinear):
-    """The head, its weight in factors."""
+    """The head, with a weight that is a product of factors."""
 
     def __init__(self, head: Head, how: How):
         super().__init__(head, how)
@@ -139,7 +148,10 @@ class FactorHead(FactorLinear):
 
 
 class FactorConv2d(nn.Module):
-    """A convolution, its weight in factors: [outputs, inputs * height * width of the kernel]."""
+    """A convolution whose weight is a product of factors.
+
+    The product has shape [outputs, inputs * height * width of the kernel].
+    """
 
     def __init__(self, layer: nn.Conv2d, how: How):
         super().__init__()
@@ -159,8 +171,9 @@ class FactorConv2d(nn.Module):
 
 
 def factorise(model: Model, how: How) -> Model:
-    """The model with all weights of convolutions and linear layers in so many factors; draws the
-    factors, biases stay.
+    """Factorise the weights of all convolutions and linear layers, and return the model.
+
+    The factors are drawn anew; biases stay.
     """
     for path, layer in list(model.named_modules()):
         kinds = ((Head, FactorHead), (nn.Linear, FactorLinear), (nn.Conv2d, FactorConv2d))
@@ -172,6 +185,6 @@ def factorise(model: Model, how: How) -> Model:
 
 
 def divergence(model: nn.Module) -> Tensor:
-    """The sum of all layers' divergences, a scalar."""
+    """Return the sum of all layers' divergences, a scalar."""
     layers = (m for m in model.modules() if isinstance(m, Factors))
     return torch.stack([layer.divergence() for layer in layers]).sum()

@@ -1,11 +1,12 @@
 """FedHeNN's five CNNs: Makhija et al., ICML 2022, arXiv:2202.07757, section 4.1.
 
-The paper names the ends (1 conv + 1 FC, 3 conv + 3 FC) and the homogeneous model (2 conv, each with
-max-pooling, + 3 FC, here fedhenn-4); FC counts the head. Open there, and chosen here: 3x3
-convolutions with 32, 64 and 128 channels, each with ReLU and 2x2 max-pooling; an inner fully
-connected layer of 256 units; ReLU after each; and the two steps between the ends.
-Deviations: all five represent in the same width d, so that methods that exchange heads can use
-them.
+The paper gives the smallest and the largest network (1 conv + 1 FC, 3 conv + 3 FC) and the
+homogeneous model (2 conv, each with max-pooling, + 3 FC, here fedhenn-4); FC counts the head. It
+leaves open, and these are chosen here: 3x3 convolutions with 32, 64 and 128 channels, each with
+ReLU and 2x2 max-pooling; an inner fully connected layer of 256 units; ReLU after each; and the two
+other networks.
+Deviations: all five have representations of the same width d, so that methods that exchange heads
+can use them.
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ INNER = 256
 
 
 def _body(shape: tuple[int, ...], d: int, convs: int, fcs: int) -> nn.Module:
-    """convs convolutions and fcs - 1 fully connected layers: [n, c, h, w] -> [n, d], >= 0."""
+    """Return convolutions and fcs - 1 fully connected layers: [n, c, h, w] -> [n, d], >= 0."""
     if fcs == 1:
         return _convolutional(shape[0], d)
     channels = (shape[0], *CHANNELS[:convs])
@@ -35,8 +36,9 @@ def _conv(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 def _convolutional(channels: int, d: int) -> nn.Module:
-    """One convolution, its maps averaged over the cells of the finest grid that gives d values in
-    all.
+    """Return one convolution whose maps are averaged over the cells of a grid: d values in all.
+
+    The grid is the finest of 4x4, 2x2 and 1x1 that divides d.
     """
     grid = next(g for g in (4, 2, 1) if d % g**2 == 0)
     return nn.Sequential(*_conv(channels, d // grid**2), nn.AdaptiveAvgPool2d(grid), nn.Flatten())

@@ -1,8 +1,6 @@
-"""Trained models as safetensors files: tensors by name, and in the metadata all that says what they
-are.
+"""Files of trained models in the safetensors format, with a description in the metadata.
 
-Any safetensors reader opens them; only these functions, and the package around them, are needed to
-predict.
+Any safetensors reader opens them. To predict, only these functions and this package are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"
-LARGEST = 2**31  # of sizes
+LARGEST = 2**31  # the largest size that is accepted
 NUMBER = int | float
 SCALARS = {  # types of the fields of `About`, and of its `more`
     **dict.fromkeys(("architecture", "counted", "kind", "mask", "server"), str),
@@ -37,7 +35,10 @@ LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
 
 
 def encode(model: Trained) -> bytes:
-    """The file's content. Metadata: format and version, and each field of `About` as JSON."""
+    """Return the content of the file.
+
+    The metadata hold format and version, and each field of `About` as JSON.
+    """
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
     told = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
     told["shape"] = json.dumps(write_shape(model.about.shape))
@@ -46,10 +47,11 @@ def encode(model: Trained) -> bytes:
 
 
 def read(path: Path, own: Collection[str] = ()) -> Trained:
-    """The trained model in a file, in eval mode, on the CPU. Raises CheckpointError where there is
-    none.
+    """Read the trained model in a file, in eval mode, on the CPU.
 
-    own: models outside hpcfed that may be imported; ConfigError where it needs another one.
+    own: models outside hpcfed that may be imported.
+    Raises CheckpointError if the file holds no trained model, ConfigError if it needs another model
+    outside hpcfed.
     """
     library = import_extra("safetensors", "models", "a file of a trained model")
     try:
@@ -73,7 +75,7 @@ def read(path: Path, own: Collection[str] = ()) -> Trained:
 
 
 def parse_about(path: Path, found: dict[str, str]) -> About:
-    """What the metadata say of the model."""
+    """Return the description in a file's metadata. Raises CheckpointError if it is malformed."""
     try:
         values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}
         for name, value in flat(values):
@@ -94,7 +96,7 @@ def parse_about(path: Path, found: dict[str, str]) -> About:
 
 
 def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields, of several modalities those of each one."""
+    """Yield the fields by name, for several modalities those of each one."""
     for name, value in values.items():
         if name in ("mean", "std") and isinstance(value, dict):
             yield from ((name, row) for row in value.values())
@@ -102,7 +104,7 @@ def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             for part in value:
                 if not (isinstance(part, dict) and set(part) == set(Modality._fields)):
                     raise DamagedError(f"shape holds {part!r}")
-                yield "counted", part["name"]  # a text, as that is
+                yield "counted", part["name"]  # a name, checked as a string
                 yield name, part["shape"]
                 yield "vocabulary", part["vocabulary"]
         else:
@@ -110,8 +112,9 @@ def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_type(name: str, value: Any) -> None:
-    """DamagedError for a field that is of another type than `About` has it. No pydantic here: a
-    file of a trained model is read without it.
+    """Raise DamagedError if a field has another type than in `About`.
+
+    It does without pydantic, so that files of trained models can be read without it.
     """
     listed = LISTS | {"present": int}
     kind: Any
@@ -124,7 +127,10 @@ def check_type(name: str, value: Any) -> None:
 
 
 def check_about(about: About) -> None:
-    """DamagedError for sizes that no model has, and for a way to predict that lacks its values."""
+    """Raise DamagedError for impossible sizes or missing values.
+
+    Values are missing if the kind of prediction needs them and `more` lacks them.
+    """
     C, more, shape = len(about.classes), about.more, about.shape
     if isinstance(shape, Shapes):
         several = {part.name: part for part in shape}

@@ -1,8 +1,8 @@
-"""One model is one flat buffer: its parameters and float buffers are views into one vector.
+"""A model as one flat buffer: its parameters and float buffers are views into one vector.
 
-A rank keeps one `Skeleton` per architecture and copies the flat vectors of its clients in and out;
-one optimiser step, one upload, one checkpoint record is then one operation on one vector, not one a
-tensor.
+A rank has one `Skeleton` per architecture and copies the flat vectors of its clients in and out.
+One optimiser step, one upload, one checkpoint record is then one operation on one vector, not one
+for each tensor.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -21,17 +21,17 @@ from hpcfed.models.model import Model, Pair
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model lies in its flat vector: parameters first, then float buffers,
-    no gaps.
+    """The positions of a model's tensors in its flat vector.
 
-    Two models of one architecture and one memory format have equal layouts. A model in torch's
-    channels-last format keeps it, its convolutions' weights then lie as [outputs, height, width,
-    inputs]: so read a flat vector by `views` and make one by `flatten`, which are right for every
-    format.
+    Parameters come first, then float buffers, without gaps. Two models of one architecture and one
+    memory format have equal layouts. A model in torch's channels-last format keeps it: the weights
+    of its convolutions then lie as [outputs, height, width, inputs]. Read a flat vector by `views`
+    and make one by `flatten`, which are right for every format.
 
-    shapes, strides: of params, then of buffers.  integers: integer buffers (batch norms'
-    num_batches_tracked), no part of the flat vector: with a fixed momentum they never enter a
-    result.
+    shapes, strides: of params, then of buffers.
+    integers: integer buffers (num_batches_tracked of batch normalisation). They are no part of the
+    flat
+    vector: with a fixed momentum they never enter a result.
     """
 
     params: tuple[str, ...]
@@ -57,23 +57,24 @@ class Layout:
 
     @cached_property
     def slots(self) -> dict[str, slice]:
-        """Where each tensor lies, by name."""
+        """The slice of each tensor in the flat vector, by name."""
         ends = [0, *accumulate(map(prod, self.shapes))]
         return {name: slice(*ends) for name, ends in zip(self.names, pairwise(ends), strict=True)}
 
     @property
     def size(self) -> int:
-        """Values in the flat vector."""
+        """Number of values in the flat vector."""
         return sum(map(prod, self.shapes))
 
     @property
     def n_params(self) -> int:
-        """Values in the flat gradient: those of the parameters, which come first."""
+        """Number of values in the flat gradient: those of the parameters, which come first."""
         return sum(map(prod, self.shapes[: len(self.params)]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters
-        alone.
+        """Return the tensors of a flat vector by name, as views.
+
+        A vector [n_params] gives the parameters alone.
         """
         names = self.names if len(flat) == self.size else self.params
         parts = zip(names, self.shapes, self.strides, strict=False)
@@ -82,8 +83,9 @@ class Layout:
         }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector [size], float32, of these tensors (`model.state_dict()`), copied, on
-        the CPU.
+        """Return a new flat vector with copies of these tensors, [size], float32, on the CPU.
+
+        tensors: by name, such as `model.state_dict()`.
         """
         flat = torch.empty(self.size)
         for name, view in self.views(flat).items():
@@ -92,14 +94,15 @@ class Layout:
 
 
 class Skeleton:
-    """A model whose tensors live in one vector, to be lent to one client after the other.
+    """A model whose tensors live in one vector, used by one client after the other.
 
-    model: the module itself, moved to `device`, in the memory format in which it came; its
-    parameters and float buffers are views into flat [size], float32, its parameters' gradients
-    views into grad [n_params]. The gradients stay attached as long as they are cleared by
-    `zero_grad` here, never by that of the model or the optimiser, which drop them, and as long as
-    backward is not called with create_graph (`torch.autograd.grad` serves there). A parameter that
-    a loss does not reach has gradient 0, not None.
+    model: the module itself, moved to `device`, in its original memory format. Its parameters and
+    float buffers are views into flat [size], float32, and its parameters' gradients views into grad
+    [n_params].
+
+    Clear gradients by `zero_grad` of this class, never by that of the model or the optimiser, which
+    would detach them from grad. For the same reason use `torch.autograd.grad` instead of backward
+    with create_graph. A parameter that a loss does not reach has gradient 0, not None.
     """
 
     def __init__(self, model: Model | Pair, device: torch.device | str = "cpu"):
@@ -120,8 +123,9 @@ class Skeleton:
 
     @cached_property
     def grad(self) -> Tensor:
-        """The flat gradient, [n_params], of which the parameters' gradients are views; made when
-        first used.
+        """The flat gradient, [n_params], of which the parameters' gradients are views.
+
+        It is made when first used.
         """
         flat = torch.zeros_like(self.flat[: self.layout.n_params])
         for name, view in self.layout.views(flat).items():
@@ -134,25 +138,27 @@ class Skeleton:
         return self.layout.views(self.grad)
 
     def view(self, name: str) -> Tensor:
-        """The parameter or buffer of this name, without gradient; writing to it changes the
-        model.
+        """Return the parameter or buffer of this name, without gradient.
+
+        Writing to it changes the model.
         """
         return self._views[name]
 
     def items(self, which: Callable[[str], bool]) -> Params:
-        """The parameters and buffers whose names are wanted, as views; clone what is to outlive the
-        loan.
+        """Return the parameters and buffers with these names, as views.
+
+        which: whether a name is wanted. Clone the tensors to keep them after another client is
+        loaded.
         """
         return Params({name: view for name, view in self._views.items() if which(name)})
 
     def load(self, flat: Tensor) -> None:
-        """Make the model that of the client to whom this flat vector [size] belongs; copies, keeps
-        no link.
+        """Copy the flat vector of a client, [size], into the model.
 
         Integer buffers stay as they are (see Layout). Raises RuntimeError if the size differs.
         """
         self.flat.copy_(flat)
 
     def zero_grad(self) -> None:
-        """All gradients to 0, in place."""
+        """Set all gradients to 0, in place."""
         self.grad.zero_()

@@ -1,12 +1,14 @@
-"""Models for several modalities: one encoder each, and a fusion of what they make, in the body.
+"""Models for several modalities: one encoder for each, and a fusion of their outputs, in the body.
 
-Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.2: concat and attention, where
-their classifier's first layer, with its ReLU, is the last of the body, so that models.d = 64 gives
-theirs. mean: Ouyang et al. (Harmony), MobiSys 2023, whose features of all modalities are averaged.
+concat and attention: Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.2. The
+first layer of their classifier, with its ReLU, is the last of the body here, so that models.d = 64
+gives their model.
+mean: Ouyang et al. (Harmony), MobiSys 2023, where the features of all modalities are averaged.
 gated: Wang et al. (FedCovid), ECML-PKDD 2022, section 5.2: features side by side, h' = W h, and the
 representation is sigmoid(h') h', value by value.
-A batch that lacks a modality is fused from the others: concat reads zeros in its place, which is
-what FedMultimodal feeds; mean and attention leave it out.
+
+A batch that lacks a modality is fused from the others. concat reads zeros in its place, as
+FedMultimodal does; mean and attention leave it out.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ class Mean(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads that weigh the steps of all modalities, [n, HEADS * STEP]: weights are
-    softmax(U tanh(V h)) over all steps that are no padding.
+    """Attention heads over the steps of all modalities, [n, HEADS * STEP].
+
+    The weights are softmax(U tanh(V h)) over all steps that are no padding.
     """
 
     def __init__(self, modalities: int):
@@ -61,14 +64,15 @@ class Attention(nn.Module):
         h, there = stacked(list(found.values()))
         scores = self.score(h)  # [n, T, HEADS]
         if there is not None:
-            # a large negative number, for where nothing counts infinity would give nan
+            # a finite number: if all steps are padding, infinity would give nan
             scores = scores.masked_fill(~there[:, :, None], -1e5)
         return (scores.softmax(1).transpose(1, 2) @ h).flatten(1)
 
 
 class Fusion(nn.Module):
-    """Inputs by modality -> representation [n, d], >= 0. Tensors: "encoders.MODALITY. ...",
-    "fusion. ...", "out. ...".
+    """A body for several modalities: inputs by modality -> representation [n, d], >= 0.
+
+    Tensors: "encoders.MODALITY. ...", "fusion. ...", "out. ...".
     """
 
     def __init__(self, fusion: type[nn.Module], shapes: Shapes, kinds: dict[str, str], d: int):
@@ -78,7 +82,7 @@ class Fusion(nn.Module):
         self.out = nn.Linear(self.fusion.width, d)  # type: ignore[arg-type]
 
     def fuse(self, x: dict[str, Tensor]) -> Tensor:
-        """The fused features, [n, width], of which `represent` makes the representation."""
+        """Return the fused features, [n, width], which are the input of `represent`."""
         return self.fusion(self.encoders(x), self.encoders.names)
 
     def represent(self, h: Tensor) -> Tensor:
@@ -89,7 +93,7 @@ class Fusion(nn.Module):
 
 
 class Gated(Fusion):
-    """As Fusion, but sigmoid(out) times out in the place of the ReLU."""
+    """A Fusion with sigmoid(out) times out instead of the ReLU."""
 
     def represent(self, h: Tensor) -> Tensor:
         return F.silu(self.out(h))

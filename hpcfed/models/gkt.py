@@ -1,11 +1,10 @@
-"""FedGKT's models: the client's small ResNet-8, and servers that take its first feature maps for
-images.
+"""FedGKT's models: a small ResNet-8 for clients, and server models that read its feature maps.
 
 He et al. (FedGKT), NeurIPS 2020, arXiv:2007.14513, appendix; blocks of He et al., CVPR 2016,
 arXiv:1512.03385, section 3 and figure 5. Client: 3x3 convolution to 16 maps, batch normalisation,
-ReLU (the maps that are sent), then two bottleneck blocks. Server: what follows those maps in
-ResNet-56 or ResNet-20 for CIFAR, with three stages of 6 or 2 bottleneck blocks. Deviations: one
-more linear layer, from the pooled maps to the representation.
+ReLU (these maps are sent), then two bottleneck blocks. Server: what follows those maps in ResNet-56
+or ResNet-20 for CIFAR, with three stages of 6 or 2 bottleneck blocks. Deviations: one more linear
+layer, from the pooled maps to the representation.
 """
 
 from functools import partial
@@ -23,8 +22,9 @@ MAPS, WIDER = (
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution, added to the input: [n, c, h, w] -> [n, 4 inner, h / stride, w
-    / stride].
+    """A residual block of 1x1, 3x3 and 1x1 convolutions, added to the input.
+
+    [n, c, h, w] -> [n, 4 inner, h / stride, w / stride].
     """
 
     def __init__(self, inputs: int, inner: int, stride: int = 1):
@@ -43,13 +43,13 @@ class Bottleneck(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the image's size but for its stride, and batch normalisation."""
+    """Return a convolution, padded to keep the image size at stride 1, and batch normalisation."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return nn.Sequential(conv, BatchNorm2d(outputs))
 
 
 def stage(inputs: int, inner: int, blocks: int, stride: int = 1) -> list[Bottleneck]:
-    """Blocks of one width, of which the first has the stride."""
+    """Return blocks of one width; the first has the stride."""
     return [
         Bottleneck(inputs if b == 0 else WIDER * inner, inner, stride if b == 0 else 1)
         for b in range(blocks)
@@ -57,13 +57,14 @@ def stage(inputs: int, inner: int, blocks: int, stride: int = 1) -> list[Bottlen
 
 
 def pool_layers(width: int, d: int) -> list[nn.Module]:
-    """The mean of each map, then d linear units."""
+    """Return layers for the mean of each map, then d linear units."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, d)]
 
 
 def resnet8(shape: tuple[int, ...], d: int) -> nn.Module:
-    """The client's model: [n, c, h, w] -> [n, d]; its first three layers give the maps [n, 16, h,
-    w].
+    """The client's model: [n, c, h, w] -> [n, d].
+
+    Its first three layers give the maps [n, 16, h, w].
     """
     first = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
     return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pool_layers(WIDER * MAPS, d))

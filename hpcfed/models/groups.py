@@ -1,8 +1,8 @@
 """Networks whose upper layers are divided into groups, each of which serves some classes: Fed2.
 
-From a layer on convolutions and linear layers read and write in groups that do not see each other,
-and the logit of a class reads the features of its group alone, so its gradient reaches no other
-group. Yu et al. (Fed2), KDD 2021, arXiv:2111.14248.
+From some layer on, each group of a convolution or linear layer reads only the same group of the
+layer before. The logit of a class reads the features of its group alone, so its gradient reaches no
+other group. Yu et al. (Fed2), KDD 2021, arXiv:2111.14248.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from torch import Tensor, nn
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Head, Model
 
-# in which a channel of the output depends on the same channel of the input alone
+# layers in which an output channel depends only on the same input channel, or that are divided
 LEAVES = (
     *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
     *(nn.Dropout, nn.Identity, nn.BatchNorm2d, nn.Conv2d, nn.Linear),
 )
-ROWS = ("Sequential", "Bottleneck", "BasicBlock", "ResNet")  # that run or add what they hold
+ROWS = (
+    "Sequential",
+    "Bottleneck",
+    "BasicBlock",
+    "ResNet",
+)  # modules that run or add their children
 
 
 class GroupLinear(nn.Linear):
-    """Linear layers side by side: [n, inputs] -> [n, outputs], group g of the outputs from group g
-    of the inputs. weight: [outputs, inputs / groups].
+    """Linear layers side by side: [n, inputs] -> [n, outputs].
+
+    Group g of the outputs is computed from group g of the inputs. weight: [outputs, inputs /
+    groups].
     """
 
     def __init__(self, inputs: int, outputs: int, groups: int):
@@ -38,8 +45,9 @@ class GroupLinear(nn.Linear):
 
 
 class GroupHead(Head):
-    """Logits [n, C] of which each reads the features of its class's group alone. weight: [C, d /
-    groups].
+    """A head whose logits, [n, C], read only the features of their class's group.
+
+    weight: [C, d / groups].
     """
 
     def __init__(self, d: int, classes: int, relu: bool, groups: int):
@@ -54,15 +62,15 @@ class GroupHead(Head):
 
 
 def class_groups(classes: int, groups: int) -> np.ndarray:
-    """The group of each class, [C]: neighbouring classes share one."""
+    """Return the group of each class, [C]; neighbouring classes share one."""
     return np.arange(classes) * groups // classes
 
 
 def divide(model: Model, groups: int, depth: int) -> Model:
-    """The model with so many groups above its first `depth` layers, and GroupNorm in the place of
-    batch normalisation everywhere; new layers draw their weights.
+    """Divide all layers above the first `depth` layers into groups, and return the model.
 
-    Raises ConfigError for a body in which groups would mix, or widths that cannot be divided.
+    GroupNorm replaces batch normalisation everywhere. The weights of new layers are drawn. Raises
+    ConfigError for a body in which groups would mix, or widths that cannot be divided.
     """
     body, seen = model.body, 0
     known = {type(m).__name__ for m in body.modules() if list(m.children())} | {"Sequential"}
@@ -100,14 +108,14 @@ def divide(model: Model, groups: int, depth: int) -> Model:
 
 
 def known_layer(module: nn.Module) -> bool:
-    """Whether groups stay apart in a module, as far as it alone decides."""
+    """Return whether a module keeps groups apart, as far as the module alone decides."""
     if list(module.children()):
         return type(module).__name__ in ROWS
     return isinstance(module, LEAVES) and getattr(module, "groups", 1) == 1
 
 
 def divided(path: str, layer: nn.Conv2d | nn.Linear, groups: int) -> nn.Module:
-    """A new layer of the same widths, in groups."""
+    """Return a new layer of the same widths, in groups."""
     if isinstance(layer, nn.Linear):
         for width in (layer.in_features, layer.out_features):
             check_divisible(path, width, groups)
@@ -126,7 +134,7 @@ def divided(path: str, layer: nn.Conv2d | nn.Linear, groups: int) -> nn.Module:
 
 
 def check_divisible(path: str, width: int, groups: int) -> None:
-    """ConfigError for a width that is no multiple of the number of groups."""
+    """Raise ConfigError for a width that is no multiple of the number of groups."""
     if width % groups:
         raise ConfigError(
             f"algorithm.groups = {groups}: layer body.{path} has a width of {width}, no multiple "
@@ -135,7 +143,7 @@ def check_divisible(path: str, width: int, groups: int) -> None:
 
 
 def row_groups(model: Model) -> dict[str, np.ndarray]:
-    """By name of a tensor in the divided part: the group to which each of its rows belongs."""
+    """Return the group of each row of the tensors in the divided part, by name."""
     found = {}
     for path, module in model.named_modules():
         groups = getattr(module, "groups", 1)

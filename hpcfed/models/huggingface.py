@@ -1,9 +1,9 @@
-"""Encoders for texts of Hugging Face's transformers by name, "hf:distilbert-base-uncased": the
-architecture of that name's configuration, with weights that are drawn.
+"""Text encoders of Hugging Face's transformers by name, such as "hf:distilbert-base-uncased".
 
-Texts keep hpcfed's tokens and vocabulary, so that weights of these encoders, made for tokens of
-their own, would mean nothing: none are read. The configuration is that of a folder with config.json
-or of the package's cache; nothing is ever downloaded, and no code of a repository is run.
+The architecture is that of the name's configuration, and its weights are drawn. Texts keep hpcfed's
+tokens and vocabulary; pretrained weights were made for other tokens, so none are read. The
+configuration is that of a folder with config.json or of the package's cache. Nothing is ever
+downloaded, and no code of a repository is run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.models.transformer import mean
 
 NAME = re.compile(r"[A-Za-z0-9_./\-]+")
-SPECIAL = 8  # positions more than tokens: some architectures count them from 2 on
+SPECIAL = 8  # additional positions: some architectures number them from 2
 
 
 class Encoder(nn.Module):
-    """Tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0: the mean of the last
-    states of tokens that are no padding, then a linear layer with ReLU.
+    """A text encoder: tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
+
+    The mean of the last states of tokens that are no padding, then a linear layer with ReLU.
     """
 
     def __init__(self, encoder: nn.Module, width: int, d: int):
@@ -40,10 +41,10 @@ class Encoder(nn.Module):
 
 
 def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
-    """A function (shape, d, vocabulary) -> body for "hf:NAME".
+    """Return a function (shape, d, vocabulary) -> body for "hf:NAME".
 
-    Raises ConfigError where there is no such configuration on this machine, it is that of no
-    encoder, or transformers is not installed.
+    Raises ConfigError if this machine has no such configuration, if it is not that of an encoder,
+    or if transformers is not installed.
     """
     model = name.partition(":")[2]
     if not NAME.fullmatch(model):
@@ -60,7 +61,7 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
             )
             width = given.hidden_size
             if getattr(net, "pooler", None) is not None:
-                net.pooler = None  # a layer behind the states, which nobody would read
+                net.pooler = None  # a layer after the states, which is not used
         except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
             told = str(error).partition("\n")[0]
             raise ConfigError(
@@ -73,7 +74,10 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
 
 
 def configuration(library: Any, name: str) -> Any:
-    """The configuration of this name: a folder's, or the cache's. Raises ConfigError."""
+    """Return the configuration of this name, from a folder or the cache.
+
+    Raises ConfigError if there is none.
+    """
     try:
         return library.AutoConfig.from_pretrained(
             name, local_files_only=True, trust_remote_code=False
@@ -91,7 +95,7 @@ def configuration(library: Any, name: str) -> Any:
 
 
 def adapt(given: Any, length: int, vocabulary: int) -> None:
-    """Let a configuration be that of texts of so many tokens, of this vocabulary, 0 for padding."""
+    """Adapt a configuration to texts of this length and vocabulary, with padding 0."""
     given.vocab_size, given.pad_token_id = vocabulary, 0
     for name in ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id"):
         if getattr(given, name, None) is not None:

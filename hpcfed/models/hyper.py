@@ -1,9 +1,9 @@
-"""A graph hyper-network, which makes the weights of a network from its graph: HAFL-GHN.
+"""A graph hyper-network, which generates the weights of a network from its graph: HAFL-GHN.
 
-Each layer with weights is a node. Messages along the edges tell a node what stands before and
-behind it; a decoder then makes the values of its tensors, some at a time, so that the
-hyper-network's own parameters are the same whatever network it serves. Litany et al. (Federated
-Learning with Heterogeneous Architectures using Graph HyperNetworks), 2022, arXiv:2201.08459.
+Each layer with weights is a node. Messages along the edges tell a node which layers come before and
+after it. A decoder then generates the values of its tensors in chunks, so that the hyper-network's
+own parameters are the same for any network. Litany et al. (Federated Learning with Heterogeneous
+Architectures using Graph HyperNetworks), 2022, arXiv:2201.08459.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Model
 
 KINDS: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm)
-CHUNK = 64  # values that the decoder makes at once
-PLACES = 16  # of the encoding of where in a tensor these stand
+CHUNK = 64  # values that the decoder generates at once
+PLACES = 16  # width of the encoding of their position in a tensor
 SIZES = 2  # features of a node beside its kind: logarithms of its outputs and inputs
 
 
 class Hyper(nn.Module):
-    """Weights from a graph: nodes [N, features] and edges [N, N] -> states of nodes [N, hidden];
-    of a state the values of a tensor.
+    """The hyper-network: from a graph to the states of its nodes, and from a state to tensors.
+
+    Nodes [N, features] and edges [N, N] give states [N, hidden]; the state of a node gives the
+    values of its layer's tensors.
     """
 
     def __init__(self, hidden: int, rounds: int):
@@ -39,16 +41,19 @@ class Hyper(nn.Module):
         self.last = nn.ModuleDict({name: nn.Linear(hidden, CHUNK) for name in ("weight", "bias")})
 
     def encode(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """States of the nodes after the messages; edges[i, j] = 1: what i makes goes into j."""
+        """Return the states of the nodes after the messages.
+
+        edges[i, j] = 1: the output of layer i is the input of layer j.
+        """
         h = torch.tanh(self.embed(nodes))
         for _ in range(self.rounds):
             h = torch.tanh(self.own(h) + self.before(edges.T @ h) + self.behind(edges @ h))
         return h
 
     def decode(self, state: Tensor, name: str, shape: torch.Size) -> Tensor:
-        """The values of a tensor of this shape. name: weight or bias.
+        """Return the values of a tensor of this shape.
 
-        state: [hidden], of its node.
+        state: [hidden], of its node.  name: weight or bias.
         """
         count = math.ceil(shape.numel() / CHUNK)
         places = encode_places(count, state.device).to(state.dtype)
@@ -58,8 +63,9 @@ class Hyper(nn.Module):
 
 
 def encode_places(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Sines and cosines of 0..count-1 at PLACES / 2 wavelengths from 2 pi to 10,000, [count,
-    PLACES].
+    """Return sinusoidal encodings of the positions 0..count-1, [count, PLACES].
+
+    They are sines and cosines at PLACES / 2 wavelengths from 2 pi to 10,000.
     """
     speeds = 10_000 ** (-torch.arange(PLACES // 2, device=device) / (PLACES // 2))
     angles = torch.arange(count, device=device)[:, None] * speeds
@@ -67,8 +73,9 @@ def encode_places(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class Made(nn.Module):
-    """A network whose parameters a hyper-network makes whenever it runs. It registers the
-    network's buffers, not its parameters, for it has none.
+    """A network whose parameters a hyper-network generates in each forward pass.
+
+    It has the network's buffers but no parameters of its own.
 
     number: of its first node in the graph.
     """
@@ -88,7 +95,7 @@ class Made(nn.Module):
             number += bool(own)
 
     def make(self) -> dict[str, Tensor]:
-        """The network's parameters by name."""
+        """Return the network's parameters by name."""
         (graph,) = self.graph
         states = graph.states()
         return {
@@ -101,8 +108,10 @@ class Made(nn.Module):
 
 
 def scale(values: Tensor, name: str, norm: bool) -> Tensor:
-    """Values as a layer can begin with them: weights by the root of their number of inputs, those
-    of normalisation about 1, biases small.
+    """Scale generated values to the size of a layer's initial values.
+
+    Weights are scaled by the root of their number of inputs, those of normalisation are centred at
+    1, and biases are small.
     """
     if name == "bias":
         return 0.1 * values
@@ -110,7 +119,10 @@ def scale(values: Tensor, name: str, norm: bool) -> Tensor:
 
 
 class Graph:
-    """The graph of a network, which stays where the network is, and the hyper-network."""
+    """The graph of a network, and the hyper-network.
+
+    The tensors of the graph are moved to the device of the hyper-network when they are used.
+    """
 
     def __init__(self, hyper: Hyper, nodes: Tensor, edges: Tensor):
         self.hyper, self.nodes, self.edges = hyper, nodes, edges
@@ -121,7 +133,7 @@ class Graph:
 
 
 class MadeBody(Made):
-    """The body; it holds the hyper-network."""
+    """The body with generated weights; it holds the hyper-network."""
 
     def __init__(self, net: nn.Module, graph: Graph):
         super().__init__(net, graph, 0)
@@ -129,7 +141,7 @@ class MadeBody(Made):
 
 
 class MadeHead(Made):
-    """The head."""
+    """The head with generated weights."""
 
     def __init__(self, net: nn.Module, graph: Graph, number: int):
         super().__init__(net, graph, number)
@@ -137,10 +149,10 @@ class MadeHead(Made):
 
 
 def describe(model: Model) -> tuple[Tensor, Tensor]:
-    """The nodes of a model's graph, [N, features], and its edges, [N, N]: each layer with weights
-    goes into the next one, in the order in which the model has them.
+    """Return the nodes of a model's graph, [N, features], and its edges, [N, N].
 
-    Raises ConfigError for a layer of which weights cannot be made.
+    Each layer with weights is connected to the next one, in the order of the model. Raises
+    ConfigError for a layer whose weights cannot be generated.
     """
     rows = []
     for path, layer in model.named_modules():
@@ -161,7 +173,10 @@ def describe(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def generate(model: Model, hidden: int, rounds: int) -> Model:
-    """The model with parameters that a new hyper-network makes; draws that one's."""
+    """Replace the model's parameters by a new hyper-network that generates them; returns the model.
+
+    The weights of the hyper-network are drawn.
+    """
     nodes, edges = describe(model)
     graph = Graph(Hyper(hidden, rounds), nodes, edges)
     model.head = MadeHead(model.head, graph, len(nodes) - 1)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What the bodies taken from torchvision need so that they serve small images and small batches."""
+"""Layers that let bodies from torchvision handle small images and small batches."""
 
 from functools import cache
 
@@ -8,18 +8,18 @@ from torch.nn import functional as F
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation that survives one or two values per channel.
+    """Batch normalisation that also works with one or two values per channel.
 
     A batch of one example whose feature map has shrunk to 1x1 has no variance, and `nn.BatchNorm2d`
-    refuses to train on it; two values become +1 and -1 whatever they are, and two equal ones (two
-    views that are not augmented) blow up the gradient by 300 a layer. Such a batch is normalised
-    with the running statistics and leaves them alone, as in evaluation. Small images reach 1x1
-    inside ResNet-18, ShuffleNetV2 and GoogLeNet, and a client's last batch may hold one example. On
-    all other batches it is `nn.BatchNorm2d`, bit for bit.
+    refuses to train on it. Two values become +1 and -1 whatever they are, and two equal ones (two
+    views that are not augmented) multiply the gradient by 300 in each layer. Such a batch is
+    normalised with the running statistics and does not change them, as in evaluation. Small images
+    reach 1x1 inside ResNet-18, ShuffleNetV2 and GoogLeNet, and a client's last batch may hold one
+    example. On all other batches it is `nn.BatchNorm2d`, bit for bit.
     """
 
     def skips(self, x: Tensor) -> bool:
-        """Whether a batch is too small to be normalised by itself."""
+        """Return whether a batch is too small to be normalised by its own statistics."""
         return x.numel() <= 2 * self.num_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,17 +37,18 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution that is one matrix product where its maps are so small that each output sees
-    all of its input.
+    """A convolution that becomes one matrix product for very small maps.
 
-    So are those of the last stages of networks for ImageNet on 32x32 images. There a kernel mostly
-    multiplies the zeros around the image (a 3x3 kernel on one pixel: eight of nine, three quarters
-    of ResNet-18's weights), and what is left is too little for libraries of convolutions to be
-    fast. The values are those of `nn.Conv2d` but for the order in which products are summed.
+    The maps are so small that each output sees all of its input, as in the last stages of networks
+    for ImageNet on 32x32 images. There a kernel mostly multiplies the zeros around the image (a 3x3
+    kernel
+    on one pixel: eight of nine, three quarters of ResNet-18's weights), and the rest is too little
+    work for convolution libraries to be fast. The values are those of `nn.Conv2d` except for the
+    order in which products are summed.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # there is nothing to save, and who follows the units of layers wants to see whole weights
+        # nothing to gain here, and `models.trace` must see whole weights
         if x.is_meta:
             return super().forward(x)
         rows, columns = map(
@@ -65,8 +66,9 @@ class Conv2d(nn.Conv2d):
 
 
 def apply_parts(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
-    """Outputs [n, places * outputs] of inputs [n, height, width, inputs]; parts: the kernel that
-    each place sees.
+    """Return the outputs [n, places * outputs] of inputs [n, height, width, inputs].
+
+    parts: the part of the kernel that each place sees.
     """
     matrix = (
         torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0].flatten(1)
@@ -76,10 +78,11 @@ def apply_parts(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
 
 @cache
 def kernel_windows(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]:
-    """Along one side, the places of a kernel under which the image lies, for each output; empty
-    where one misses some.
+    """Return, for each output along one side, the places of the kernel that cover the image.
 
-    size: of the image.  Its first value lies under place padding - j * stride of the kernel of
+    The result is empty if some output does not cover the whole image.
+
+    size: of the image. Its first value lies under place padding - j * stride of the kernel of
     output j.
     """
     outputs = (size + 2 * padding - kernel) // stride + 1
@@ -89,11 +92,14 @@ def kernel_windows(size: int, kernel: int, padding: int, stride: int) -> tuple[s
 
 
 def for_small_images(net: nn.Module) -> nn.Module:
-    """The same net with the batch norms and convolutions of this file; tensors and names stay."""
+    """Replace a net's batch norms and convolutions by those of this file, and return the net.
+
+    Tensors and their names stay the same.
+    """
     for module in net.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = (
-                BatchNorm2d  # torchvision takes no norm layer for two of the three nets
+                BatchNorm2d  # two of torchvision's three nets have no norm_layer argument
             )
         elif (
             type(module) is nn.Conv2d
@@ -105,8 +111,9 @@ def for_small_images(net: nn.Module) -> nn.Module:
 
 
 def stem(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """A net's first convolution for images of so many channels; a new one only where they
-    differ.
+    """Return a net's first convolution for images with this number of channels.
+
+    It is the same convolution if it has that number already, else a new one.
     """
     if conv.in_channels == channels:
         return conv

@@ -1,5 +1,6 @@
-"""Models of other packages by name, "torchvision:resnet50" and "timm:resnet18": built without
-weights, and with the classes of the data; the last linear layer becomes the head
+"""Models of other packages by name, such as "torchvision:resnet50" and "timm:resnet18".
+
+They are built without weights, for the classes of the data. The last linear layer becomes the head
 (`hpcfed.models.user_model`). Nothing is ever downloaded.
 """
 
@@ -24,9 +25,9 @@ COLOURS = 3  # channels of the images for which models of torchvision are made
 
 
 def maker(name: str) -> Callable[..., nn.Module]:
-    """A function (shape, num_classes) -> model for "torchvision:NAME" or "timm:NAME".
+    """Return a function (shape, num_classes) -> model for "torchvision:NAME" or "timm:NAME".
 
-    Raises ConfigError where there is no such model, or timm is not installed.
+    Raises ConfigError if there is no such model, or if timm is not installed.
     """
     library, _, model = name.partition(":")
     if not NAME.fullmatch(model):
@@ -35,7 +36,7 @@ def maker(name: str) -> Callable[..., nn.Module]:
 
 
 def of_torchvision(name: str) -> Callable[..., nn.Module]:
-    """As `maker`, for classification models of torchvision."""
+    """Return a maker of a torchvision classification model; see `maker`."""
     models = import_torchvision().models
     known = models.list_models(module=models)
     if name not in known:
@@ -48,9 +49,10 @@ def of_torchvision(name: str) -> Callable[..., nn.Module]:
 
 
 def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A model of torchvision without weights. Its first convolution is replaced where images have
-    another number of channels than 3; side heads are left out; transformers are made for images of
-    this size.
+    """Return a model of torchvision without weights.
+
+    Its first convolution is replaced if images do not have 3 channels. Auxiliary heads are left
+    out. Vision transformers are made for images of this size.
     """
     models = import_torchvision().models
     takes = inspect.signature(models.get_model_builder(name)).parameters
@@ -66,7 +68,7 @@ def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.
 
 
 def of_timm(name: str) -> Callable[..., nn.Module]:
-    """As `maker`, for models of timm."""
+    """Return a maker of a timm model; see `maker`."""
     prepare_torchvision()  # timm imports it by itself
     timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
     if not timm.is_model(name):
@@ -80,7 +82,7 @@ def of_timm(name: str) -> Callable[..., nn.Module]:
 
 
 def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A model of timm without weights, for images of this shape."""
+    """Return a model of timm without weights, for images of this shape."""
     given: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
     if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
         given["img_size"] = tuple(shape[1:])
@@ -89,7 +91,7 @@ def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) ->
 
 
 class explain:
-    """Inside, a library makes a model: what it raises becomes one ConfigError."""
+    """Context in which a library makes a model; any exception becomes a ConfigError."""
 
     def __init__(self, name: str):
         self.name = name
@@ -105,7 +107,7 @@ class explain:
 
 
 def replace_first(net: nn.Module, channels: int) -> None:
-    """Let the first convolution read images with so many channels."""
+    """Replace the first convolution by one for images with this number of channels."""
     for path, layer in net.named_modules():
         if isinstance(layer, nn.Conv2d):
             if layer.in_channels == COLOURS != channels:
@@ -115,9 +117,10 @@ def replace_first(net: nn.Module, channels: int) -> None:
 
 
 def cached(name: str) -> Path:
-    """The file of this model's pretrained weights in the cache of its library.
+    """Return the file of this model's pretrained weights in the cache of its library.
 
-    Raises ConfigError, with what to type, where it is not there: a run downloads nothing.
+    Raises ConfigError, with the command that downloads it, if it is not there: a run downloads
+    nothing.
     """
     library, _, model = name.partition(":")
     if library == "torchvision":

@@ -1,10 +1,9 @@
 """FedHeNN's models for text: Makhija et al., ICML 2022, arXiv:2202.07757, section 4.1.
 
-One or two LSTM layers and two fully connected layers, the second of which is the head. Open there,
-and chosen
-here: word vectors of 100 values, learnt with the rest, and 100 units a layer, as LEAF's model for
-the same data (arXiv:1812.01097), whose word vectors come ready-made; a ReLU after the first fully
-connected layer.
+One or two LSTM layers and two fully connected layers, the second of which is the head. The paper
+leaves open, and these are chosen here: word vectors of 100 values, learnt with the other weights,
+and 100 units a layer, as LEAF's model for the same data (arXiv:1812.01097), whose word vectors are
+pretrained; a ReLU after the first fully connected layer.
 Deviations: none.
 """
 
@@ -19,10 +18,11 @@ HIDDEN = 100  # units of an LSTM layer
 
 
 class Lstm(nn.Module):
-    """Tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
+    """An LSTM for texts: tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
 
-    What is read is the state after the last token that is no padding, so padding at the end changes
-    nothing; a text without any token is read as one of padding, whose vector is 0 and stays so.
+    The representation is made of the state after the last token that is no padding, so padding at
+    the end changes nothing. A text without any token is read as one token of padding, whose vector
+    is always 0.
     """
 
     def __init__(self, vocabulary: int, d: int, layers: int):
@@ -43,11 +43,11 @@ def _body(shape: tuple[int, ...], d: int, vocabulary: int, layers: int) -> nn.Mo
 
 
 class CharLstm(nn.Module):
-    """Characters [n, L], int64, 0 for one that is not known -> the last state [n, d].
+    """An LSTM for characters [n, L], int64, 0 for an unknown one -> the last state [n, d].
 
     LEAF's model for Shakespeare: Caldas et al., arXiv:1812.01097, and its stacked_lstm.py: vectors
-    of 8 values, two LSTM layers; with models.d = 256 it has theirs.
-    Deviations: torch's LSTM has two biases a gate, which are added, where theirs has one.
+    of 8 values, two LSTM layers; models.d = 256 gives theirs.
+    Deviations: torch's LSTM has two biases for each gate, which are added; theirs has one.
     """
 
     def __init__(self, vocabulary: int, d: int):

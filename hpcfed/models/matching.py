@@ -1,10 +1,9 @@
-"""Units of two models matched: which unit of one does what in the other, and models whose units
-are put in another order.
+"""Matching of the units of two models, and models with their units in another order.
 
-The order of hidden units says nothing: a model with its channels and hidden units in another order,
-in all tensors that have them, is the same function. So before models are averaged by value their
-units are put in an order in which they agree. Any model whose groups of units are known
-(`widths.Units`) will do.
+The order of hidden units has no meaning: a model with its channels and hidden units in another
+order, in all tensors that have them, is the same function. So before models are averaged by value
+their units are permuted until they agree. This works for any model whose groups of units are known
+(`widths.Units`).
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ from torch import Tensor
 from hpcfed.core.params import Params
 from hpcfed.models.widths import Units, indices
 
-Order = dict[int, np.ndarray]  # by group: at each place the unit that comes there
+Order = dict[int, np.ndarray]  # the new order of each group's units
 Wanted = Callable[[str], bool]
 
 
 def identity(units: Units) -> Order:
-    """All units where they are."""
+    """Return the order in which all units stay where they are."""
     return {group: np.arange(size) for group, size in units.sizes.items()}
 
 
 def permute(params: Mapping[str, Tensor], units: Units, order: Order) -> Params:
-    """The same model with its units in this order: the same function of its inputs, but for
-    rounding.
+    """Return the same model with its units in this order.
+
+    As a function of its inputs it is the same except for rounding.
     """
     new = Params(params)
     for name, axes in units.axes.items():
@@ -44,10 +44,10 @@ def permute(params: Mapping[str, Tensor], units: Units, order: Order) -> Params:
 def unit_vectors(
     params: Mapping[str, Tensor], units: Units, group: int, wanted: Wanted, dims: tuple[int, ...]
 ) -> Tensor:
-    """What each unit of a group is: its values in all wanted tensors, [units, values], float64.
+    """Return the values of each unit of a group in all wanted tensors, [units, values], float64.
 
-    dims: 0 for what comes into a unit (weights, bias, normalisation), 1 for what goes out of it to
-    the layers that read it. A tensor that has the group in both counts in the first of them.
+    dims: 0 for the tensors of a unit itself (weights, bias, normalisation), 1 for the weights with
+    which later layers read it. A tensor that has the group in both counts in the first of them.
     """
     parts = []
     for name, axes in units.axes.items():
@@ -67,11 +67,11 @@ def unit_vectors(
 
 
 def assign(cost: Tensor) -> np.ndarray:
-    """For each row the column that it gets, so that the sum of their costs is least; [n, m], n <=
-    m.
+    """Return the column assigned to each row, so that the sum of their costs is smallest.
 
+    cost: [n, m], n <= m.
     The Hungarian method: Kuhn, 1955; Crouse, IEEE Transactions on Aerospace and Electronic Systems
-    52(4), 2016, as scipy has it.
+    52(4), 2016, as implemented in scipy.
     """
     from scipy.optimize import linear_sum_assignment  # here: it takes a moment to import
 
@@ -79,12 +79,12 @@ def assign(cost: Tensor) -> np.ndarray:
 
 
 def square_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Of each row of a to each row of b: [n, f], [m, f] -> [n, m]."""
+    """Return the squared distance of each row of a to each row of b: [n, f], [m, f] -> [n, m]."""
     return a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
 
 
 def square_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], wanted: Wanted) -> float:
-    """Between two models over the wanted tensors, in float64."""
+    """Return the squared distance of two models over the wanted tensors, computed in float64."""
     return sum(
         float((v.double() - b[name].double()).square().sum())
         for name, v in a.items()
@@ -100,8 +100,9 @@ def rematch(
     wanted: Wanted,
     dims: tuple[int, ...],
 ) -> Order:
-    """One pass over all groups, from the inputs to the classes: each is matched to the reference's
-    while the others are in the order so far.
+    """Match all groups to the reference once, from the inputs to the classes; returns the order.
+
+    Each group is matched while the others are in their current order.
     """
     order = dict(order)
     for group in units.sizes:
@@ -119,13 +120,15 @@ def match(
     wanted: Wanted,
     passes: int = 10,
 ) -> Order:
-    """The order in which a model's units are those of the reference, as near as it finds one.
+    """Return an order in which a model's units agree with those of the reference.
 
-    First by what comes into each unit, layer by layer, as in FedMA (Wang et al., ICLR 2020,
-    arXiv:2002.06440); then by all that a unit has, which never makes the distance longer, until
-    nothing changes or after so many passes (Ainsworth et al., ICLR 2023, arXiv:2209.04836,
-    algorithm 1). Begun from the order as it is, too, and the shorter distance counts. wanted:
-    tensors that count.
+    Units are matched first by their own tensors, layer by layer, as in FedMA (Wang et al., ICLR
+    2020, arXiv:2002.06440). Then they are matched by all values of a unit, which never increases
+    the distance, until nothing changes or after `passes` passes (Ainsworth et al., ICLR 2023,
+    arXiv:2209.04836, algorithm 1). The second step is also started from the present order, and the
+    result with the shorter distance counts.
+
+    wanted: whether a tensor counts, by name.
     """
     still = identity(units)
     starts = [still, rematch(params, reference, units, still, wanted, (0,))]
@@ -142,7 +145,7 @@ def settle(
     wanted: Wanted,
     passes: int,
 ) -> Order:
-    """An order after passes by all that a unit has, until one changes nothing."""
+    """Return the order after repeated passes over all values of units, until nothing changes."""
     for _ in range(passes):
         new = rematch(params, reference, units, order, wanted, (0, 1))
         if all(np.array_equal(new[group], order[group]) for group in new):
@@ -154,5 +157,5 @@ def settle(
 def align(
     params: Mapping[str, Tensor], reference: Mapping[str, Tensor], units: Units, wanted: Wanted
 ) -> Params:
-    """The model with its units in the reference's order."""
+    """Return the model with its units in the reference's order."""
     return permute(params, units, match(params, reference, units, wanted))

@@ -18,9 +18,9 @@ def mlp(shape: tuple[int, ...], d: int) -> nn.Module:
 
 
 def logistic(shape: tuple[int, ...], d: int) -> nn.Module:
-    """No body but the flattened input, so that the head alone learns; d is the input size, whatever
-    is asked.
+    """Logistic regression: the body flattens the input, so that only the head learns.
 
-    Convex, the testbed of Li et al., MLSys 2020, arXiv:1812.06127, section 5.
+    The width of the representation is the input size, whatever d is. The objective is convex; it is
+    the testbed of Li et al., MLSys 2020, arXiv:1812.06127, section 5.
     """
     return nn.Flatten()

@@ -1,4 +1,4 @@
-"""What every model of hpcfed is: a body that represents, and a linear head that classifies."""
+"""The parts of every hpcfed model: a body that represents, and a linear head that classifies."""
 
 from typing import cast
 
@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 
 class Head(nn.Linear):
-    """One linear layer, representation [n, d] -> logits [n, C], or a ReLU before it.
+    """One linear layer, representation [n, d] -> logits [n, C], with or without a ReLU before it.
 
-    With relu the representation that losses and prototypes see is still the one before the ReLU, as
+    With relu the representation that losses and prototypes use is still the one before the ReLU, as
     in FedClassAvg's code. The parameters are "weight" [C, d] and "bias" [C] in both cases.
     """
 
@@ -23,13 +23,14 @@ class Head(nn.Linear):
 
 
 class Model(nn.Module):
-    """body: [n, *shape] -> representation [n, d].  head: [n, d] -> logits [n, C].
+    """A body and a head: [n, *shape] -> representation [n, d] -> logits [n, C].
 
-    So parameters are named "body. ..." or "head.weight", "head.bias", the body's first.
+    Parameters are named "body. ..." or "head.weight", "head.bias", the body's first.
+
     memory_format: of its weights. Convolutions are 1.1 to 1.5 times as fast with channels last; a
     user's whole model is contiguous, so that its forward may flatten with `view`.
-    last: the name that the head had in a whole model; "" in others.  frozen: names of what is
-    neither trained nor sent (`hpcfed.models.parts`).
+    last: the name that the head had in a user's whole model; "" in other models.
+    frozen: names of tensors that are neither trained nor sent (`hpcfed.models.parts`).
     """
 
     memory_format = torch.channels_last
@@ -46,10 +47,10 @@ class Model(nn.Module):
 
 
 class Pair(nn.Module):
-    """A client's own model and a second one, which all clients have: parameters "own. ..." and
-    "proxy. ...".
+    """A client's own model and a proxy model, which all clients have.
 
-    It represents and classifies as `own` does, so what is made for one model works on it as well.
+    Parameters are named "own. ..." and "proxy. ...". It represents and classifies as `own` does, so
+    code for one model works on it as well.
     """
 
     def __init__(self, own: Model, proxy: Model):
@@ -70,8 +71,9 @@ class Pair(nn.Module):
 
 
 def stem(body: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """What a row of layers does up to its first ReLU, and what follows: rest(first(x)) is body(x),
-    the same layers.
+    """Split a row of layers after its first ReLU into two modules, first and rest.
+
+    rest(first(x)) is body(x); the layers are the same objects.
     """
     layers = cast(nn.Sequential, body)
     end = next(i for i, layer in enumerate(layers, start=1) if isinstance(layer, nn.ReLU))

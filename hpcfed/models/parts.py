@@ -1,14 +1,15 @@
 """Parameter-efficient training: only some tensors of a model are trained and sent.
 
-Which ones is said by patterns of their names (`models.train`), by LoRA (`models.lora`), or both.
-All others are frozen: they are the same on all clients and the server, are held once a module, and
-are no part of the flat vector of a model; so they are neither sent, nor saved, nor kept a client.
+They are chosen by patterns of their names (`models.train`), by LoRA (`models.lora`), or both. All
+other tensors are frozen. They are the same on all clients and the server, exist once for each
+module, and are no part of the flat vector of a model; so they are neither sent nor saved, nor
+stored for each client.
 
 LoRA: Hu et al., ICLR 2022, arXiv:2106.09685, equation 3: a frozen matrix W [m, n] acts as W + B A,
-B [m, r] from 0 and A [r, n] from Kaiming's uniform distribution, as in the authors' code.
-Deviations: the scale alpha / r is 1, for with Adam it only scales the learning rate (their section
-4.1); the sum W + B A is formed in each forward pass, so that the merged weights give the same
-logits bit for bit.
+B [m, r] initialised to 0 and A [r, n] from Kaiming's uniform distribution, as in the authors' code.
+Deviations: the scale alpha / r is 1, because with Adam it only scales the learning rate (their
+section 4.1); the sum W + B A is formed in each forward pass, so that the merged weights give the
+same logits bit for bit.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ from hpcfed.models.model import Model, Pair
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
-HEAD = ("head.*",)  # what is trained beside LoRA where the job names nothing
+HEAD = ("head.*",)  # trained beside LoRA by default
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 SHOWN = 16  # digits of a checksum that a message shows
-MARK = ".parametrizations."  # in torch's names of a layer's frozen weight and what is added to it
+MARK = ".parametrizations."  # in torch's names of a parametrised weight
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What models start from and what of them is trained.
+    """The initial weights of models, and the choice of tensors that are trained.
 
-    train: patterns of names; none: those of the method (`trains`), where it has none all, beside
-    LoRA the head.  lora: rank of LoRA's matrices; 0: none.  weights: by architecture the file or
-    the word that `pretrained.find_file` takes.
+    train: patterns of names. If empty, those of the method (`trains`) count; if it has none either,
+    all tensors are trained, or with LoRA the head.
+    lora: rank of LoRA's matrices; 0: none.
+    weights: by architecture the file or the word that `pretrained.find_file` takes.
     """
 
     train: tuple[str, ...] = ()
@@ -54,7 +56,7 @@ class Parts:
 
     @classmethod
     def of(cls, job: Job) -> Parts:
-        """As the job has it."""
+        """Return the parts of a job."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
         given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
         train = models.train or tuple(job.algorithm.trains)
@@ -67,7 +69,7 @@ class Parts:
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """The files of weights by architecture. Raises ConfigError for one that is not there."""
+        """The files of weights by architecture. Raises ConfigError if one does not exist."""
         from hpcfed.models.pretrained import find_file
 
         found = {name: find_file(name, given) for name, given in self.weights.items()}
@@ -75,13 +77,13 @@ class Parts:
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of the files of weights by architecture: what a run has begun from."""
+        """SHA-256 of the files of weights by architecture; they identify a run's start."""
         return {name: sha256(path) for name, path in self.files.items()}
 
     def same_weights(self, known: Any) -> None:
-        """CheckpointError where a file of weights is not the one that a run began from.
+        """Raise CheckpointError if a file of weights is not the one that the run started from.
 
-        known: the checksums that a checkpoint says; it may be of a version that said none.
+        known: the checksums in a checkpoint; checkpoints of older versions have none.
         """
         for name, total in self.checksums.items():
             if isinstance(known, dict) and known.get(name, total) != total:
@@ -92,12 +94,12 @@ class Parts:
                 )
 
     def wanted(self, name: str) -> bool:
-        """Whether the tensor of this name is trained as it is."""
+        """Return whether the tensor of this name is trained itself."""
         patterns = self.train or (HEAD if self.lora else ("*",))
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def start(self, model: nn.Module, architecture: str) -> None:
-        """Put the weights of its file, where it has one, into a new model."""
+        """Load the weights of the architecture's file, if it has one, into a new model."""
         name = architecture.partition("+")[0].partition("~")[0]
         if path := self.files.get(name):
             from hpcfed.models.pretrained import load
@@ -105,11 +107,11 @@ class Parts:
             load(model.own if isinstance(model, Pair) else cast(Model, model), name, path)
 
     def restrict(self, model: nn.Module, base: Mapping[str, Tensor] | None) -> None:
-        """Leave only what is trained among the parameters of a new model, in place.
+        """Leave only the trained tensors among the parameters of a new model, in place.
 
-        base: by name the tensors that are frozen, which the model shares from now on; None: its
-        own. What LoRA adds is drawn from torch's global generator.
-        Raises ConfigError where nothing would be trained.
+        base: the frozen tensors by name, which the model shares from now on; None: the model's own.
+        LoRA's matrices are drawn from torch's global generator. Raises ConfigError if nothing would
+        be trained.
         """
         layers = list(self.adapted(model)) if self.lora else []
         kept = {name for name, _ in model.named_buffers() if self.wanted(name)}
@@ -123,11 +125,11 @@ class Parts:
         model.frozen = frozenset(n for n, _ in model.named_buffers()) - kept  # type: ignore[assignment]
 
     def is_frozen(self, prefix: str, name: str) -> bool:
-        """Whether the tensor of this name in the module at this prefix is not trained."""
+        """Return whether the tensor of this name in the module at this prefix is not trained."""
         return not self.wanted(prefix + name)
 
     def adapted(self, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-        """The matrices that LoRA adds to: of linear and attention layers, where they are frozen."""
+        """Yield the matrices to which LoRA adds: the frozen ones of linear and attention layers."""
         for path, module in model.named_modules():
             names: tuple[str, ...] = ("weight",) if isinstance(module, nn.Linear) else ()
             names = ATTENTION if isinstance(module, nn.MultiheadAttention) else names
@@ -136,8 +138,9 @@ class Parts:
                     yield module, name
 
     def check(self, model: nn.Module, architecture: str) -> None:
-        """ConfigError where nothing of a model, as it is built, matches a pattern, or LoRA finds no
-        layer.
+        """Raise ConfigError if a pattern matches no parameter of a model, or LoRA finds no layer.
+
+        model: as it is built, before `restrict`.
         """
         names = [name for name, _ in model.named_parameters()]
         for pattern in self.train:
@@ -154,7 +157,7 @@ class Parts:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex. Raises ConfigError where it cannot be read."""
+    """Return the SHA-256 of a file, in hex. Raises ConfigError if it cannot be read."""
     try:
         with open(path, "rb", opener=only_regular) as raw:
             return hashlib.file_digest(raw, "sha256").hexdigest()
@@ -163,7 +166,10 @@ def sha256(path: Path) -> str:
 
 
 class Lora(nn.Module):
-    """W -> W + B A, for a weight W [m, n]: b [m, rank], zeros, and a [rank, n]."""
+    """LoRA's low-rank addition to a weight: W -> W + B A.
+
+    W: [m, n].  b: [m, rank], initially zeros.  a: [rank, n].
+    """
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
@@ -182,9 +188,11 @@ def freeze(
     prefix: str,
     base: Mapping[str, Tensor] | None,
 ) -> None:
-    """Make constants of a module's own parameters, and of its statistics, where they are wanted so.
+    """Turn a module's own parameters and statistics into constants, if they are to be frozen.
 
-    which: by the name in the module.  prefix: of these names in the model.
+    which: whether a tensor is frozen, by its name in the module.
+    prefix: of these names in the model.
+    base: constants to use instead of the module's own values, by name in the model; None: its own.
     """
     for name, value in list(module.named_parameters(recurse=False)):
         if which(name):
@@ -203,8 +211,9 @@ def freeze(
 
 @cache
 def settled(cls: Any) -> Any:
-    """The class of a normalisation that always uses its running statistics and never changes
-    them.
+    """Return a subclass of a normalisation layer that always uses its running statistics.
+
+    It never changes them, in train mode either.
     """
 
     def train(self: nn.Module, mode: bool = True) -> nn.Module:
@@ -214,7 +223,7 @@ def settled(cls: Any) -> Any:
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """A module's tensors by the names of the plain model: what LoRA adds is merged."""
+    """Return a module's tensors by the names of the plain model, with LoRA's matrices merged."""
     made: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         path, mark, rest = name.partition(MARK)

@@ -1,8 +1,8 @@
-"""Weights to start from: those of a file, or of the usual cache of torchvision and timm.
+"""Initial weights from a file, or from the usual cache of torchvision and timm.
 
 A file is a state dict, by the names of the model itself ("fc.weight" of torchvision's) or by those
-of hpcfed ("body. ...", "head.weight"). It is read with weights_only, or as safetensors: no code in
-it is run.
+of hpcfed ("body. ...", "head.weight"). It is read with weights_only, or as safetensors, so no code
+in it is run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NONE = "none"
 
 
 def find_file(name: str, given: str) -> Path | None:
-    """The file that models.weights names for a model: a path, "cache", or "none".
+    """Return the file that models.weights names for a model; None for "none".
 
-    Raises ConfigError where it is not there.
+    given: a path, "cache", or "none". Raises ConfigError if the file does not exist.
     """
     if given == NONE:
         return None
@@ -44,7 +44,10 @@ def find_file(name: str, given: str) -> Path | None:
 
 @lru_cache(maxsize=1)
 def read(path: Path) -> Mapping[str, Tensor]:
-    """The tensors of a file by name. Raises ConfigError where it holds something else."""
+    """Return the tensors of a file by name.
+
+    Raises ConfigError if it cannot be read or holds anything else.
+    """
     try:
         if path.suffix == ".safetensors":
             library = import_extra("safetensors.torch", "models", f"models.weights = {path}")
@@ -54,7 +57,9 @@ def read(path: Path) -> Mapping[str, Tensor]:
     except ConfigError:
         raise
     except Exception as error:
-        if type(error).__name__ == "UnpicklingError":  # torch's, of what weights_only refuses
+        if (
+            type(error).__name__ == "UnpicklingError"
+        ):  # raised by torch for content that weights_only refuses
             raise ConfigError(
                 f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a "
                 f"file; save model.state_dict() alone"
@@ -72,14 +77,14 @@ def read(path: Path) -> Mapping[str, Tensor]:
 
 @torch.no_grad()
 def load(model: Model, name: str, path: Path) -> None:
-    """Start the model from the weights of a file, in place. Its head is left as it is drawn where
-    the file's has other classes, or none.
+    """Load the weights of a file into a model, in place.
 
+    The head keeps its drawn weights if the file's head has other classes, or if the file has none.
     Raises ConfigError for a file that lacks a tensor of the body, or has it in another shape.
     """
     found = rename(model, read(path))
     own = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
-    # what a method adds beside body and head (an adapter, say) stays as it is drawn
+    # modules that a method adds beside body and head (an adapter, say) keep their drawn weights
     own = {n: v for n, v in own.items() if n.startswith(("body.", "head."))}
     body = {n: v for n, v in own.items() if n.startswith("body.")}
     absent = [n for n in body if n not in found]
@@ -101,7 +106,7 @@ def load(model: Model, name: str, path: Path) -> None:
 
 
 def rename(model: Model, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file by the names that they have in the model."""
+    """Return the tensors of a file by their names in the model."""
     found = {n.removeprefix("module."): v for n, v in found.items()}
     if any(n.startswith("body.") for n in found) and "head.weight" in found:
         return found

@@ -1,7 +1,7 @@
-"""Families of models that differ in depth alone: a stem, N equal residual blocks, and a last layer.
+"""Families of models that differ only in depth: a stem, N equal residual blocks, a last layer.
 
 Blocks of He et al., CVPR 2016, arXiv:1512.03385, section 3. All blocks are alike, so that the first
-ones of a deep model are those of a shallower one (`hpcfed.models.depths`): the tensors of block i
+blocks of a deep model are those of a shallower one (`hpcfed.models.depths`): the tensors of block i
 are named "body.blocks.i. ..." in each of them.
 """
 
@@ -21,7 +21,10 @@ UNITS, MAPS = 128, 32  # of each block
 
 
 class Block(nn.Module):
-    """A path of layers, added to its input, then a ReLU: the output has the input's shape."""
+    """A residual block: a path of layers, added to its input, then a ReLU.
+
+    The output has the input's shape.
+    """
 
     def __init__(self, *path: nn.Module):
         super().__init__()
@@ -34,8 +37,9 @@ class Block(nn.Module):
 def row(
     stem: Sequence[nn.Module], blocks: Sequence[nn.Module], last: Sequence[nn.Module]
 ) -> nn.Module:
-    """The three parts one after the other, named so that the last one's names do not hang on the
-    number of blocks.
+    """Return the three parts one after the other, as "stem", "blocks" and "last".
+
+    With these names, the names of the last part do not depend on the number of blocks.
     """
     parts = {"stem": stem, "blocks": blocks, "last": last}
     named: OrderedDict[str, nn.Module] = OrderedDict(
@@ -45,7 +49,10 @@ def row(
 
 
 def resmlp(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
-    """128 units, so many blocks of two linear layers, d linear units: [n, *shape] -> [n, d]."""
+    """128 units, then blocks of two linear layers, then d linear units: [n, *shape] -> [n, d].
+
+    blocks: their number.
+    """
     stem = [nn.Flatten(), nn.Linear(math.prod(shape), UNITS), nn.ReLU()]
     made = [
         Block(nn.Linear(UNITS, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS)) for _ in range(blocks)
@@ -54,8 +61,11 @@ def resmlp(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
 
 
 def rescnn(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
-    """32 maps of half the height and width, so many blocks of two 3x3 convolutions with batch
-    normalisation, the mean of each map, d linear units: [n, c, h, w] -> [n, d].
+    """A stem of 32 maps, blocks of two 3x3 convolutions, d linear units: [n, c, h, w] -> [n, d].
+
+    The stem halves the height and width. All convolutions have batch normalisation. The last linear
+    layer reads the mean of each map.
+    blocks: their number.
     """
     stem = [convolution(shape[0], MAPS, kernel=3, stride=2), nn.ReLU()]
     made = [

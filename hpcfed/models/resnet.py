@@ -7,7 +7,7 @@ from hpcfed.models.layers import for_small_images, stem
 
 
 def resnet18(shape: tuple[int, ...], d: int) -> nn.Module:
-    """torchvision's ResNet-18, its last layer d wide: [n, c, h, w] -> [n, d].
+    """torchvision's ResNet-18 with a last layer of width d: [n, c, h, w] -> [n, d].
 
     The stem for ImageNet (7x7, stride 2, then max-pooling) is kept for small images too, as
     FedClassAvg's authors do. Deviations: none.

@@ -1,4 +1,4 @@
-"""From what a model gives to scores of the classes, where these are more than its logits."""
+"""Scores of classes that are not simply a model's logits."""
 
 from typing import Literal
 
@@ -10,20 +10,22 @@ Mask = Literal["zero", "drop", "none"]
 
 
 def nearest(z: Tensor, proto: Tensor) -> Tensor:
-    """Scores of the classes, [n, C]: minus the squared Euclidean distance to each class's
-    prototype.
+    """Return scores of the classes, [n, C], from the distances to prototypes.
 
-    z: [n, d].  proto: [C, d]; a class without one (nan) is farther than any other.
+    A score is minus the squared Euclidean distance to the class's prototype.
+    z: [n, d].  proto: [C, d]; a class without a prototype (nan) is farther away than any other.
     """
     squares = torch.cdist(z, proto.nan_to_num()).square()
     return -squares.where(~proto.isnan().any(1), squares.max(1, keepdim=True).values + 1)
 
 
 def mask_logits(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
-    """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
+    """Return the logits with those of absent classes set to 0 or to minus infinity.
 
-    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that
-    is dropped, at minus infinity, does not; a test example of such a class then has an infinite
+    logits: [n, C].  present: the classes that are present.  mask: "zero", "drop", or "none" to
+    change nothing.
+    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax; one that
+    is dropped, at minus infinity, does not, and a test example of such a class has an infinite
     loss.
     """
     if mask == "none" or len(present) == logits.shape[1]:

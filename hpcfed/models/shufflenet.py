@@ -7,7 +7,7 @@ from hpcfed.models.layers import for_small_images, stem
 
 
 def shufflenetv2(shape: tuple[int, ...], d: int) -> nn.Module:
-    """torchvision's ShuffleNetV2 of width 1.0, its last layer d wide: [n, c, h, w] -> [n, d].
+    """torchvision's ShuffleNetV2 of width 1.0 with a last layer of width d: [n, c, h, w] -> [n, d].
 
     The stem for ImageNet (stride 2, then max-pooling) is kept, as FedClassAvg's authors do.
     Deviations: none.

@@ -1,9 +1,9 @@
-"""Network slimming: channels whose batch normalisation scales them least are dropped.
+"""Network slimming: channels with the smallest scales in batch normalisation are dropped.
 
 Liu et al. (Learning Efficient Convolutional Networks through Network Slimming), ICCV 2017,
-arXiv:1708.06519, section 3, without the penalty on scales. A channel is dropped with all that makes
-and reads it (`widths.Units`); one that several layers of batch normalisation scale, as those that
-are added to one another, counts by the largest of its scales.
+arXiv:1708.06519, section 3, without the penalty on scales. A channel is dropped together with all
+weights that make and read it (`widths.Units`). A channel that several layers of batch normalisation
+scale, as in residual sums, counts by the largest of its scales.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from hpcfed.models.widths import Units, Window, take
 
 @dataclass(frozen=True)
 class Slimming:
-    """What can be dropped of a model, and what is left of it by masks.
+    """The prunable channels of a model, and masks over them.
 
-    units: its groups.  scales: names of the weights of its layers of batch normalisation.
-    A mask is a bool tensor [channels] on the CPU, of the channels of all groups that are scaled,
+    units: the model's groups of units.
+    scales: names of the weights of its layers of batch normalisation.
+    A mask is a bool tensor [channels] on the CPU, over the channels of all groups that are scaled,
     one group after the other; False where one is dropped.
     """
 
@@ -34,7 +35,7 @@ class Slimming:
 
     @classmethod
     def of(cls, model: nn.Module, units: Units) -> Slimming:
-        """For models of this architecture."""
+        """Return the object for models of this architecture."""
         found = tuple(
             f"{path}.weight"
             for path, m in model.named_modules()
@@ -55,16 +56,16 @@ class Slimming:
         return sum(self.units.sizes[group] for group in self.groups)
 
     def whole(self) -> Tensor:
-        """The mask of a model of which nothing is dropped."""
+        """Return the mask of a model with all its channels."""
         return torch.ones(self.channels, dtype=torch.bool)
 
     def split(self, values: Tensor) -> dict[int, Tensor]:
-        """Values of all channels, as those of a mask, by group."""
+        """Return values of all channels, such as a mask, by group."""
         sizes = [self.units.sizes[group] for group in self.groups]
         return dict(zip(self.groups, values.split(sizes), strict=True))
 
     def importance(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The largest absolute scale of each channel, [channels], on the CPU."""
+        """Return the largest absolute scale of each channel, [channels], on the CPU."""
         found = {group: torch.zeros(self.units.sizes[group]) for group in self.groups}
         for name in self.scales:
             scale, start = params[name].detach().abs().cpu(), 0
@@ -76,8 +77,10 @@ class Slimming:
         return torch.cat(list(found.values()))
 
     def prune(self, params: Mapping[str, Tensor], mask: Tensor, rate: float) -> Tensor:
-        """A new mask: without the share `rate` of the channels that the old one has left, those of
-        least importance of all layers together; the last channel of a group stays.
+        """Return a new mask without the least important of the remaining channels.
+
+        rate: the share of the remaining channels that is dropped. All layers are compared together.
+        The last channel of a group stays.
         """
         order = self.importance(params).masked_fill(~mask, torch.inf).argsort(stable=True)
         new = mask.clone()
@@ -85,21 +88,21 @@ class Slimming:
         for group, left in self.split(new).items():
             if not left.any():
                 last = self.split(self.importance(params).masked_fill(~mask, -1.0))[group].argmax()
-                left[last] = True  # of `new`, whose view it is
+                left[last] = True  # a view into `new`
         return new
 
     def window(self, mask: Tensor) -> Window:
-        """Where what is left lies in each tensor."""
+        """Return the positions of the remaining values in each tensor."""
         every = {group: np.arange(size) for group, size in self.units.sizes.items()}
         left = {group: np.flatnonzero(own.numpy()) for group, own in self.split(mask).items()}
         return self.units.places(every | left)
 
     def pack(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
-        """The model without what is dropped: what is sent of it."""
+        """Return the model without dropped channels, which is what is sent."""
         return take(params, self.window(mask))
 
     def kept(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
-        """1 where a value of the model is left, else 0: by it a model is multiplied."""
+        """Return 1 for each remaining value of the model and 0 for each dropped one."""
         found, window = Params(), self.window(mask)
         for name, value in params.items():
             ones = torch.ones_like(value)
@@ -111,5 +114,5 @@ class Slimming:
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
-    """The cosine of two masks, from 0 to 1."""
+    """Return the cosine of two masks, from 0 to 1."""
     return float((a & b).sum()) / float(a.sum() * b.sum()) ** 0.5

@@ -1,4 +1,4 @@
-"""A model run without data, to see which units of which layers meet."""
+"""A pass of a model without data, which finds the connected units of its layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from hpcfed.core.errors import ConfigError
 
-FIXED = -1  # the group of what is never cut: inputs and classes
-ASKS = {"dim", "size", "numel", "__get__"}  # what gives no tensor
+FIXED = -1  # the group of units that are never cut: inputs and classes
+ASKS = {"dim", "size", "numel", "__get__"}  # calls that return no tensor
 SAME = {
     "relu",
     "relu_",
@@ -22,13 +22,14 @@ SAME = {
     "adaptive_avg_pool2d",
     "dropout",
     "dropout_",
-}  # unit by unit
+}  # elementwise in the units
 JOINS = {"flatten", "cat", "add", "add_", "__add__", "__iadd__", "batch_norm", "linear", "conv2d"}
 
 
 class Stretch(NamedTuple):
-    """A part of a dimension: units of one group, each with so many places side by side (a flattened
-    map's).
+    """A part of a dimension: the units of one group.
+
+    repeat: number of adjacent places of each unit, as in a flattened map.
     """
 
     group: int
@@ -40,11 +41,11 @@ Axis = tuple[Stretch, ...]  # the content of one dimension
 
 
 class Trace(TorchFunctionMode):
-    """One pass of a model in which every call of torch says what its outputs are made of.
+    """One pass of a model that follows the units through every call of torch.
 
     After `run`, axes has the content of the first dimensions of each parameter and float buffer,
-    and sizes the units of each group. Of tensors that are no parameters only dimension 1, the
-    units, is followed.
+    and sizes the number of units of each group. In tensors that are no parameters only dimension 1,
+    the units, is followed.
     """
 
     def __init__(self, model: nn.Module):
@@ -60,8 +61,9 @@ class Trace(TorchFunctionMode):
         self.alive: list[Tensor] = []  # so that no two tensors have one id
 
     def run(self, shape: tuple[int, ...]) -> None:
-        """Follow a batch of one example of this shape through the model. Raises ConfigError, see
-        `refuse`.
+        """Follow a batch of one example of this shape through the model.
+
+        Raises ConfigError if the model cannot be followed; see `refuse`.
         """
         x, training = torch.empty(1, *shape, device="meta"), self.model.training
         self.keep(x, (Stretch(FIXED, shape[0]),))
@@ -88,7 +90,7 @@ class Trace(TorchFunctionMode):
         return out
 
     def follow(self, name: str, out: Tensor, args: tuple, kwargs: dict) -> Axis:
-        """The units of a function's output. Raises ConfigError where that is not known."""
+        """Return the units of a function's output. Raises ConfigError if they are not known."""
         if name in SAME:
             return self.content[id(args[0])]
         if name == "flatten" and (args[1:] or (0,))[0] == 1:
@@ -110,7 +112,7 @@ class Trace(TorchFunctionMode):
         return self.refuse(f"{name} in groups" if name == "conv2d" else name)
 
     def layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Axis:
-        """A convolution or linear layer: its outputs are a group of their own."""
+        """Record a convolution or linear layer, whose outputs are a new group."""
         group = len(self.sizes)
         self.sizes[group] = len(weight)
         outputs = (Stretch(group, len(weight)),)
@@ -120,9 +122,7 @@ class Trace(TorchFunctionMode):
         return outputs
 
     def norm(self, args: tuple, kwargs: dict) -> Axis:
-        """Batch normalisation: its parameters and statistics belong to the units that it
-        normalises.
-        """
+        """Record batch normalisation; its tensors belong to the units that it normalises."""
         own = (*args[1:], kwargs.get("weight"), kwargs.get("bias"))
         for value in own:
             if id(value) in self.names:
@@ -130,7 +130,7 @@ class Trace(TorchFunctionMode):
         return self.content[id(args[0])]
 
     def tie(self, a: Axis, b: Axis) -> Axis:
-        """A sum: the units of both terms are kept or dropped together."""
+        """Record a sum; the units of both terms are kept or dropped together."""
         if [s[1:] for s in a] != [s[1:] for s in b]:
             return self.refuse("a sum of different units")
         for (p, *_), (q, *_) in zip(a, b, strict=True):
@@ -142,7 +142,7 @@ class Trace(TorchFunctionMode):
         return self.resolve_groups(a)
 
     def resolve_groups(self, axis: Axis) -> Axis:
-        """The axis with each group under the name of the earliest that it was tied to."""
+        """Return the axis with each group replaced by the earliest group that it was tied to."""
         return tuple(stretch._replace(group=self.root(stretch.group)) for stretch in axis)
 
     def root(self, group: int) -> int:
@@ -153,7 +153,7 @@ class Trace(TorchFunctionMode):
         self.alive.append(out)
 
     def refuse(self, what: str) -> Any:
-        """The end, as nobody has said what follows from cutting this."""
+        """Raise ConfigError, because it is not known how to cut a model with this operation."""
         body = type(getattr(self.model, "body", self.model)).__name__
         raise ConfigError(
             f"the model {body} cannot be cut to a smaller width: {what} mixes its units in a way "

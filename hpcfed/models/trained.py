@@ -1,8 +1,8 @@
-"""One client's trained model as others use it: inputs as data sets store them, and out come scores
-of the classes.
+"""A client's trained model for use outside a run: from inputs to scores of the classes.
 
-It needs nothing but this package: no data, no run, no federation. A method may predict with more
-than a model: each such way is a class here, and `KINDS` names it.
+Inputs are those that data sets store. The model needs nothing but this package: no data, no run, no
+federation. A method may predict with more than a model; each way of prediction is a class here, and
+`KINDS` names it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from hpcfed.models.scores import mask_logits, nearest
 
 @dataclass(frozen=True)
 class About:
-    """What a trained model is, beside its tensors; JSON types alone.
+    """The description of a trained model, in JSON types alone.
 
-    architecture, shape, d, relu_head, vocabulary: as `build` takes them.  classes: C names.  mean,
-    std: of each channel of the training data, empty for tokens; by modality where `shape` is that
-    of several.  kind: one of KINDS, and more: what
-    that kind takes.
-    client, rounds: whose model, after so many rounds.  counted: the column of the results that has
-    its accuracy.
-    job: all that determined the run.
+    architecture, shape, d, relu_head, vocabulary: as `build` takes them.
+    classes: C names.
+    mean, std: of each channel of the training data, empty for tokens; by modality if `shape` has
+    several.
+    kind: one of KINDS.  more: the values that this kind needs.
+    client, rounds: the client, and the number of rounds of training.
+    counted: the column of the results that has its accuracy.
+    job: all settings that determined the run.
     """
 
     architecture: str
@@ -51,7 +52,7 @@ class About:
     job: dict[str, Any] = field(default_factory=dict)
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
-        """A model for these classes."""
+        """Return a new model for these classes."""
         return build(  # type: ignore[return-value]  # of a pair one model is stored
             architecture,
             shape,
@@ -64,11 +65,11 @@ class About:
 
 
 class Trained(nn.Module):
-    """The client's model itself; forward: inputs [n, *shape] as the data set has them -> scores [n,
-    C].
+    """A client's model that predicts by its logits.
 
-    Images are uint8 (0..255) or floats on the data set's scale, texts tokens; they are normalised
-    here. A model for several modalities takes a dict of them.
+    forward: inputs [n, *shape] in the form of the data set -> scores [n, C]. Images are uint8
+    (0..255) or floats on the data set's scale, texts are tokens; both are normalised here. A model
+    for several modalities takes a dict of them.
     """
 
     def __init__(self, about: About):
@@ -80,11 +81,14 @@ class Trained(nn.Module):
         return self.scores(self.prepare(x))
 
     def prepare(self, x: Any) -> Any:
-        """Inputs as the layers take them."""
+        """Return inputs in the form that the layers take."""
         return prepare(x, self.about.mean, self.about.std)
 
     def represent(self, x: Any) -> Tensor:
-        """Representations [n, d] of inputs as the data set has them: what the classifier reads."""
+        """Return representations [n, d], which the classifier reads.
+
+        x: inputs in the form of the data set.
+        """
         return self.features(self.prepare(x))
 
     @property
@@ -93,21 +97,22 @@ class Trained(nn.Module):
         return self.model.body
 
     def features(self, x: Any) -> Tensor:
-        """Representations of prepared inputs."""
+        """Return representations of prepared inputs."""
         return self.body(x)
 
     def scores(self, x: Any) -> Tensor:
-        """Scores [n, C] of prepared inputs."""
+        """Return scores [n, C] of prepared inputs."""
         return self.classify(self.features(x))
 
     def classify(self, z: Tensor) -> Tensor:
-        """Scores [n, C] of representations."""
+        """Return scores [n, C] of representations."""
         return self.model.head(z)
 
 
 class Masked(Trained):
-    """A model that knows some classes only. more: present, these classes; mask, what the others'
-    logits become.
+    """A model that has been trained on some classes only.
+
+    more: present, these classes; mask, how the logits of the other classes are replaced.
     """
 
     def classify(self, z: Tensor) -> Tensor:
@@ -116,8 +121,9 @@ class Masked(Trained):
 
 
 class Nearest(Trained):
-    """A body and prototypes [C, d] of the classes, nan where a class has none: the nearest one
-    counts.
+    """A body and prototypes of the classes; the nearest prototype gives the class.
+
+    prototypes: [C, d], nan for a class without one.
     """
 
     def __init__(self, about: About):
@@ -131,8 +137,9 @@ class Nearest(Trained):
 
 
 class Served(Trained):
-    """The client's first layers, and a server's model that goes on. more: server, shape: what that
-    is built from.
+    """The client's first layers, followed by a server's model.
+
+    more: server and shape, the architecture of the server's model and its input shape.
     """
 
     def __init__(self, about: About):
@@ -154,10 +161,10 @@ KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": S
 
 
 def assemble_model(about: About, tensors: Mapping[str, Tensor]) -> Trained:
-    """The trained model with these parameters and buffers, which it keeps, in eval mode; draws
-    nothing.
+    """Return the trained model with these parameters and buffers, in eval mode.
 
-    Raises CheckpointError where the tensors are not those of such a model.
+    The model shares the tensors. Random streams stay as they are. Raises CheckpointError if the
+    tensors are not those of such a model.
     """
     with torch.device("meta"):
         model = KINDS[about.kind](about)

@@ -1,12 +1,15 @@
-"""Small transformers for texts and for tables: Vaswani et al., NeurIPS 2017, arXiv:1706.03762;
-Gorishniy et al. (FT-Transformer), NeurIPS 2021, arXiv:2106.11959.
+"""Small transformers for texts and for tables.
+
+Vaswani et al., NeurIPS 2017, arXiv:1706.03762; for tables Gorishniy et al. (FT-Transformer),
+NeurIPS 2021, arXiv:2106.11959.
 
 Encoders of a few layers with 4 heads, normalised before each part of a layer (Xiong et al., ICML
-2020, arXiv:2002.04745), learned positions, GELU, no dropout: data of clients are few, and so are
-these parameters. A linear layer with ReLU makes the representation of width d of what is pooled.
+2020, arXiv:2002.04745), learned positions, GELU, no dropout. They have few parameters, because
+clients have few data. A linear layer with ReLU makes the representation of width d from the pooled
+states.
 Deviations: sizes and the choice of pooling are this package's. FT-Transformer has 192 values a
-token, ReGLU, and no linear layer between the class token and the head; here columns of kinds are
-numbers as all others, as data sets store them.
+token, ReGLU, and no linear layer between the class token and the head. Here categorical columns are
+treated as numbers like all others, as data sets store them.
 """
 
 from __future__ import annotations
@@ -22,20 +25,21 @@ HEADS = 4
 INNER = 4 * WIDTH  # hidden units of a layer's two linear layers
 TABLE_LAYERS = 3
 CHAR_LAYERS = 2
-SPREAD = 0.02  # standard deviation that positions, columns and the class token start with
-NOTHING = -1e5  # score of padding: infinity would give nan where a text has nothing else
+SPREAD = 0.02  # initial standard deviation of positions, columns and the class token
+NOTHING = -1e5  # score of padding: infinity would give nan for a text of padding alone
 
 
 def drawn(*shape: int) -> nn.Parameter:
-    """A parameter with small normal values, of torch's global generator as all weights."""
+    """Return a parameter with small normal values, drawn from torch's global generator."""
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=SPREAD))
 
 
 class Attend(nn.Module):
-    """softmax(q k^T / sqrt(w)) v; q, k, v: [n, heads, L, w].  there: [n, L], what may be read;
-    None: all.
+    """Attention, softmax(q k^T / sqrt(w)) v.
 
-    Plain products, which each engine records, batches and repeats to the bit.
+    q, k, v: [n, heads, L, w].  there: [n, L], tokens that may be read; None: all.
+    It consists of plain products, which every training engine can record, batch and replay bit for
+    bit.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None) -> Tensor:
@@ -46,7 +50,10 @@ class Attend(nn.Module):
 
 
 class Layer(nn.Module):
-    """h + attention(norm(h)), then h + linear layers of norm(h); h: [n, L, WIDTH]."""
+    """A transformer layer: h + attention(norm(h)), then h + linear layers of norm(h).
+
+    h: [n, L, WIDTH].
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,11 +72,11 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens [n, L], int64 -> representation [n, d], >= 0.
+    """A transformer for texts: tokens [n, L], int64 -> representation [n, d], >= 0.
 
-    last: what is read is the state at the last token, as the next one is asked for, and 0 is a
-    token as others. Else the mean over tokens that are no padding, 0; of a text without any the
-    bias of the last layer alone.
+    last: the representation is made of the state at the last token, to predict the next one, and 0
+    is a token like others. Otherwise it is made of the mean over the tokens that are no padding
+    (0). For a text without any token it depends only on the bias of the last layer.
     """
 
     def __init__(self, length: int, vocabulary: int, d: int, layers: int, last: bool = False):
@@ -90,15 +97,16 @@ class Transformer(nn.Module):
 
 
 def mean(h: Tensor, there: Tensor) -> Tensor:
-    """The mean over the steps that count, [n, width]; 0 where none does."""
+    """Return the mean over the steps that are no padding, [n, width]; 0 without such steps."""
     weight = there.to(h.dtype)[:, :, None]
     return (h * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
 class TableTransformer(nn.Module):
-    """Rows of numbers [n, F] -> representation [n, d], >= 0.
+    """A transformer for rows of numbers [n, F] -> representation [n, d], >= 0.
 
-    Column j becomes the token x_j w_j + b_j; the state of a class token is read.
+    Column j becomes the token x_j w_j + b_j. The representation is made of the state of a class
+    token.
     """
 
     def __init__(self, columns: int, d: int):

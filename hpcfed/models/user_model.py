@@ -1,8 +1,8 @@
-"""A user's own model: called with what it takes, and split into body and head where it is whole.
+"""A user's own model: its call, and its split into body and head if it is a whole model.
 
 A function or class may return the body, [n, *shape] -> [n, d], as the models of hpcfed do. Or it
 returns a whole model, [n, *shape] -> [n, C], that ends in a linear layer: this layer becomes the
-head, all before it the body.
+head, and everything before it the body.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ CLASSES = ("num_classes", "n_classes", "classes", "nclasses", "num_labels", "n_l
 CHANNELS = ("in_channels", "channels", "in_ch", "input_channels", "n_channels", "num_channels")
 VALUES = ("in_features", "input_dim", "in_dim", "input_size", "n_inputs", "num_inputs")
 PRODUCT = re.compile(r"\(\d+x(\d+) and (\d+)x\d+\)")  # in torch's message for a linear layer
-KNOWN = ("shape", "d", "num_classes", "in_channels", "in_features")  # the names that messages give
+KNOWN = ("shape", "d", "num_classes", "in_channels", "in_features")  # the names shown in messages
 
 
 def make(
     name: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
 ) -> nn.Module:
-    """What a user's function or class returns for these inputs.
+    """Return the module that a user's function or class makes for these inputs.
 
-    Raises ConfigError, with the line, where it cannot be called, raises, or returns no module.
+    Raises ConfigError, with the line, if it cannot be called, raises, or returns no module.
     """
     if isinstance(target, nn.Module):
         raise ConfigError(
@@ -72,9 +72,9 @@ def make(
 def arguments(
     place: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the function is called with: (shape, d), or what its parameters' names ask for.
+    """Return the arguments for the function: (shape, d), or those that its parameter names ask for.
 
-    Raises ConfigError for a parameter without default whose name says nothing.
+    Raises ConfigError for a parameter without default whose name is unknown.
     """
     if isinstance(target, type) and not issubclass(target, nn.Module):
         raise ConfigError(
@@ -112,11 +112,11 @@ def arguments(
 def split(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int, d: int
 ) -> tuple[nn.Module, nn.Linear | None]:
-    """The module as body and, where it was a whole model, its last linear layer; leaves modes and
-    random streams as they are.
+    """Return the module as a body and, if it is a whole model, its last linear layer.
 
-    Raises ConfigError where it takes other inputs, or is neither a body nor a whole model that
-    ends in a linear layer.
+    For a body the second value is None. Modes and random streams stay as they are. Raises
+    ConfigError if the module takes other inputs, or is neither a body nor a whole model that ends
+    in a linear layer.
     """
     x = zeros(shape, 2)
     training = module.training
@@ -163,7 +163,10 @@ def mode(module: nn.Module, training: bool) -> nn.Module:
 
 
 def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, Tensor]]]:
-    """The output, and that of each linear layer by its name, in the order in which they ran."""
+    """Return the output, and the outputs of all linear layers with their names.
+
+    The layers are in the order of their calls. Raises ConfigError if the call fails.
+    """
     layers: list[tuple[str, Tensor]] = []
     handles = [
         layer.register_forward_hook(lambda _, __, y, n=n: layers.append((n, y)))
@@ -186,7 +189,7 @@ def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, T
 
 
 def explain_missing_head(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
-    """Why a whole model has no last linear layer that could be its head."""
+    """Return why a whole model has no last linear layer that could be its head."""
     for layer, y in layers[::-1]:
         if out.is_meta or y.shape != out.shape:
             continue
@@ -203,7 +206,7 @@ def explain_missing_head(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
 
 
 def without(module: nn.Module, layer: str) -> nn.Module:
-    """The module with nothing in the place of this layer."""
+    """Return the module with an identity in the place of this layer."""
     if not layer:
         return nn.Identity()
     parent, _, last = layer.rpartition(".")
@@ -212,7 +215,7 @@ def without(module: nn.Module, layer: str) -> nn.Module:
 
 
 def head_of(linear: nn.Linear, classes: int, relu: bool) -> Head:
-    """A head that has this layer's parameters."""
+    """Return a head with this layer's parameters."""
     head = Head(linear.in_features, classes, relu)
     head.weight, head.bias = linear.weight, linear.bias
     return head

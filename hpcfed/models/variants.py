@@ -1,8 +1,8 @@
-"""What a method changes of the networks of its clients: a variant of an architecture, named after
-"~" in the architecture's name: "cnn~pan_add_1.0_0.15" is cnn with position encodings.
+"""Variants of an architecture: the changes that a method makes to its clients' networks.
 
-A variant is the network itself, so all that builds one by its name (clients, server, saved models)
-has it. Options follow the variant's name after underscores.
+The name of a variant follows "~" in the architecture's name: "cnn~pan_add_1.0_0.15" is cnn with
+position encodings. Options follow the variant's name after underscores. A variant is part of the
+network, so all code that builds a network by its name (clients, server, saved models) has it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def name_variant(name: str, *options: object) -> str:
-    """What is appended to an architecture's name: "~name_option_option"."""
+    """Return the suffix for an architecture's name: "~name_option_option"."""
     return "~" + "_".join([name, *map(str, options)])
 
 
 def change(model: Model, variant: str, shape: tuple[int, ...]) -> Model:
-    """The model changed as the variant says; draws from torch's global generator where it has new
-    weights.
+    """Return the model changed as the variant says.
 
     variant: as `name_variant` without "~".  shape: one example.
-    Raises ConfigError where the model cannot be changed so.
+    New weights are drawn from torch's global generator. Raises ConfigError if the model cannot be
+    changed in this way.
     """
     name, *options = variant.split("_")
     return VARIANTS[name](model, *options)
 
 
 def encode_positions(model: Model, kind: str, frequency: str, amplitude: str) -> Model:
-    """FedPAN's position-aware neurons: after each convolution and linear layer of the body, or what
-    normalises it, h becomes h + e or h (1 + e); e_j = A sin(2 pi T j / n) for unit j of n.
+    """Add FedPAN's position encodings to the units of the body, and return the model.
 
+    After each convolution and linear layer of the body, or the normalisation that follows it, h
+    becomes h + e or h (1 + e); e_j = A sin(2 pi T j / n) for unit j of n.
     kind: add or mul.  frequency: T.  amplitude: A.  Li et al., CVPR 2022, section 4.
     """
     modules = [m for m in model.body.modules() if not list(m.children())]
@@ -51,7 +52,7 @@ def encode_positions(model: Model, kind: str, frequency: str, amplitude: str) ->
 
 
 def encoding_hook(kind: str, frequency: float, amplitude: float) -> Callable[..., Tensor]:
-    """A hook that encodes the positions of a layer's units (dimension 1 of its output)."""
+    """Return a hook that encodes the positions of a layer's units (dimension 1 of its output)."""
 
     def encode(layer: Any, given: Any, out: Tensor) -> Tensor:
         e = encode_units(out.shape[1], frequency, amplitude, out.device)
@@ -64,15 +65,19 @@ def encoding_hook(kind: str, frequency: float, amplitude: float) -> Callable[...
 def encode_units(
     n: int, frequency: float, amplitude: float, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """A sin(2 pi T j / n) for j = 0..n-1, float64, [n]."""
+    """Return A sin(2 pi T j / n) for j = 0..n-1, float64, [n].
+
+    frequency: T.  amplitude: A.
+    """
     places = torch.arange(n, dtype=torch.float64, device=device)
     return amplitude * torch.sin(2 * math.pi * frequency / n * places)
 
 
 def add_predictor(model: Model) -> Model:
-    """A predictor beside body and head, [n, d] -> [n, d], of which only a loss makes use: two
-    linear layers, the hidden one of d / 4 units.  Chen and He (SimSiam), CVPR 2021,
-    arXiv:2011.10566, section 3.
+    """Add a predictor beside body and head, [n, d] -> [n, d], and return the model.
+
+    Only losses use it. It has two linear layers, the hidden one with d / 4 units.
+    Chen and He (SimSiam), CVPR 2021, arXiv:2011.10566, section 3.
     """
     d = model.head.in_features
     hidden = max(1, d // 4)
@@ -81,7 +86,7 @@ def add_predictor(model: Model) -> Model:
 
 
 def divide_groups(model: Model, groups: str, depth: str) -> Model:
-    """Fed2's groups, see `hpcfed.models.groups`."""
+    """Divide the model into Fed2's groups; see `hpcfed.models.groups`."""
     from hpcfed.models.groups import divide
 
     return divide(model, int(groups), int(depth))
@@ -90,7 +95,7 @@ def divide_groups(model: Model, groups: str, depth: str) -> Model:
 def factorise_weights(
     model: Model, number: str, alpha: str, temperature: str, personal: str
 ) -> Model:
-    """WAFFLe's factors, see `hpcfed.models.factors`."""
+    """Factorise the weights as WAFFLe does; see `hpcfed.models.factors`."""
     from hpcfed.models.factors import How, factorise
 
     how = How(int(number), float(alpha), float(temperature), personal == "True")
@@ -98,14 +103,14 @@ def factorise_weights(
 
 
 def make_weights(model: Model, hidden: str, rounds: str) -> Model:
-    """A graph hyper-network in the place of weights, see `hpcfed.models.hyper`."""
+    """Replace the weights by a graph hyper-network; see `hpcfed.models.hyper`."""
     from hpcfed.models.hyper import generate
 
     return generate(model, int(hidden), int(rounds))
 
 
 def adapt_features(model: Model) -> Model:
-    """FedCLIP's adapter, see `hpcfed.models.clip`."""
+    """Add FedCLIP's adapter; see `hpcfed.models.clip`."""
     from hpcfed.models.clip import attend
 
     return attend(model)

@@ -1,11 +1,9 @@
-"""Sub-models: which units of a model are cut together, which of them a window keeps, and the
-smaller model.
+"""Sub-models: groups of units that are cut together, and the smaller model of a window.
 
 A unit is a channel of a convolution or an output of a linear layer. A group is a set of units that
-must be kept
-or dropped together: the outputs of a layer, what normalises them and what reads them. A residual
-sum makes one group of two. The inputs of the model and the classes are never cut; the
-representation is, as any hidden layer.
+must be kept or dropped together: the outputs of a layer, with the weights that normalise and read
+them. A residual sum makes one group of two. A window is the choice of units that a sub-model keeps.
+The inputs of the model and the classes are never cut; the representation is, as any hidden layer.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from hpcfed.models.model import Model
 from hpcfed.models.trace import FIXED, Axis, Trace
 
 SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
-Choose = Callable[[int, int], np.ndarray]  # size of a group, number -> so many of its units
-Choice = Mapping[int, np.ndarray]  # by group: the units that are kept, ascending
+Choose = Callable[[int, int], np.ndarray]  # (size of a group, number) -> that many of its units
+Choice = Mapping[int, np.ndarray]  # units that are kept, ascending, by group
 Window = dict[
     str, tuple[np.ndarray, ...]
-]  # by name: the indices kept of each cut dimension; others are whole
+]  # kept indices of each cut dimension, by name of the tensor; others are whole
 
 
 class Named(NamedTuple):
@@ -41,53 +39,56 @@ class Named(NamedTuple):
 
 
 def parse(architecture: str) -> Named:
-    """The model and the width that an architecture's name says; of a pair "a+b" those of the
-    first.
+    """Return the model and the width in an architecture's name.
+
+    For a pair "a+b" they are those of a.
     """
     base, _, width = architecture.partition("+")[0].partition("@")
     return Named(base, float(width or 1))
 
 
 def architecture_name(base: str, width: float) -> str:
-    """The architecture's name of a model at this width."""
+    """Return the architecture's name of a model at this width."""
     return base + (f"@{width!r}" if width < 1 else "")
 
 
 def first(size: int, n: int) -> np.ndarray:
-    """The first units of each group: HeteroFL's and FjORD's choice."""
+    """Return the first n units of a group: HeteroFL's and FjORD's choice."""
     return np.arange(n)
 
 
 def roll_units(start: int) -> Choose:
-    """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's
-    choice.
+    """Return the choice of the units start, start + 1, ... of each group: FedRolex's choice.
+
+    After the last unit of a group follows its first.
     """
     return lambda size, n: (start + np.arange(n)) % size
 
 
 def draw_units(g: np.random.Generator) -> Choose:
-    """Units of each group drawn without replacement; of one stream a smaller width's are among a
-    larger's.
+    """Return the choice of units drawn without replacement from each group.
+
+    With the same stream, the units of a smaller width are among those of a larger one.
     """
     return lambda size, n: g.permutation(size)[:n]
 
 
 @dataclass(frozen=True)
 class Units:
-    """The groups of a model: how many units each has, and which dimension of which tensor they
-    fill.
+    """The groups of units of a model, and their positions in its tensors.
 
-    sizes: by group.  axes: by the name of a parameter or float buffer the content of its first
-    dimensions.
+    sizes: number of units by group.
+    axes: by the name of a parameter or float buffer the content of its first dimensions.
     """
 
     sizes: dict[int, int]
     axes: dict[str, tuple[Axis, ...]]
 
     def window(self, width: float, choose: Choose = first) -> Window:
-        """Where the chosen units, ceil(width size) of each group, are in each tensor that is cut.
+        """Return the positions of the chosen units in each tensor that is cut.
 
-        They are put in order, so that a choice of all units is the model itself.
+        ceil(width size) units of each group are chosen. They are sorted, so that a choice of all
+        units is the model itself.
         """
         return self.places(
             {
@@ -97,7 +98,10 @@ class Units:
         )
 
     def places(self, choice: Choice) -> Window:
-        """Where these units of each group, ascending, are in each tensor that is cut."""
+        """Return the positions of these units in each tensor that is cut.
+
+        choice: units by group, ascending.
+        """
         cut = {
             name: axes
             for name, axes in self.axes.items()
@@ -107,12 +111,12 @@ class Units:
 
 
 def count_units(size: int, width: float) -> int:
-    """How many of so many units a sub-model of this width has: never none."""
+    """Return how many units of a group a sub-model of this width has, at least 1."""
     return max(1, math.ceil(width * size - 1e-9))
 
 
 def indices(axis: Axis, choice: Choice) -> np.ndarray:
-    """The places in a dimension that its chosen units fill, ascending."""
+    """Return the positions in a dimension that its chosen units fill, ascending."""
     places, start = [], 0
     for group, size, repeat in axis:
         units = np.arange(size) if group == FIXED else choice[group]
@@ -122,8 +126,9 @@ def indices(axis: Axis, choice: Choice) -> np.ndarray:
 
 
 def take(params: Mapping[str, Tensor], window: Window) -> Params:
-    """The piece of each tensor that is in the window: a view where its units lie side by side, else
-    a copy.
+    """Return the part of each tensor that is in the window.
+
+    It is a view if its units are adjacent, else a copy.
     """
     return Params(
         {
@@ -134,7 +139,7 @@ def take(params: Mapping[str, Tensor], window: Window) -> Params:
 
 
 def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
-    """The places of a tensor where these ascending indices of its first dimensions cross."""
+    """Return the sub-tensor at these ascending indices of the first dimensions."""
     for dim, places in enumerate(axes):
         first, n = int(places[0]), len(places)
         if places[-1] == first + n - 1:
@@ -145,10 +150,10 @@ def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
 
 
 def units(model: Model, shape: tuple[int, ...]) -> Units:
-    """The groups of a model that takes inputs of this shape; found by one pass without data.
+    """Return the groups of a model that takes inputs of this shape.
 
-    Raises ConfigError for a model with a layer of which it is not known what follows from cutting
-    it.
+    They are found by one pass without data. Raises ConfigError for a model with a layer that it
+    does not know how to cut.
     """
     trace = Trace(model)
     trace.run(shape)
@@ -158,8 +163,9 @@ def units(model: Model, shape: tuple[int, ...]) -> Units:
 
 @cache
 def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
-    """The groups of a registered model, which are the same for all weights. Raises ConfigError as
-    `units`.
+    """Return the groups of a registered model, which are the same for all weights.
+
+    Raises ConfigError as `units`.
     """
     with torch.device("meta"):
         return units(build(name, shape, classes, d), shape)  # type: ignore[arg-type]  # no pair
@@ -167,10 +173,10 @@ def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
 
 @torch.no_grad()
 def narrow(model: Model, shape: tuple[int, ...], width: float) -> Model:
-    """The model itself, made smaller: ceil(width size) units of each group are left, the first
-    ones.
+    """Make the model smaller in place, and return it.
 
-    Raises ConfigError as `units`, and for a width outside 0..1.
+    The first ceil(width size) units of each group stay. Raises ConfigError as `units`, and for a
+    width outside 0..1.
     """
     window = units(model, shape).window(width)
     for path, module in model.named_modules():
@@ -184,7 +190,7 @@ def narrow(model: Model, shape: tuple[int, ...], width: float) -> Model:
 
 
 def resize(module: nn.Module) -> None:
-    """Let a layer's own account of its size say what its weights are."""
+    """Set a layer's size attributes to the sizes of its weights."""
     if isinstance(weight := getattr(module, "weight", None), Tensor):
         outputs, inputs = weight.shape[0], weight.shape[1] if weight.dim() > 1 else 0
         for name in SIZES:

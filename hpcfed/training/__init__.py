@@ -1,1 +1,1 @@
-"""The one local training loop, and the formulas of all losses."""
+"""The local training loop, and the formulas of all losses."""

@@ -1,13 +1,13 @@
-"""Local adaptation: what each client makes of its model after the last round, with any method.
+"""Local adaptation: each client adapts its model after the last round, with any method.
 
 Yu, Bagdasaryan, Shmatikov (Salvaging Federated Learning by Local Adaptation), 2020,
 arXiv:2002.04758, section 3: fine-tuning (FT), of the head alone (FB), with elastic weight
-consolidation (MTL), with distillation (KD); held against the authors' code
+consolidation (MTL), with distillation (KD). Compared with the authors' code
 (ebagdasa/federated_adaptation), whose lam, alpha and temperature are the defaults. Deviations: the
 Fisher information is that of the public examples, squares of batch gradients as in that code; the
 divergence is summed over classes, where that code takes the mean over all elements, 1 / C as much;
-batch normalisation below a head that is trained alone keeps its statistics, where they move in that
-code. The optimiser, its momentum and batch size are those of local training.
+batch normalisation below a head that is trained alone keeps its statistics, where they change in
+that code. The optimiser, its momentum and batch size are those of local training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ PHASE = "adapt"  # names the random streams
 
 
 def adapt(fed: Federation, client: Client, t: int) -> None:
-    """Adapt the model that the client has to its examples, as [adapt] says. t: the last round."""
+    """Adapt the client's present model to its examples by the settings [adapt].
+
+    t: the last round. Raises ConfigError if the head is to be adapted and the model has none.
+    """
     settings = fed.job.adapt
     if not settings.epochs:
         return
@@ -57,39 +60,49 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
     how: dict[str, Any] = {"data": data, "only": only, "lr": settings.lr, "phase": PHASE}
     with LocalSteps(fed, client, t, epochs=settings.epochs, **how) as steps:
         if only:
-            steps.model.body.eval()  # whose statistics are as fixed as its weights
+            steps.model.body.eval()  # keeps its statistics fixed, like its weights
         for x, y in steps:
             steps.descend(steps.value(loss, x, y))
     client.model.eval()
 
 
 def in_head(name: str) -> bool:
-    """Whether a tensor is the head's."""
+    """Return whether a tensor belongs to the head."""
     return name.startswith("head.")
 
 
 def plain(model: Model, x: Any, y: Tensor) -> Tensor:
-    """The objective of fine-tuning."""
+    """Return the objective of fine-tuning."""
     return objective(model(x), y)
 
 
 def consolidated(
     anchor: Params, information: Params, lam: float, model: Model, x: Any, y: Tensor
 ) -> Tensor:
-    """Fine-tuning that spares what mattered to the model as it was."""
+    """Return the objective of fine-tuning with elastic weight consolidation.
+
+    anchor: the parameters before adaptation.  information: Fisher information by parameter.
+    lam: its weight.
+    """
     return objective(model(x), y) + elastic(model, anchor, information, lam)
 
 
 def distilled(alpha: float, tau: float, model: Model, x: Any, y: tuple[Tensor, Tensor]) -> Tensor:
-    """Fine-tuning that keeps to the answers of the model as it was; y: labels, soft answers."""
+    """Return the objective of fine-tuning with distillation from the model before adaptation.
+
+    y: labels, and soft predictions of that model.  alpha: weight of distillation.  tau:
+    temperature.
+    """
     labels, soft = y
     out = model(x)
     return (1 - alpha) * objective(out, labels) + alpha * distil(soft, out, tau)
 
 
 def fisher(fed: Federation, client: Client, t: int) -> Params:
-    """Diagonal of the empirical Fisher information of the client's model, by parameter: the mean
-    over batches of public examples of the squared gradient. The model stays as it is.
+    """Return the diagonal of the empirical Fisher information of the client's model.
+
+    It is the mean over batches of public examples of the squared gradient, by parameter. The model
+    stays as it is.
     """
     skeleton, size = client.skeleton, fed.job.local.batch
     total, n = skeleton.grad.clone().zero_(), len(fed.public)

@@ -1,4 +1,4 @@
-"""Which examples are in a batch, and what the loss gets of them."""
+"""Batches of training: their examples, and the inputs of the loss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 SUITED = {
     "digits": "affine"
-}  # sets of so few images that any loss gains by it; they must not be flipped
-AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB stays in the cache
+}  # data sets so small that every loss profits; these images must not be flipped
+AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB fits into the cache
 
 Batch = tuple[np.ndarray, Any, Any]  # rows of the shard, inputs, targets
 
 
 def chunks(fed: Federation, n: int) -> list[np.ndarray]:
-    """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a time."""
+    """Return positions 0..n-1 in parts of at most evaluate.batch examples."""
     rows, parts = np.arange(n), -(-n // fed.job.evaluate.batch)
     return np.array_split(rows, parts) if parts > 1 else [rows]
 
@@ -34,7 +34,10 @@ def chunks(fed: Federation, n: int) -> list[np.ndarray]:
 def batches(
     n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Rows of each batch of so many epochs, or steps, each epoch in a new order."""
+    """Yield the rows of each batch, each epoch in a new order.
+
+    amount: number of epochs, or of steps if in_steps.  size: examples in a batch.
+    """
     done = 0
     while done < amount:
         order = g.permutation(n)
@@ -56,8 +59,9 @@ def plan_batches(
     in_steps: bool,
     phase: str = "train",
 ) -> list[np.ndarray]:
-    """Rows of each batch of a client's local training on n examples, in the order of its own
-    stream.
+    """Return the rows of each batch of a client's local training on n examples.
+
+    The order is drawn from the client's own stream.
     """
     return list(
         batches(n, size, amount, in_steps, rng.stream(fed.seed, phase, "batches", t, client.id))
@@ -65,7 +69,7 @@ def plan_batches(
 
 
 def policy(fed: Federation, views: int) -> str:
-    """The job's augmentation for a loss that gets so many views."""
+    """Return the job's augmentation for a loss that takes this number of views."""
     wanted = fed.job.local.augment
     if wanted != "auto":
         return wanted
@@ -73,8 +77,10 @@ def policy(fed: Federation, views: int) -> str:
 
 
 def inputs(fed: Federation, x: Any, views: int, draws: torch.Generator) -> Any:
-    """What the loss gets: one augmented, normalised copy of the batch, or a list of several. Of
-    several modalities no views are made (`engine.setup` refuses that): a dict of prepared tensors.
+    """Return the inputs of the loss for a batch: normalised, and augmented if the job says so.
+
+    With views = 1 the result is one copy of the batch, else a list of copies. For several
+    modalities it is a dict of prepared tensors; they have no views (`engine.setup` refuses that).
     """
     how = policy(fed, views)
     if how == "none" and views == 1:
@@ -90,8 +96,9 @@ def prepare_batches(
     views: int,
     draws: Callable[[], torch.Generator] | None,
 ) -> Iterator[Batch]:
-    """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the
-    same values.
+    """Yield the batches of a plan.
+
+    If nothing is drawn for a batch, several batches are made at once, with the same values.
     """
     plain = views == 1 and policy(fed, views) == "none"
     at_once = plain and plan and not isinstance(data, Paired)

@@ -1,4 +1,4 @@
-"""What local training left, looked at once it is done: a step waits for no transfer."""
+"""Checks of the losses and weights after local training, so that no step waits for a transfer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def on_host(losses: list[Tensor]) -> np.ndarray:
-    """The losses of all steps, float64, in one transfer."""
+    """Return the losses of all steps, float64, in one transfer."""
     return torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
 
 
@@ -32,7 +32,10 @@ def check_finite(
     lr: float,
     n: int,
 ) -> None:
-    """DivergedError if a loss, or a weight, is not finite; n: examples of an epoch."""
+    """Raise DivergedError if a loss or a weight is not finite.
+
+    values: losses of all steps.  examples: batch sizes of all steps.  n: examples of an epoch.
+    """
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad) and finite(weights):
         return

@@ -1,15 +1,16 @@
-"""How a client's local step is computed: the engines behind the one training loop. All give the
-same bits.
+"""The engines that compute a client's local steps in the training loop.
+
+All give the same bits, except stacked.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
-and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed: what is recorded
-becomes one CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches.
-auto: on the CPU traced where a step is so short that Python is most of it, on a GPU graphed, each
-where there are enough steps to pay for the recording; eager elsewhere. stacked: several clients
-train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
+and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed: the recorded step and
+the optimiser become one CUDA graph (`hpcfed.training.graphs`), for full batches. auto: on the CPU
+traced if a step is so short that Python takes most of its time, on a GPU graphed, in both cases if
+there are enough steps to pay for the recording; otherwise eager. stacked: several clients train as
+one (`hpcfed.training.stacked`, with bits of its own); clients that cannot are traced.
 
-An objective that cannot be recorded trains eagerly, a step that cannot be captured is replayed, and
-the run says so once.
+An objective that cannot be recorded trains with the eager engine, and a step that cannot be
+captured is replayed; the run prints one warning about it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.training.local import LocalSteps, Loss
 
-SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth
-# steps of a rank, of which each is about 0.1 ms shorter: two seconds, as long as the first
-# recording
+SHORT = 2e7  # forward multiply-adds of a step of about 1 ms, of which Python takes a fifth
+# steps of a rank that pay for a recording: each is about 0.1 ms shorter, together two seconds, the
+# time of the first recording
 MANY = 20_000
-# of which each is some ms shorter, for a GPU is faster than Python starts its kernels; an estimate
+# the same on a GPU, an estimate: each step is some ms shorter, because Python starts kernels more
+# slowly than the GPU runs them
 MANY_ON_GPU = 1_000
 
 Step = Callable[[Any, Any], None]  # one local step on a batch
 
 
 def engine(steps: LocalSteps, loss: Loss) -> Step:
-    """The step of the job's engine for these local steps."""
+    """Return the step function of the job's engine for these local steps."""
     wanted, gpu = steps.fed.job.training.engine, steps.fed.device.type == "cuda"
     if wanted == "eager" or (wanted == "auto" and not worth(steps, gpu)):
         return partial(eager, steps, loss)
@@ -57,7 +59,7 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
-    """One step by autograd."""
+    """Make one step by autograd."""
     with autocast(steps.fed.job.run.precision, steps.fed.device):
         value = loss(steps.model, x, y)
     sound(loss, value, steps.leaves)
@@ -65,7 +67,7 @@ def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
 
 
 def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
-    """OwnError where a loss is no scalar that depends on the model, or has changed the model."""
+    """Raise OwnError if a loss is no scalar that depends on the model, or has changed the model."""
     fn = loss.func if isinstance(loss, partial) else loss
     changed = [str(p.dtype) for p in leaves if p.dtype != torch.float32]
     if isinstance(value, Tensor) and not value.dim() and value.requires_grad and not changed:
@@ -89,15 +91,16 @@ def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a loss by parameter, in their memory layouts; 0 where the loss does not reach
-    one.
+    """Return the gradient of a loss by parameter, in the parameters' memory layouts.
+
+    It is 0 for a parameter that the loss does not reach.
     """
     found = torch.autograd.grad(value, params, materialize_grads=True)
     return [alike(g, p) for g, p in zip(found, params, strict=True)]
 
 
 def worth(steps: LocalSteps, gpu: bool) -> bool:
-    """Whether recording pays: a function of the job, not of how fast this machine is."""
+    """Return whether recording pays, which depends on the job but not on the machine's speed."""
     fed = steps.fed
     n = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps)
     short = gpu or fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
@@ -105,7 +108,10 @@ def worth(steps: LocalSteps, gpu: bool) -> bool:
 
 
 def full(steps: LocalSteps) -> int:
-    """Examples of a full batch: as many as a step takes, or all of the largest client's."""
+    """Return the number of examples in a full batch.
+
+    It is the batch size, or the size of the largest client if that is smaller.
+    """
     own = steps.data is steps.client.train
     return min(steps.size, steps.fed.largest if own else len(steps.data))
 
@@ -113,8 +119,10 @@ def full(steps: LocalSteps) -> int:
 def recordable(
     fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any
 ) -> Objective:
-    """An opened loss as one of the model and all tensors: its own n, then those of a batch like
-    this one.
+    """Return a loss, whose tensors `refill` replaces, as a function of the model and all tensors.
+
+    n: number of the loss's own tensors, which come first; the tensors of a batch like (x, y)
+    follow.
     """
     m = len(flat(x))
 
@@ -126,7 +134,7 @@ def recordable(
 
 
 class Traced:
-    """One step by replay of a recording, which all clients of an architecture share."""
+    """A step by replay of a recording, which all clients of an architecture share."""
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         self.steps, self.loss, self.tapes = steps, loss, steps.skeleton.tapes
@@ -146,8 +154,8 @@ class Traced:
             self.steps.step(*tape([*self.given, *flat(x), *flat(y)]))
 
     def tape(self, x: Any, y: Any) -> RecordedStep | None:
-        """The recording for batches like this; None where there can be none."""
-        size = len(flat(x)[0])  # the one thing in which the batches of a client differ
+        """Return the recording for batches like this one; None if there can be none."""
+        size = len(flat(x)[0])  # the batches of a client differ only in this
         if size not in self.found:
             key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
             if key not in self.tapes:
@@ -158,7 +166,7 @@ class Traced:
         return self.found[size]
 
     def record(self, x: Any, y: Any) -> RecordedStep | None:
-        """A new recording; None where there can be none."""
+        """Return a new recording; None if there can be none."""
         objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
         try:
             return RecordedStep(
@@ -169,21 +177,21 @@ class Traced:
             )
         except (
             Exception
-        ) as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
+        ) as why:  # torch raises many kinds of errors; the eager engine needs no recording
             return self.give_up(why)
 
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
-        """Say that another engine takes over."""
+        """Warn that another engine takes over."""
         told = f"{title(self.loss)} cannot be {what} ({first_line(why)})"
         self.steps.fed.warnings.say(f"{told}; it trains with the {other} engine")
 
 
 class Graphed(Traced):
-    """One step by one launch of a graph, which all clients of an architecture share.
+    """A step by one launch of a CUDA graph, which all clients of an architecture share.
 
-    Full batches only: a graph for each size of a last batch would cost seconds and serve one step a
-    pass, so these steps are eager, with the same bits. The steps' optimiser is from then on the one
-    that graphs use; any step may use it.
+    It is for full batches only. A graph for each size of a last batch would cost seconds and serve
+    one step in each epoch, so those steps are eager, with the same bits. The steps' optimiser is
+    replaced by the one that graphs use; any step may use it.
     """
 
     def __init__(self, steps: LocalSteps, loss: Loss):
@@ -206,7 +214,10 @@ class Graphed(Traced):
         self.steps.done(graph([*flat(x), *flat(y)]))
 
     def record(self, x: Any, y: Any) -> Graph | RecordedStep | None:
-        """A graph, or a mere recording where it cannot be captured."""
+        """Return a graph, or a plain recording if it cannot be captured.
+
+        The result is None if the step cannot be recorded either.
+        """
         tape = super().record(x, y)
         try:
             return (
@@ -214,6 +225,6 @@ class Graphed(Traced):
                 if tape
                 else None
             )
-        except Exception as why:  # whatever it is, a recording needs no capture
+        except Exception as why:  # of any kind: a recording needs no capture
             self.give_up(why, "captured", "traced")
             return tape

@@ -1,17 +1,16 @@
-"""The one evaluation: accuracy and loss of a model on a client's test set. It draws nothing and
-trains nothing.
+"""Evaluation: accuracy and loss of a model on a client's test set.
 
-What is reported of client k in a round (papers differ; results say it in these words):
-- before: the model as the client has it when the round starts, what it received included; cohort
-only.
-- after: the client's own model after its local training, before anything new arrives. A client
-outside the
-  cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global
-  model.
-- received: every client with what it would receive now, a global model on each client's test set
-for example.
-- common: the server's new model on the whole test split, where it is a whole model; each rank takes
-a part.
+It draws nothing and trains nothing.
+
+The scores of client k in a round (papers differ in what they report; results use these words):
+- before: the client's model at the start of the round, after its download. Only the cohort has it.
+- after: the client's own model after its local training and before its next download. A client
+  outside the cohort keeps its model, and therefore its score. If clients keep nothing (FedAvg), it
+  is the new global model.
+- received: the model that each client would receive now, for example a global model on each
+  client's test set.
+- common: the server's new model on the whole test split, if the server has a whole model. Each rank
+  evaluates a part.
 """
 
 from __future__ import annotations
@@ -34,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class Score(NamedTuple):
-    """Share of correct answers, and mean cross-entropy (`losses.cox` of survival times, which have
-    no accuracy); nan without test examples.
+    """Accuracy and mean cross-entropy; nan without test examples.
 
-    answers: what other metrics than accuracy are computed of, where the run measures any.
-    validation: accuracy, loss and number of the examples that the client holds out, where it does.
+    For survival times the loss is `losses.cox`, and the accuracy is nan.
+
+    answers: the data for metrics other than accuracy, if the run measures any.
+    validation: accuracy, loss and number of the examples that the client holds out, if it does.
     """
 
     accuracy: float
@@ -50,13 +50,14 @@ class Score(NamedTuple):
 NONE = Score(float("nan"), float("nan"))
 
 
-Predict = Callable[
-    [Tensor], Tensor
-]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
+Predict = Callable[[Tensor], Tensor]  # prepared inputs [n, *shape] -> logits or other scores [n, C]
 
 
 def score(fed: Federation, client: Client, predict: Predict, own: bool = False) -> Score:
-    """The client's model as it is now, on its test set; own: also on what it holds out."""
+    """Return the score of the client's present model on its test set.
+
+    own: score it also on the examples that the client holds out.
+    """
     with fed.clock("evaluate"):
         client.model.eval()
         found = measure(fed, predict, client.test)
@@ -67,8 +68,9 @@ def score(fed: Federation, client: Client, predict: Predict, own: bool = False) 
 
 
 def common(fed: Federation, predict: Predict) -> float:
-    """Accuracy of the pooled client's model on the whole test split; collective, the same for any
-    ranks. nan of survival times.
+    """Return the accuracy of the pooled client's model on the whole test split; collective.
+
+    It is the same for any number of ranks, and nan for survival times.
     """
     if fed.data.test.labels.ndim > 1:
         return float("nan")
@@ -86,7 +88,7 @@ def common(fed: Federation, predict: Predict) -> float:
 
 @torch.no_grad()
 def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
-    """A model on some examples, in batches of evaluate.batch."""
+    """Return the score of a model on some examples, in batches of evaluate.batch."""
     if not len(test):
         return NONE
     if test.labels.ndim > 1:
@@ -105,8 +107,10 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
 
 
 def measure_survival(fed: Federation, predict: Predict, test: Shard) -> Score:
-    """As `measure`, of survival times: no accuracy, the Cox loss of all examples together, and the
-    log risks.
+    """Return the score of a model of survival times; see `measure`.
+
+    There is no accuracy; the Cox loss is that of all examples together, and the answers are log
+    risks.
     """
     batches = (test.batch(rows)[0] for rows in chunks(fed, len(test)))
     risk = torch.cat([predict(fed.prepare(x))[:, 0].float() for x in batches])
@@ -117,7 +121,7 @@ def measure_survival(fed: Federation, predict: Predict, test: Shard) -> Score:
 
 
 def answered(logits: Tensor) -> tuple[Tensor, ...]:
-    """The classes predicted, [b], and of two classes the margins, [b]."""
+    """Return the predicted classes, [b], and for two classes also the margins, [b]."""
     predicted = logits.argmax(1)
     if logits.shape[1] != 2:
         return (predicted,)
@@ -125,8 +129,11 @@ def answered(logits: Tensor) -> tuple[Tensor, ...]:
 
 
 def answers_to(labels: np.ndarray, parts: list[tuple[Tensor, ...]], classes: int) -> Answers:
-    """The answers to examples with these labels [n]. parts: of `answered`, batch after batch."""
+    """Return the answers to examples with these labels, [n].
+
+    parts: the results of `answered`, batch after batch.
+    """
     whole = [torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)]
-    small = np.min_scalar_type(classes - 1)  # a byte an example, of up to 256 classes
+    small = np.min_scalar_type(classes - 1)  # one byte for each example, up to 256 classes
     answers = {"y": labels.astype(small), "predicted": whole[0].astype(small)}
     return answers | ({"margin": whole[1]} if len(whole) > 1 else {})

@@ -1,15 +1,14 @@
-"""A recorded step and its optimiser as one CUDA graph: the GPU gets one launch instead of one for
-each kernel.
+"""A recorded step and its optimiser as one CUDA graph, which the GPU starts by a single launch.
 
 A graph reads and writes fixed memory. Weights are in it already (a skeleton's flat vector, into
 which each client's are copied), moments and the learning rate are copied in at a client's start,
 each batch before its step. Augmentation and normalisation stay outside: they end in the copy of the
 batch.
 
-Dropout: a captured kernel reads the seed and the offset of the default generator from memory that
-each replay fills with what the generator has then, and a replay advances it as the kernels would
-have. So `rng.scoped` around a client's steps holds for a graph as it does for eager steps,
-whichever client came before.
+Dropout: a captured kernel reads the seed and the offset of the default generator from memory. Each
+replay fills this memory with the generator's present state, and advances the generator as the
+kernels would have. So `rng.scoped` around a client's steps has the same effect on a graph as on
+eager steps, whichever client came before.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from hpcfed.models.flat import Skeleton
 from hpcfed.training.optimisers import Moments, Optimiser
 from hpcfed.training.recorded_step import RecordedStep
 
-WARM = 3  # steps before a capture, in which libraries make what they make at a first call
+WARM = 3  # steps before a capture, in which libraries initialise themselves
 
-Replay = Callable[[], Tensor]  # makes a step; returns its loss, which the next one overwrites
+Replay = Callable[[], Tensor]  # makes a step and returns its loss, which the next step overwrites
 
 
 class Graph:
     """One captured step of a skeleton's model: (batch) -> its loss.
 
-    given: tensors of the objective that stay as they are for all steps of a client; `give` copies
-    others in.  batch: an example of what it will get. The weights and the optimiser are after the
-    capture as they were before it. Raises whatever torch raises where a step cannot be captured: it
-    needs the host, say.
+    given: tensors of the objective that are constant for all steps of a client; `give` replaces
+    their values.  batch: an example of its batches.
+    The weights and the optimiser are the same after the capture as before it. Raises whatever torch
+    raises if a step cannot be captured, for example because it needs the host.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Graph:
             self.replay = capture(step, flat.device)
 
     def give(self, given: Sequence[Tensor]) -> None:
-        """Make these the objective's own tensors."""
+        """Copy in these values of the objective's own tensors."""
         copy(self.given, given)
 
     def __call__(self, batch: Sequence[Tensor]) -> Tensor:
@@ -76,11 +75,11 @@ class Graph:
 
 
 class Fixed(Optimiser):
-    """The optimiser of a graph: for one client after the other, in memory of its own."""
+    """The optimiser of a graph, which serves one client after the other in memory of its own."""
 
     @classmethod
     def of(cls, skeleton: Skeleton, client: Optimiser) -> Fixed:
-        """That for what this client's trains, at the point where the client's is."""
+        """Return the optimiser for the parameters that this client's trains, in the same state."""
         key = "optimiser", client.names, client.clip
         if key not in skeleton.tapes:
             skeleton.tapes[key] = cls(
@@ -100,20 +99,23 @@ class Fixed(Optimiser):
 
 
 def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
-    """A CUDA graph of what `step` does. It is called some times for real before, on a stream of its
-    own.
+    """Capture a step as a CUDA graph, and return its replay.
 
-    Raises what torch raises where it cannot be captured; the thread is then on the stream on which
-    it was, and the next capture finds nothing of the failed one.
+    Before that, the step runs WARM times on a stream of its own.
+
+    Raises what torch raises if it cannot be captured. The thread is then on its previous stream,
+    and the failed capture does not affect the next one.
     """
     if device.type != "cuda":
         raise RuntimeError("the device is no GPU")
-    with torch.cuda.device(device):  # to which the thread goes back as it leaves a stream
+    with torch.cuda.device(
+        device
+    ):  # the device to which the thread returns when it leaves a stream
         return captured(step, device)
 
 
 def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
-    """As `capture`, on a GPU that is the thread's current one."""
+    """Capture a step on the thread's current GPU; see `capture`."""
     stream, _ = place(device)
     before = torch.cuda.current_stream(device)
     stream.wait_stream(before)
@@ -125,7 +127,7 @@ def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
         try:
             value = recorded(graph, step, device)
         except BaseException:
-            torch.cuda.set_stream(before)  # which torch does only where a capture ends well
+            torch.cuda.set_stream(before)  # torch does this only if a capture succeeds
             drop(graph, device)
             raise
     finally:
@@ -140,9 +142,9 @@ def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
 
 
 def recorded(graph: torch.cuda.CUDAGraph, step: Callable[[], Tensor], device: torch.device) -> Any:
-    """Make the graph one of what `step` does; returns what it returned."""
+    """Record a step into the graph, and return what the step returned."""
     stream, pool = place(device)
-    # "thread_local": meanwhile the shelf's thread may take memory, which is no part of the graph
+    # "thread_local": the thread of the LRU store may allocate memory outside the graph meanwhile
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         return step()
 
@@ -153,20 +155,20 @@ LOST: list[torch.cuda.CUDAGraph] = []  # captures that failed; see `drop`
 def drop(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
     """Make later captures independent of one that failed.
 
-    torch's `capture_end` throws before it tidies up: the pool goes on recording, so it and its
-    stream are given up, and the default generator takes itself for captured, so that the next
-    dropout would raise, until another capture has ended well: a small one does that. The allocators
-    may ask the failed graph later whose memory is whose, so it lives on.
+    torch's `capture_end` raises before it cleans up. The pool goes on recording, so it and its
+    stream are abandoned. The default generator still counts as captured, so the next dropout would
+    raise until another capture has ended well; a small one is made for that. The allocators may ask
+    the failed graph later for the owner of memory, so it is kept.
     """
     _, pool = place(device)
     place.cache_clear()
     LOST.append(graph)
-    with suppress(RuntimeError):  # it was not recording any more
+    with suppress(RuntimeError):  # it had stopped recording already
         torch._C._cuda_endAllocateToPool(device.index, pool)
     before = torch.cuda.current_stream(device)
     try:
         recorded(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=device), device)
-    except RuntimeError:  # what was wrong with the first is told, not this
+    except RuntimeError:  # the error of the first capture is reported, not this one
         place.cache_clear()
     finally:
         torch.cuda.set_stream(before)
@@ -174,24 +176,25 @@ def drop(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
 
 @cache
 def place(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
-    """Where a rank's graphs are captured, and the memory of their inner values.
+    """Return the stream on which a rank captures graphs, and the memory pool of their inner values.
 
-    One pool for all: they run one after the other, and nothing inside one is read once another
-    runs, for the loss is copied out and all else that lasts lies outside. So they take as much as
-    the largest, not as all together.
+    All graphs share one pool. They run one after the other, and nothing inside a graph is read
+    after
+    another has run: the loss is copied out, and all other lasting values lie outside. So the pool
+    is as large as the largest graph, not as all together.
     """
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
 
 def copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """The values into the memory of the tensors, one by one."""
+    """Copy the values into the memory of the tensors, one by one."""
     for own, value in zip(to, values, strict=True):
         own.copy_(value)
 
 
 @contextmanager
 def restore_tensors(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """The tensors are after the block as they were before it."""
+    """Restore the values of these tensors after the block."""
     before = [v.clone() for v in tensors]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The one local training loop."""
+"""The local training loop."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Loss = Callable[[Model, Any, Tensor], Tensor]
 
 
 class LocalSteps:
-    """The local steps of one client in one round: an iterator over its batches, with the optimiser.
+    """The local steps of one client in one round: an iterator over its batches, and the optimiser.
 
     `with LocalSteps(fed, client, t) as steps: for x, y in steps: steps.descend(loss)` is local
-    training; a method that steps otherwise does so between two batches. Inside, dropout and
-    augmentation draw from the client's own streams; at the end the losses are checked and the work
-    is entered in the client's tally.
+    training; a method with other steps makes them between two batches. Inside the context, dropout
+    and augmentation draw from the client's own streams. At its end the losses are checked and the
+    work is added to the client's tally.
 
     views: augmented copies of a batch; x is [b, *shape], or with more than one view a list of them.
-    epochs: passes over the data, instead of the job's.  amount: so many steps, instead of passes.
+    epochs: passes over the data, instead of the job's.  amount: number of steps, instead of passes.
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
-    only: names of the parameters that are trained; the others stay exactly as they are.  phase:
-    names the random streams; another phase of the same round needs another name.  lr, size:
-    learning rate and examples in a step, instead of the job's.  clip: largest norm of the gradient
-    of a step that `sgd` or `descend` makes; 0: any.
+    only: whether a parameter is trained, by name; the others stay exactly as they are.
+    phase: names the random streams; another phase of the same round needs another name.
+    lr, size: learning rate and examples in a step, instead of the job's.
+    clip: largest norm of the gradient of a step of `sgd` or `descend`; 0: any.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class LocalSteps:
         amount = amount or fed.work(client, epochs)
         self.plan = plan_batches(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
         self.lr = lr or learning_rate(fed, t)
-        self.losses: list[Tensor] = []  # of the steps done,
-        self.examples: list[int] = []  # and the sizes of their batches
+        self.losses: list[Tensor] = []  # of the steps done
+        self.examples: list[int] = []  # sizes of their batches
         self.once = 0.0  # seconds of recordings, which serve all clients
 
     @cached_property
     def draws(self) -> torch.Generator:
-        """What augmentation draws from."""
+        """The generator from which augmentation draws."""
         return rng.torch_stream(
             self.fed.seed, self.phase, "augment", self.t, self.client.id, device=self.fed.device
         )
@@ -111,12 +111,12 @@ class LocalSteps:
         check_finite(
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
-        own = self.data.holds(self.client.train)  # and perhaps made ones beside them
+        own = self.data.holds(self.client.train)  # perhaps with generated examples beside them
         size = len(self.data) if own else None
         own = own or self.client.train.holds(self.data)
         seconds = perf_counter() - self.start
-        # recordings are the rank's time, not the client's, which is placed by what it takes each
-        # time: it was only the first of its architecture
+        # recordings count as the rank's time, not the client's: the placement uses a client's usual
+        # time, and this client was only the first of its architecture
         self.fed.tallies.add_training(
             self.client, values, self.examples, seconds - self.once, own, self.views, size
         )
@@ -133,8 +133,9 @@ class LocalSteps:
             yield x, y
 
     def others(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """Batches of the same data without end, in an order of their own: for steps that need a
-        second batch.
+        """Yield batches of the same data without end, in an order of their own.
+
+        They are for steps that need a second batch.  name: names their random streams.
         """
         key = self.fed.seed, self.phase, name
         order = rng.stream(*key, "batches", self.t, self.client.id)
@@ -145,29 +146,30 @@ class LocalSteps:
                 yield inputs(self.fed, x, self.views, draws), y
 
     def value(self, loss: Loss, x: Any, y: Any) -> Tensor:
-        """The loss of the model on a batch, in the run's precision."""
+        """Return the loss of the model on a batch, in the run's precision."""
         with autocast(self.fed.job.run.precision, self.fed.device):
             return loss(self.model, x, y)
 
     def backward(self, value: Tensor) -> None:
-        """Make the flat gradient that of this loss."""
+        """Set the flat gradient to that of this loss."""
         self.skeleton.zero_grad()
         value.backward()
 
     def descend(self, value: Tensor) -> None:
-        """One step of the optimiser down this loss, which is recorded."""
+        """Make one step of the optimiser down this loss, and record the loss."""
         self.step(value, engines.gradient(value, self.leaves))
 
     def step(self, value: Tensor, gradient: Sequence[Tensor] | None = None) -> None:
-        """One step of the optimiser; value: the loss that is recorded.
+        """Make one step of the optimiser, and record the loss.
 
-        gradient: by trained parameter, in its memory layout; default: what `backward` left.
+        value: the loss.  gradient: by trained parameter, in its memory layout; default: what
+        `backward` has computed.
         """
         self.optimiser.step(gradient)
         self.done(value)
 
     def done(self, value: Tensor) -> None:
-        """Record the loss of a step that was made; here a signal may end the client's turn."""
+        """Record the loss of a step; a signal may end the client's work here."""
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
         self.fed.clock.heartbeat.step()
@@ -176,7 +178,8 @@ class LocalSteps:
 def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
     """Train the client's model on its data by the job's optimiser, batch size and epochs or steps.
 
-    loss: (model, x, y) -> scalar.  how: as `LocalSteps` takes it.  Returns the number of steps.
+    loss: (model, x, y) -> scalar.  how: further arguments of `LocalSteps`.
+    Returns the number of steps.
     Raises DivergedError if a loss is nan or infinite, naming round, epoch and batch.
     """
     with LocalSteps(fed, client, t, views, **how) as steps:
@@ -188,8 +191,10 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
 
 @contextmanager
 def count_work(fed: Federation, client: Client, examples: float) -> Iterator[None]:
-    """Inside, a client works at something that is no training of its model, so long as so many
-    examples take to train on: its time and its work are counted.
+    """Count the block as a client's work that is no training of its model.
+
+    examples: number of examples whose training takes as long. The time of the block counts as the
+    client's time.
     """
     start = perf_counter()
     yield
@@ -202,10 +207,13 @@ def count_work(fed: Federation, client: Client, examples: float) -> Iterator[Non
 def gradient(
     fed: Federation, client: Client, t: int, loss: Loss, phase: str = "train", counted: bool = True
 ) -> None:
-    """Leave the mean gradient over all of the client's data in its model; one pass in the job's
-    batches.
+    """Compute the mean gradient over all of the client's data, and leave it in its model.
 
-    phase: names the random streams.  counted: false for evaluation, which is no training.
+    It is one pass in the job's batches.
+
+    phase: names the random streams.  counted: false for evaluation, which does not count as
+    training.
+    Raises DivergedError if a loss is not finite.
     """
     start, skeleton, losses = perf_counter(), client.skeleton, []
     plan = np.array_split(np.arange(client.n), math.ceil(client.n / fed.job.local.batch))
@@ -225,7 +233,7 @@ def gradient(
     values = on_host(losses)
     if (
         counted or fed.job.run.on_client_fault == "stop"
-    ):  # who fails in an evaluation has no round to leave
+    ):  # a client that fails in an evaluation has no round to leave
         check_finite(
             fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n
         )

@@ -1,4 +1,4 @@
-"""The formulas: each stands here once, pure, with a golden test by hand."""
+"""The formulas of losses; each is defined once, and is a pure function."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ if TYPE_CHECKING:
 
 
 def objective(output: Tensor, y: Tensor) -> Tensor:
-    """What a model is trained on unless a method says otherwise: cross-entropy of logits [n, C] and
-    labels [n]; of log risks [n, 1] and survival times [n, 2], which are floats, `cox`.
+    """Return the default training loss: cross-entropy, or `cox` for survival times.
+
+    output: logits [n, C], with labels y [n]; or log risks [n, 1], with survival times y [n, 2],
+    which are floats.
     """
     return cox(output[:, 0], y) if y.is_floating_point() else F.cross_entropy(output, y)
 
 
 def cox(risk: Tensor, y: Tensor) -> Tensor:
-    """Negative logarithm of the partial likelihood of survival times, over n; a scalar.
+    """Return the negative log partial likelihood of survival times, over n; a scalar.
 
-    -1/n sum over seen events i of (risk_i - log sum_{j: time_j >= time_i} exp(risk_j)).
-    risk: [n], logarithms of risks.  y: [n, 2], time, and 1 where the event was seen, else 0.
-    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974. Over n, not
-    the number of events, as FLamby does: a batch without events contributes 0.
+    -1/n sum over observed events i of (risk_i - log sum_{j: time_j >= time_i} exp(risk_j)).
+    risk: [n], logarithms of risks.  y: [n, 2], time, and 1 if the event was observed, else 0.
+    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974. It is
+    divided
+    by n, not by the number of events, as in FLamby: a batch without events contributes 0.
     """
     order = y[:, 0].argsort(descending=True, stable=True)
     time, event, risk = y[order, 0], y[order, 1], risk[order]
-    last = torch.searchsorted(-time, -time, right=True) - 1  # of those with the same time
+    last = torch.searchsorted(-time, -time, right=True) - 1  # the last row with the same time
     return (event * (risk.logcumsumexp(0)[last] - risk)).mean()
 
 
 def supcon(
     z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True
 ) -> Tensor:
-    """Supervised contrastive loss, mean over anchors of their mean over positives.
+    """Return the supervised contrastive loss, the mean over anchors of their mean over positives.
 
     For anchor i with positives P(i), the other rows of its label:
     -1/|P(i)| sum_{p in P(i)} log( exp(z_i.z_p / tau) / sum_{a != i} exp(z_i.z_a / tau) ).
@@ -71,10 +74,11 @@ def contrastive_cross_entropy(
     base: float | None = None,
     normalise: bool = True,
 ) -> Tensor:
-    """Cross-entropy on the first view plus the supervised contrastive loss on all views, one
-    forward pass.
+    """Return cross-entropy on the first view plus the contrastive loss on all views.
 
-    x: views, each [b, *shape].  Jang et al., ICPP 2022, eq. 4 without its last term.
+    Both are computed in one forward pass.
+    x: views, each [b, *shape].  tau, base, normalise: as in `supcon`.
+    Jang et al., ICPP 2022, eq. 4 without its last term.
     """
     z = model.body(torch.cat(x))  # [views * b, d]
     return F.cross_entropy(model.head(z[: len(y)]), y) + supcon(
@@ -83,7 +87,7 @@ def contrastive_cross_entropy(
 
 
 def proximal(model: nn.Module, anchor: Mapping[str, Tensor], mu: float) -> Tensor:
-    """mu / 2 * squared Euclidean distance of the model's parameters to the anchor's.
+    """Return mu / 2 * squared Euclidean distance of the model's parameters to the anchor's.
 
     Only parameters that the anchor names count; buffers never do. Li et al., MLSys 2020, eq. 2.
     """
@@ -91,10 +95,10 @@ def proximal(model: nn.Module, anchor: Mapping[str, Tensor], mu: float) -> Tenso
 
 
 def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean distance, not squared, of the model's parameters to the anchor's, over all tensors
-    together.
+    """Return the Euclidean distance, not squared, of the model's parameters to the anchor's.
 
-    Its gradient has length 1; at distance 0 it is 0. Jang et al., ICPP 2022, eq. 5.
+    It is taken over all tensors together. Its gradient has length 1; at distance 0 it is 0.
+    Jang et al., ICPP 2022, eq. 5.
     """
     return torch.linalg.vector_norm(torch.cat([d.flatten() for d in differences(model, anchor)]))
 
@@ -102,45 +106,47 @@ def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 def elastic(
     model: nn.Module, anchor: Mapping[str, Tensor], weights: Mapping[str, Tensor], lam: float
 ) -> Tensor:
-    """lam / 2 sum_i weights_i (parameter_i - anchor_i)^2, over the parameters that have weights.
+    """Return lam / 2 sum_i weights_i (parameter_i - anchor_i)^2, over parameters with weights.
 
-    weights: by name, the diagonal of the Fisher information, say. Kirkpatrick et al., PNAS 2017,
-    arXiv:1612.00796, eq. 3.
+    weights: by name, for example the diagonal of the Fisher information. Kirkpatrick et al., PNAS
+    2017, arXiv:1612.00796, eq. 3.
     """
     pairs = ((v - anchor[n], weights[n]) for n, v in model.named_parameters() if n in weights)
     return 0.5 * lam * sum(((w * d.square()).sum() for d, w in pairs), torch.zeros(()))
 
 
 def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Half the sum over tensors of the mean squared difference: the proximal term of FedClassAvg's
-    public code.
+    """Return half the sum over tensors of the mean squared difference to the anchor.
+
+    It is the proximal term of FedClassAvg's public code.
     """
     return 0.5 * sum((d.square().mean() for d in differences(model, anchor)), torch.zeros(()))
 
 
 def differences(model: nn.Module, anchor: Mapping[str, Tensor]) -> Iterable[Tensor]:
-    """Parameter minus anchor for each parameter that the anchor names."""
+    """Return parameter minus anchor for each parameter that the anchor names."""
     return (value - anchor[name] for name, value in model.named_parameters() if name in anchor)
 
 
 def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
-    """tau^2 KL(target || softmax(logits / tau)), summed over classes, mean over examples.
+    """Return tau^2 KL(target || softmax(logits / tau)), summed over classes, mean over examples.
 
     target: [n, C], probabilities, already softened by the same temperature.  logits: [n, C], the
-    student's. The factor tau^2 keeps the size of the gradient whatever the temperature.
+    student's. The factor tau^2 makes the size of the gradient independent of the temperature.
     Hinton et al., 2015, arXiv:1503.02531, section 2.
     """
     return tau**2 * F.kl_div(F.log_softmax(logits / tau, dim=1), target, reduction="batchmean")
 
 
 def soften(logits: Tensor, tau: float = 1.0) -> Tensor:
-    """Soft predictions, softmax(logits / tau), [n, C]; no gradient flows back through them."""
+    """Return soft predictions, softmax(logits / tau), [n, C], without gradient."""
     return F.softmax(logits.detach() / tau, dim=1)
 
 
 def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
-    """<direction, parameters>, over the parameters that the direction names: its gradient is the
-    direction.
+    """Return <direction, parameters>, over the parameters that the direction names.
+
+    Its gradient is the direction.
     """
     pairs = (
         (value, direction[name]) for name, value in model.named_parameters() if name in direction
@@ -149,7 +155,7 @@ def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
 
 
 def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Mean over examples of the squared distance of a representation to its prototype.
+    """Return the mean over examples of the squared distance of a representation to its prototype.
 
     z, proto: [n, d]; a row of proto that is nan has no prototype yet and contributes 0.  reduction:
     over the d components, their mean (torch's MSELoss, as in the authors' code) or their sum (eq.
@@ -163,7 +169,7 @@ def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = 
 def to_soft_targets(
     logits: Tensor, target: Tensor, distance: Literal["kl", "mse"] = "kl"
 ) -> Tensor:
-    """Mean over examples of the distance of soft predictions to their targets.
+    """Return the mean over examples of the distance of soft predictions to their targets.
 
     logits: [n, C].  target: [n, C], probabilities; a row of nan is no target and contributes 0.
     distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
@@ -177,13 +183,13 @@ def to_soft_targets(
 
 
 def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
-    """sum_u (1 - M_uu)^2 + lam sum_{u != v} (1 + M_uv)^2, with the cross-correlation M over a
-    batch.
+    """Return the loss of the cross-correlation M of logits and targets over a batch, a scalar.
 
+    sum_u (1 - M_uu)^2 + lam sum_{u != v} (1 + M_uv)^2.
     z, target: logits [B, C]; no gradient flows back through the target.  M_uv = 1/B sum_b zhat_bu
     that_bv, with each column standardised over the batch by its mean and its standard deviation
-    (divisor B). A constant column is 0, and so are its entries of M. Computed in float32, whatever
-    run.precision is. Raises ValueError for a batch of one. Huang et al. (FCCL), CVPR 2022,
+    (divisor B). A constant column is 0, and so are its entries of M. It is computed in float32 for
+    any run.precision. Raises ValueError for a batch of one. Huang et al. (FCCL), CVPR 2022,
     doi:10.1109/CVPR52688.2022.00985.
     """
     if len(z) < 2:
@@ -197,16 +203,19 @@ def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
 
 
 def standardise(z: Tensor) -> Tensor:
-    """Columns of mean 0 and variance 1, divisor n; a constant column becomes 0. z: [n, d]."""
+    """Return columns of mean 0 and variance 1, divisor n; a constant column becomes 0.
+
+    z: [n, d].
+    """
     centred = z - z.mean(0)
     return centred / (centred.square().mean(0) + 1e-10).sqrt()
 
 
 def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """-log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))), mean over
-    examples.
+    """Return MOON's model-contrastive loss, the mean over examples.
 
-    z, near, far: representations [n, d].  Computed in float32, whatever run.precision is. Li et al.
+    -log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))).
+    z, near, far: representations [n, d]. It is computed in float32 for any run.precision. Li et al.
     (MOON), CVPR 2021, arXiv:2103.16257, eq. 3.
     """
     z, near, far = raised(z), raised(near), raised(far)
@@ -216,13 +225,14 @@ def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
 
 
 def moment_distance(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5) -> Tensor:
-    """Sum over channels of the squared differences of mean and standard deviation to stored ones.
+    """Return the squared distance of the batch's mean and standard deviation to stored ones.
 
-    x: [n, C, ...], what comes to a layer of batch normalisation, whose statistics `mean` and
-    `variance`, [C], are. As there a variance is over one less than the number of values, and
-    deviations are sqrt(variance + eps).  Haroush et al. (The Knowledge Within), CVPR 2020,
-    arXiv:1912.01274, and Yin et al. (DeepInversion), CVPR 2020, arXiv:1912.08795, eq. 4, match
-    such statistics.
+    It is the sum over channels of the squared differences of both.
+    x: [n, C, ...], the input of a layer of batch normalisation, whose statistics are `mean` and
+    `variance`, [C]. As in that layer, a variance is divided by one less than the number of values.
+    Standard deviations are sqrt(variance + eps).  Haroush et al. (The Knowledge Within), CVPR 2020,
+    arXiv:1912.01274, and Yin et al. (DeepInversion), CVPR 2020, arXiv:1912.08795, eq. 4, match such
+    statistics.
     """
     dims = [d for d in range(x.dim()) if d != 1]
     single = x.numel() == x.shape[1]
@@ -232,7 +242,7 @@ def moment_distance(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5
 
 
 def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
-    """KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
+    """Return KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
 
     log(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2.
     """
@@ -240,8 +250,9 @@ def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tenso
 
 
 def to_vectors(z: Tensor, y: Tensor, vectors: Tensor, tau: float) -> Tensor:
-    """Mean over examples of -log softmax_c(z . v_c / tau) at their class, among known vectors.
+    """Return the mean over examples of -log softmax_c(z . v_c / tau) at their class c.
 
+    The softmax is over the classes whose vectors are known.
     z: [n, d], scaled to length 1 here.  vectors: [C, d], rows of length 1 or nan; an example whose
     class has none contributes 0.  FedRare, public code (wnn2000/FedRare).
     """

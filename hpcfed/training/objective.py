@@ -1,6 +1,4 @@
-"""A local objective taken apart: what of it is the same for all clients, and the tensors that are
-not.
-"""
+"""A local objective split into the part that all clients share, and its tensors."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class Anyone:
-    """Stands for the client while an objective is recorded, for that is done for all: nothing can
-    be asked of it, and nothing told.
+    """A stand-in for the client while an objective is recorded.
+
+    The recording is for all clients, so any use of a client's attributes raises Untraceable.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +39,10 @@ class Anyone:
 
 
 class ReadOnly(Params):
-    """Params that an objective gets while it is recorded: what it wrote into them would be lost."""
+    """Params for an objective while it is recorded; writing raises Untraceable.
+
+    A replay would not repeat what the objective wrote.
+    """
 
     def write(self, *args: Any, **kwargs: Any) -> Any:
         raise Untraceable("it writes into the Params that it is given")
@@ -52,13 +54,15 @@ class ReadOnly(Params):
 def extract_tensors(
     loss: Loss,
 ) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
-    """A loss as what is the same for all clients, the tensors in its arguments, and how others are
-    put in.
+    """Return the part of a loss that all clients share, its tensors, and their replacement.
 
-    loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds
-    something else than tensors, plain values, clients, and Params, tuples and frozen dataclasses of
-    them: that could be another one next time, and what it wrote into it would be lost. So too where
-    its code may write into something else that lasts (`training.side_effects`).
+    loss: a function, a method's own hook, or a partial of one. The last result is a function: other
+    tensors -> the loss with these tensors.
+
+    Raises Untraceable if the arguments hold anything but tensors, plain values, clients, and
+    Params, tuples and frozen dataclasses of them: such an object could change, and writes into it would be
+    lost. Raises Untraceable too if the code may write into anything else that lasts
+    (`training.side_effects`).
     """
     fn, args = (
         (loss.func, (loss.args, Params(loss.keywords)))
@@ -76,7 +80,7 @@ def extract_tensors(
 
 
 def identity(fn: Any) -> Hashable:
-    """What makes two functions the same."""
+    """Return a key that is equal for equal functions."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
         # the algorithm, a frozen record that lives as long as the run
         return (
@@ -92,8 +96,9 @@ def identity(fn: Any) -> Hashable:
 
 
 def outline(value: Any, tensors: list[Tensor]) -> Hashable:
-    """What of a value a recording depends on; its tensors are added to the list, in the order of
-    `fill_tensors`.
+    """Return the part of a value on which a recording depends.
+
+    Its tensors are added to the list, in the order of `fill_tensors`.
     """
     kind = type(value)
     if isinstance(value, Tensor):
@@ -113,8 +118,9 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
-    """The same value with the next tensors in the place of its own, and nobody in the place of a
-    client.
+    """Return the same value with its tensors replaced by the next ones.
+
+    A client is replaced by `Anyone`, and Params by `ReadOnly`.
     """
     if isinstance(value, Tensor):
         return next(left)
@@ -133,8 +139,9 @@ def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
 
 
 def flat(batch: Any) -> list[Tensor]:
-    """The tensors of a batch's inputs or targets: one, or several in a list, a tuple or a dict by
-    modality.
+    """Return the tensors of a batch's inputs or targets as a list.
+
+    batch: one tensor, or several in a list, a tuple or a dict by modality.
     """
     if isinstance(batch, Tensor):
         return [batch]
@@ -142,18 +149,18 @@ def flat(batch: Any) -> list[Tensor]:
 
 
 def form(batch: Any) -> tuple[str, ...]:
-    """What of a batch's inputs its tensors do not tell: the names of the modalities that it has."""
+    """Return the names of the modalities in a batch's inputs; () for a single one."""
     return tuple(batch) if isinstance(batch, Mapping) else ()
 
 
 def like(batch: Any, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of `flat`: these tensors in the form of that batch."""
+    """Return these tensors in the form of that batch, the inverse of `flat`."""
     if isinstance(batch, Mapping):
         return dict(zip(batch, tensors, strict=True))
     return tensors[0] if isinstance(batch, Tensor) else type(batch)(tensors)
 
 
 def title(loss: Callable[..., Any]) -> str:
-    """A loss's name, for messages."""
+    """Return a loss's name, for messages."""
     fn = loss.func if isinstance(loss, partial) else loss
     return f"the local objective {getattr(fn, '__qualname__', type(fn).__name__)}"

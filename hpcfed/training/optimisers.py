@@ -1,6 +1,4 @@
-"""The local optimiser: its learning rate by the round, what it trains, and the moments that a
-client keeps.
-"""
+"""The local optimiser: learning rates, trained parameters, and the moments that clients keep."""
 
 from __future__ import annotations
 
@@ -23,16 +21,16 @@ if TYPE_CHECKING:
 Wanted = Callable[[str], bool]  # by the name of a parameter
 Moments = dict[
     str, Tensor
-]  # flat vectors, by the names that torch.optim gives them, and Adam's number of steps
+]  # flat vectors by their names in torch.optim, and Adam's number of steps
 EPS = 1e-8  # of Adam, torch's default
 RATE = {
     "cpu": torch.float64,
     "cuda": torch.float32,
-}  # of a learning rate, as the kernels read it from memory
+}  # type of a learning rate that the kernels read from memory
 
 
 def learning_rate(fed: Federation, t: int) -> float:
-    """The learning rate of round t (0-based) by the job's schedule."""
+    """Return the learning rate of round t (0-based) by the job's schedule."""
     settings = fed.job.local
     if settings.schedule == "cosine":
         return settings.lr * 0.5 * (1 + math.cos(math.pi * t / fed.job.rounds))
@@ -41,14 +39,17 @@ def learning_rate(fed: Federation, t: int) -> float:
 
 
 class Optimiser:
-    """The job's optimiser on the parameters of one client that are trained, all in one kernel.
+    """The job's optimiser for the trained parameters of one client, all in one kernel.
 
-    The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit; called directly,
-    for their bookkeeping in Python takes several times as long as a step of a small model. The
-    learning rate and Adam's count of steps are in the device's memory, so that nothing of a step is
-    decided in Python.
-    kept: moments of the last round, as `moments` gave them.  clip: largest norm of the gradient of
-    all that is trained, to which a longer one is shortened; 0: any.
+    The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit. The kernels are
+    called directly, because the Python code of torch.optim takes several times as long as a step of
+    a small model. The learning rate and Adam's count of steps are in the device's memory, so that
+    Python decides nothing within a step.
+
+    only: whether a parameter is trained, by name; None: all are.
+    kept: moments of the last round, as `moments_to_keep` returned them.
+    clip: largest norm of the gradient of all trained parameters; a longer one is scaled down. 0:
+    any.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Optimiser:
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """The moments that there are, by the names that torch.optim gives them."""
+        """The names of the moments, as in torch.optim."""
         return buffers(self.settings)
 
     def fresh(self) -> Moments:
-        """Moments before the first step: one flat vector each, as long as what is trained."""
+        """Return the moments before the first step, flat vectors over all trained parameters."""
         size = sum(p.numel() for p in self.params)
         flat = {name: torch.zeros(size, device=self.skeleton.flat.device) for name in self.buffers}
         if self.settings.optimiser == "adam":
@@ -87,18 +88,19 @@ class Optimiser:
         return flat
 
     def moments_to_keep(self) -> Moments:
-        """The moments, for the client to keep."""
+        """Return the moments that the client keeps."""
         return self.moments
 
     def cut(self, flat: Tensor) -> list[Tensor]:
-        """A flat vector of moments as one view a parameter, laid out as the parameter is."""
+        """Return a flat vector of moments as one view for each parameter, in its memory layout."""
         parts = zip(torch.split(flat, [p.numel() for p in self.params]), self.params, strict=True)
         return [part.as_strided(p.shape, p.stride()) for part, p in parts]
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor] | None = None) -> None:
-        """One step. gradient: by parameter, in its memory layout; default: what is in the flat
-        gradient.
+        """Make one step.
+
+        gradient: by parameter, in its memory layout; default: what is in the flat gradient.
         """
         if gradient is None:
             gradient = [self.skeleton.gradients[name] for name in self.names]
@@ -110,7 +112,7 @@ class Optimiser:
             self.sgd(gradient)
 
     def adam(self, gradient: Sequence[Tensor]) -> None:
-        """Kingma and Ba, ICLR 2015, algorithm 1."""
+        """Make a step of Adam: Kingma and Ba, ICLR 2015, algorithm 1."""
         how, (beta1, beta2) = self.settings, self.settings.betas
         self.moments["step"] += 1
         torch._fused_adam_(
@@ -130,8 +132,10 @@ class Optimiser:
         )
 
     def sgd(self, gradient: Sequence[Tensor]) -> None:
-        """With momentum as torch has it: the buffer starts as the first gradient, which it is on
-        top of 0.
+        """Make a step of SGD, with momentum as in torch.
+
+        In torch the momentum buffer starts as the first gradient; here it starts as 0, to which the
+        first gradient is added.
         """
         how = self.settings
         torch._fused_sgd_(
@@ -149,15 +153,16 @@ class Optimiser:
 
 
 def buffers(settings: Local) -> tuple[str, ...]:
-    """The moments of the job's optimiser, a flat vector each, by the names of torch.optim."""
+    """Return the names of the optimiser's moments, as in torch.optim; each is a flat vector."""
     if settings.optimiser == "adam":
         return "exp_avg", "exp_avg_sq"
     return ("momentum_buffer",) if settings.momentum else ()
 
 
 def clip_gradient(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """The gradient, shortened to this norm where it is longer: torch's clip_grad_norm_, without
-    asking the host.
+    """Return the gradient, scaled down to this norm if it is longer.
+
+    It is torch's clip_grad_norm_ without synchronisation with the host.
     """
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradient))))
     return torch._foreach_mul(list(gradient), (limit / (length + 1e-6)).clamp(max=1.0))
@@ -171,8 +176,9 @@ def make_optimiser(
     phase: str = "train",
     clip: float = 0.0,
 ) -> Optimiser:
-    """The job's optimiser for a client's model, with the moments of its last round where they are
-    kept.
+    """Return the job's optimiser for a client's model.
+
+    It starts with the moments of the client's last round if clients keep them.
     """
     kept = client.memory.get(moments(phase)) if settings.keep_optimiser else None
     return Optimiser(client.skeleton, settings, lr, only, kept, clip)
@@ -181,21 +187,22 @@ def make_optimiser(
 def keep_moments(
     client: Client, optimiser: Optimiser, settings: Local, phase: str = "train"
 ) -> None:
-    """With local.keep_optimiser, put the moments into the client's memory."""
+    """Store the moments in the client's memory, if the job has local.keep_optimiser."""
     if settings.keep_optimiser and optimiser.moments:
         client.memory[moments(phase)] = optimiser.moments_to_keep()
 
 
 def moments(phase: str) -> str:
-    """The name of an optimiser's moments in a client's memory: each phase of a round has its own
-    optimiser.
+    """Return the name of an optimiser's moments in a client's memory.
+
+    Each phase of a round has its own optimiser.
     """
     return "optimiser" if phase == "train" else f"optimiser of {phase}"
 
 
 @contextmanager
 def freeze(model: nn.Module, only: Wanted | None) -> Iterator[None]:
-    """No gradients are computed for parameters that are not trained, inside the block."""
+    """Compute no gradients for parameters that are not trained, inside the block."""
     rest = [p for name, p in model.named_parameters() if not only(name)] if only else []
     for p in rest:
         p.requires_grad_(False)

@@ -1,9 +1,8 @@
-"""A local step as one list of tensor operations: recorded once, replayed without modules and
-without autograd.
+"""A local step as a list of tensor operations, replayed without modules and autograd.
 
-What is recorded is what eager training does, forward and backward, operation by operation, so a
-replay gives the same bits. It pays where a step is short, for then most of it is Python; and on a
-GPU a list of operations on fixed memory is what becomes one CUDA graph.
+The recording holds the operations of eager training, forward and backward, so a replay gives the
+same bits. It pays if a step is short, because Python takes most of the time then. On a GPU a list
+of operations on fixed memory can become one CUDA graph.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ VIEWS = {
     "aten::_unsafe_view",
     "aten::squeeze.dim",
 }
-UNFIT = {"aten::mkldnn_rnn_layer"}  # without autograd it leaves nothing for its backward pass
+UNFIT = {"aten::mkldnn_rnn_layer"}  # without autograd it saves nothing for its backward pass
 # ranks may be threads of one process, and while torch records it changes its own functions
 ALONE = threading.Lock()
-SAME = {"aten::detach", "aten::alias"}  # of tensors without gradient: nothing
+SAME = {"aten::detach", "aten::alias"}  # no effect on tensors without gradient
 
 
 class RecordedStep:
-    """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient by
-    parameter.
+    """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient.
 
-    objective: (model, inputs) -> scalar; it must depend on nothing else that changes: what it reads
-    beside the inputs is recorded as it is now. inputs: examples of what it will get, of which only
-    shapes, types and memory layouts count. trained: names of the parameters whose gradients are
-    wanted. Raises whatever torch raises where a step cannot be recorded: it reads values to decide,
-    say.
+    objective: (model, inputs) -> scalar. It must depend on nothing else that changes: other values
+    that it reads are recorded as they are now.
+    inputs: examples of its inputs; only shapes, types and memory layouts count.
+    trained: names of the parameters whose gradients are wanted.
+    Raises whatever torch raises if a step cannot be recorded, for example because it makes
+    decisions by values.
     """
 
     def __init__(
@@ -65,23 +64,24 @@ class RecordedStep:
         self.keep(module, [t.detach() for t in state], [skeleton.view(name) for name in trained])
 
     def keep(self, module: GraphModule, state: list[Tensor], params: list[Tensor]) -> None:
-        """Replay this from now on; state: the tensors that stay for its first inputs, params: what
-        is trained.
+        """Replay this module from now on.
+
+        state: the fixed tensors for its first inputs.  params: the trained parameters.
         """
         self.fixed = fold(module.graph, state)
         module.recompile()
         self.forward, self.params = module.forward, params
         self.astray: list[int] | None = (
-            None  # gradients that come in another memory layout than their parameters
+            None  # gradients whose memory layout differs from their parameters'
         )
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and the gradient by parameter, each in its parameter's memory layout."""
+        """Return the loss, and the gradient by parameter, each in its parameter's memory layout."""
         with torch.inference_mode():
             return self.replay(inputs)
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """What a call does, where nothing is recorded for autograd."""
+        """Return what a call returns; the caller switches off autograd."""
         value, *gradient = self.forward(*self.fixed, *inputs)
         if self.astray is None:
             pairs = enumerate(zip(gradient, self.params, strict=True))
@@ -92,8 +92,9 @@ class RecordedStep:
 
 
 def alike(gradient: Tensor, p: Tensor) -> Tensor:
-    """The gradient in its parameter's memory layout, which optimisers over whole buffers rely
-    on.
+    """Return the gradient in its parameter's memory layout.
+
+    Optimisers over whole buffers rely on that layout.
     """
     return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
 
@@ -101,8 +102,9 @@ def alike(gradient: Tensor, p: Tensor) -> Tensor:
 def record(
     model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]
 ) -> GraphModule:
-    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing,
-    draws nothing.
+    """Return the step as a graph of (parameters, buffers, inputs) -> [loss, gradients].
+
+    It computes nothing and draws nothing.
     """
     names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
     whole = Whole(model, objective)
@@ -125,10 +127,10 @@ def graph(
     state: Sequence[Tensor],
     inputs: Sequence[Tensor],
 ) -> GraphModule:
-    """What a function of (state, inputs) does to tensors like these, as a graph; computes nothing.
+    """Return a function of (state, inputs) as a graph of tensor operations; computes nothing.
 
-    Raises RuntimeError where it would not do, Untraceable where it writes into an input, or into
-    the attributes of the model.
+    state, inputs: examples of its tensors. Raises RuntimeError if the graph could not be replayed,
+    Untraceable if the function writes into an input, or into the attributes of the model.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
@@ -142,7 +144,10 @@ def graph(
 
 
 def find_input_write(graph: Graph, first: int) -> str:
-    """The first operation that writes into the memory of an input from this one on; "": none."""
+    """Return the first operation that writes into an input's memory; "" if there is none.
+
+    first: number of the first input that counts.
+    """
     inputs = [node for node in graph.nodes if node.op == "placeholder"][first:]
     own = {memory(node) for node in inputs}
     for node in graph.nodes:
@@ -159,12 +164,12 @@ def find_input_write(graph: Graph, first: int) -> str:
 
 
 def memory(node: Node) -> int:
-    """What tells the memory of a node's tensor from others'."""
+    """Return a key for the memory of a node's tensor."""
     return node.meta["val"].untyped_storage()._cdata
 
 
 class Whole(nn.Module):
-    """An objective as a module, so that other tensors can stand in for its model's."""
+    """An objective as a module, so that other tensors can replace those of its model."""
 
     def __init__(self, model: nn.Module, objective: Objective):
         super().__init__()
@@ -176,12 +181,13 @@ class Whole(nn.Module):
 
 
 def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
-    """Take out of a graph what need not be done in each step; returns the tensors that its first
-    inputs now are.
+    """Remove from a graph the operations that need not be repeated in each step.
 
-    state: the tensors that its first inputs were, whose memory stays. Copies of nothing go; views
-    of the state are made once, here, and become inputs, as does the gradient of the loss by itself,
-    which is 1.
+    Returns the tensors for its first inputs afterwards.
+
+    state: the tensors for its first inputs before; their memory stays. Operations without effect
+    are removed. Views of the state are made once, here, and become inputs; so does the gradient of
+    the loss by itself, which is 1.
     """
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     known = dict(zip(nodes, state, strict=False))
@@ -189,7 +195,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
     for node in list(graph.nodes):
         if (same := find_original(node)) is None and (made := constant(node, known)) is not None:
             with graph.inserting_after(last):
-                same = last = graph.placeholder(f"fixed_{len(known)}")  # no other node is called so
+                same = last = graph.placeholder(f"fixed_{len(known)}")  # a unique name
             known[last] = last.meta["val"] = made
         if same is not None:
             node.replace_all_uses_with(same)
@@ -202,7 +208,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
 
 
 def find_original(node: Node) -> Node | None:
-    """The node whose values this one only repeats, if it is so."""
+    """Return the node whose values this one only repeats; None if there is no such node."""
     if name(node) in SAME or (name(node) in VIEWS and form(node) == form(node.args[0])):
         return node.args[0]
     twice = name(node) == "aten::t" and name(node.args[0]) == "aten::t"
@@ -210,7 +216,7 @@ def find_original(node: Node) -> Node | None:
 
 
 def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
-    """What a node is in every step, if it is the same."""
+    """Return the value of a node that is the same in every step; None for other nodes."""
     if name(node) in VIEWS and node.args[0] in known:
         return node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
     if name(node) == "aten::scalar_tensor":
@@ -224,15 +230,15 @@ def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
 
 
 def name(node: Node) -> str:
-    """The operation of a node; "" for inputs and the like."""
+    """Return the operation of a node; "" for inputs and the like."""
     return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def form(node: Node) -> Any:
-    """The shape and memory layout of a node's tensor."""
+    """Return the shape and memory layout of a node's tensor."""
     return node.meta["val"].shape, node.meta["val"].stride()
 
 
 def signature(value: Any) -> Any:
-    """What of a tensor a recording depends on."""
+    """Return the properties of a tensor on which a recording depends."""
     return value.shape, value.dtype, value.stride()

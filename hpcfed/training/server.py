@@ -1,4 +1,4 @@
-"""Training on the server: a few parameters, or a whole module, on data that the server has."""
+"""Training on the server: of a few parameters or a whole module, on data that the server has."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 Batch = Callable[[np.ndarray], Any]  # positions -> a batch
 Loss = Callable[[Params, Any], Tensor]  # parameters, batch -> scalar
-OFTEN = 100  # steps between two looks at held-out data
+OFTEN = 100  # steps between two evaluations on held-out data
 
 
 class Watch:
-    """Ends a training that no longer gets better, and keeps the best parameters seen, those at its
-    start included.
+    """Early stopping: ends a training that does not improve, and keeps the best parameters.
+
+    The parameters at the start count too.
+
+    measure: the value that is to decrease.  patience: steps without improvement before the end.
     """
 
     def __init__(self, measure: Callable[[Params], float], start: Params, patience: int):
@@ -40,8 +43,9 @@ class Watch:
         self.best, self.value, self.at = start.clone(), measure(start), 0
 
     def ends(self, params: Params, done: int, last: bool) -> bool:
-        """Whether nothing has become better for `patience` steps; it looks every OFTEN steps and at
-        the last.
+        """Return whether nothing has improved for `patience` steps.
+
+        It measures every OFTEN steps and at the last.
         """
         if done % min(OFTEN, self.patience) and not last:
             return False
@@ -51,11 +55,11 @@ class Watch:
 
 
 class Average:
-    """Stochastic weight averaging: the mean of the parameters after every so many steps of a
-    training.
+    """Stochastic weight averaging: the mean of the parameters at regular steps of a training.
 
-    Izmailov et al., UAI 2018, arXiv:1803.05407, algorithm 1.  trained: names that are averaged; the
-    others are as they end.  start, every: steps before the first model, and from one to the next.
+    Izmailov et al., UAI 2018, arXiv:1803.05407, algorithm 1.
+    trained: whether a tensor is averaged, by name; the others keep their final values.
+    start, every: steps before the first model, and between two models.
     """
 
     def __init__(self, trained: Callable[[str], bool], start: int, every: int):
@@ -63,7 +67,7 @@ class Average:
         self.models, self.best = 0, Params()
 
     def ends(self, params: Params, done: int, last: bool) -> bool:
-        """Never; it takes the parameters after `done` steps where it is their turn."""
+        """Add the parameters to the mean if it is their turn; always returns False."""
         if done > self.start and (done - self.start) % self.every == 0:
             self.models += 1
             old = self.best or params.clone()
@@ -74,7 +78,7 @@ class Average:
                     for n, v in params.items()
                 }
             )
-        if last:  # statistics follow to the end; where no model was taken the last one counts
+        if last:  # statistics are those at the end; if no model was averaged, the last one counts
             rest = params.clone()
             self.best = Params({**rest, **self.best.pick(self.trained)})
         return False
@@ -98,16 +102,20 @@ def fit(
     clip: float = 0.0,
     watch: Watch | Average | None = None,
 ) -> Params:
-    """New parameters after so many epochs over n examples, in batches of `size`; the given ones
-    stay as they are.
+    """Return new parameters after training on n examples; the given ones stay as they are.
 
-    loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.  key: names
-    the order of the examples.  optimiser: "sgd" or "adam".  trained: names of the tensors that are;
-    buffers, which only a forward pass changes, are none.  steps: so many, instead of epochs.
-    schedule: "cosine" lets the learning rate fall to 0 over the steps.  clip: largest norm of the
-    gradient; 0: any.  watch: may end the training, and says which parameters are returned.  Call it
-    inside `Federation.on_root`. Raises DivergedError where a tensor ends as nan or infinite, naming
-    it.
+    loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.
+    key: names the order of the examples.
+    epochs: passes over the examples.  steps: number of steps, instead of epochs.
+    size: examples in a batch.
+    optimiser: "sgd" or "adam".
+    trained: whether a tensor is trained, by name; buffers, which only a forward pass changes, are
+    not.
+    schedule: "cosine" lets the learning rate fall to 0 over the steps.
+    clip: largest norm of the gradient; 0: any.
+    watch: may end the training, and chooses the parameters that are returned.
+    Call it inside `Federation.on_root`. Raises DivergedError if a tensor ends as nan or infinite,
+    naming it.
     """
     new = params.clone()
     leaves = [v.requires_grad_() for name, v in new.items() if trained(name)]
@@ -145,7 +153,7 @@ def fit(
 def orders(
     fed: Federation, n: int, epochs: int, size: int, *key: str | int
 ) -> Iterator[np.ndarray]:
-    """The batches of so many epochs, each epoch in a new order: positions in 0..n-1."""
+    """Yield the batches of all epochs, each epoch in a new order: positions in 0..n-1."""
     g = rng.stream(fed.seed, *key, "batches")
     for _ in range(epochs):
         order = g.permutation(n)
@@ -153,27 +161,26 @@ def orders(
 
 
 def call(skeleton: Skeleton, params: Params, x: Any) -> Tensor:
-    """The module's output with these parameters and buffers in the place of its own."""
+    """Return the module's output with these parameters and buffers instead of its own."""
     return functional_call(skeleton.model, dict(params), (x,))
 
 
 def parameters(skeleton: Skeleton) -> Callable[[str], bool]:
-    """Whether a name is that of a parameter, not of a buffer."""
+    """Return a function that says whether a name is that of a parameter, not of a buffer."""
     return set(skeleton.layout.params).__contains__
 
 
 def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[Any], Tensor]:
-    """What a server's model of this architecture answers: prepared inputs [n, *shape] -> logits [n,
-    C].
-    """
+    """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C]."""
     module = fed.module(architecture)
     module.model.eval()
     return partial(call, module, params)
 
 
 def split_holdout(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in 0..n-1 to learn from, and those held out, the same in all rounds and on all
-    ranks.
+    """Return the positions in 0..n-1 for training, and those held out.
+
+    They are the same in all rounds and on all ranks.
     """
     order = rng.stream(fed.seed, "held out").permutation(n)
     return np.sort(order[int(share * n) :]), np.sort(order[: int(share * n)])
@@ -191,13 +198,15 @@ def fit_targets(
     watch: Average | None = None,
     **how: Any,
 ) -> Params:
-    """The parameters of a server's model after it has learnt the targets of `data`; inside
-    `Federation.on_root`.
+    """Train a server's model on the targets of `data`, and return its parameters.
 
-    loss: (logits, targets) -> scalar, with the targets of a batch as `data` has them.  held: share
-    of the data held out; with it the parameters that are best there are returned, and training ends
-    after `patience` steps without better ones.  watch: without it, what is averaged instead.  how:
-    as `fit` takes it.
+    Call it inside `Federation.on_root`.
+
+    loss: (logits, targets) -> scalar, with the targets of a batch in the form of `data`.
+    held: share of the data held out. With held > 0 the parameters that are best on these are
+    returned, and training ends after `patience` steps without improvement.
+    watch: with held = 0, the average to return instead of the last parameters.
+    how: further arguments of `fit`.
     """
     module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
 
@@ -228,11 +237,11 @@ def fit_targets(
 
 @torch.no_grad()
 def recalibrate(fed: Federation, architecture: str, params: Params, data: Shard) -> Params:
-    """A server's model with the batch statistics of these examples: the mean over batches of
-    evaluate.batch of what each layer of batch normalisation sees.
+    """Return a server's model with the batch statistics of these examples.
 
-    Layers before it normalise by their batch, and nothing is dropped. A model without such layers
-    is returned as it is.
+    The statistics of a layer of batch normalisation are the mean over batches of evaluate.batch of
+    the statistics of its input. The layers before it normalise by their batch, and there is no
+    dropout. A model without such layers is returned as it is.
     """
     module = fed.module(architecture)
     norms = [m for m in module.model.eval().modules() if isinstance(m, _BatchNorm)]

@@ -1,11 +1,12 @@
-"""What a recording of a step would miss: Python that is left out of it.
+"""Search for side effects that a recording of a step would miss.
 
-A step is recorded once and then replayed as tensor operations. What its Python writes into (a list,
-an attribute, a global) would be written once instead of in every step, and what it reads beside its
-tensors would stay as it was. So an objective is recorded only where nothing of this can be found in
-its code, its method, its model and what it calls; else it trains with the eager engine. The search
-is by static reading of the code, and by comparing the model's attributes before and after the
-recording. It trusts torch and this package, and cannot see what libraries hide from it.
+A step is recorded once and then replayed as tensor operations. If its Python code writes into a
+list, an attribute or a global, the recording would do so once instead of in every step. Other
+values that it reads beside its tensors would never change. So an objective is recorded only if
+nothing of this is found in its code, its method, its model and the functions that it calls;
+otherwise it trains with the eager engine. The search reads the code statically, and compares the
+model's attributes before and after the recording. It trusts torch and this package, and cannot see
+what libraries hide from it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hpcfed.config.parts import Part
 
 
 class Untraceable(Exception):
-    """Why a local objective cannot be recorded."""
+    """The reason why a local objective cannot be recorded."""
 
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, type(...))
@@ -46,19 +47,19 @@ Found = tuple[str, tuple[Read, ...]]  # why code cannot be recorded ("": it can)
 
 
 def is_trusted(value: Any) -> bool:
-    """Whether a function or class is torch's, this package's or built in."""
+    """Return whether a function or class is torch's, this package's or built in."""
     return (getattr(value, "__module__", None) or "").partition(".")[0] in TRUSTED
 
 
 def plain(value: Any) -> bool:
-    """Whether a value cannot change."""
+    """Return whether a value cannot change."""
     if type(value) in (tuple, frozenset):
         return all(map(plain, value))
     return type(value) in PLAIN or isinstance(value, CONSTANT)
 
 
 def against(value: Any, name: str) -> str:
-    """Why code that reads this value cannot be recorded; "": it can."""
+    """Return why code that reads this value cannot be recorded; "" if it can."""
     if isinstance(value, staticmethod | classmethod):
         return against(value.__func__, name)
     if isinstance(value, property):
@@ -81,7 +82,7 @@ def against(value: Any, name: str) -> str:
 
 
 def chains(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """The dotted global names that code reads, as tuples of their parts."""
+    """Yield the dotted global names that code reads, as tuples of their parts."""
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -94,9 +95,9 @@ def chains(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def writes(code: CodeType, attributes: bool) -> str:
-    """What code writes into beside its own variables, or imports; "": nothing.
+    """Return what code imports, or writes outside its own variables; "" if nothing.
 
-    attributes: whether it may not set attributes either.
+    attributes: whether setting an attribute counts too.
     """
     for step in dis.get_instructions(code):
         if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -112,10 +113,10 @@ def writes(code: CodeType, attributes: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = True) -> Found:
-    """What is found in a function and in all that it calls.
+    """Return why a function cannot be recorded, and the values that it and its callees read.
 
-    cls: the class whose method it is: names of attributes may be methods of it.  attributes:
-    whether setting one is a reason.
+    cls: the class whose method it is; names of attributes may be its methods.
+    attributes: whether setting an attribute is a reason.
     """
     active: set[CodeType] = set()
     reads: list[Read] = []
@@ -183,13 +184,16 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
 
 
 def is_trusted_root(value: Any) -> bool:
-    """Whether a module or class is torch's or this package's."""
+    """Return whether a module or class is torch's or this package's."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
     return name.partition(".")[0] in TRUSTED and value is not builtins
 
 
 def values(reads: Sequence[Read]) -> Hashable:
-    """What is read now, as a part of what a recording depends on."""
+    """Return the present values of these reads, as a part of a recording's key.
+
+    Raises Untraceable if one of them can change.
+    """
     found = []
     for owner, name in reads:
         value = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
@@ -200,15 +204,15 @@ def values(reads: Sequence[Read]) -> Hashable:
 
 
 def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
-    """What, beside its code, a recording of this objective depends on.
+    """Return the values, beside its code, on which a recording of this objective depends.
 
-    method: the algorithm whose hook it is. Raises Untraceable where the objective, or a function
-    that it calls, may write into something that lasts, or read what may change.
+    method: the algorithm whose hook it is. Raises Untraceable if the objective, or a function that
+    it calls, may write into something that lasts, or read something that may change.
     """
     cls = type(method) if method is not None else None
     names = {name for own in own_classes(cls) for name in vars(own)} if cls else set()
     if is_trusted(fn) and names.isdisjoint(fn.__code__.co_names):
-        return ()  # nothing of a user's own is called
+        return ()  # no user's code is called
     own = of_method(method) if method is not None else ()
     why, reads = of_function(fn, cls)
     if why:
@@ -217,17 +221,17 @@ def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
 
 
 def own_classes(cls: type) -> list[type]:
-    """The classes of a method that are no part of this package."""
+    """Return the classes of a method that are no part of this package."""
     return [
         c for c in cls.__mro__ if not is_trusted(c) and c.__module__.partition(".")[0] != "pydantic"
     ]
 
 
 def of_method(method: Part) -> Hashable:
-    """The values in a method's classes, as a part of what a recording depends on.
+    """Return the values in a method's classes, as a part of a recording's key.
 
-    Raises Untraceable where the method holds something that can change: a field or a class
-    attribute, a private attribute, or any at all where it is not frozen.
+    Raises Untraceable if the method holds something that can change: a field, a class attribute, a
+    private attribute, or anything if it is not frozen.
     """
     if not method.model_config.get("frozen"):
         raise Untraceable("its method is not frozen")
@@ -239,14 +243,14 @@ def of_method(method: Part) -> Hashable:
         elif not plain(value):
             raise Untraceable(f"its method's {name} is a {type(value).__name__}, which can change")
     classes = own_classes(type(method))
-    kept = [c for c in type(method).__mro__ if c not in classes]  # names of theirs are settings
+    kept = [c for c in type(method).__mro__ if c not in classes]  # their names are settings
     found = []
     for cls in classes:
         for name, value in vars(cls).items():
             if name.startswith(("__", "model_", "_abc_")) or any(name in vars(c) for c in kept):
                 continue
             if isinstance(value, FunctionType | property | staticmethod | classmethod | type):
-                continue  # read where they are called
+                continue  # examined when they are called
             if not plain(value):
                 raise Untraceable(
                     f"its method's {name} is a {type(value).__name__}, which can change"
@@ -256,11 +260,11 @@ def of_method(method: Part) -> Hashable:
 
 
 def of_model(model: nn.Module) -> Hashable:
-    """The settings of a model's modules (mode, plain attributes, hooks), on which a recording
-    depends.
+    """Return the settings of a model's modules on which a recording depends.
 
-    Raises Untraceable where a hook, or code of a module that is no part of torch or this package,
-    may write into something that lasts other than the module, or read what may change.
+    They are modes, plain attributes and hooks. Raises Untraceable if a hook, or code of a module
+    that is no part of torch or this package, may write into something that lasts other than the
+    module, or read something that may change.
     """
     found: list[Hashable] = []
     for module in model.modules():
@@ -284,7 +288,10 @@ def of_model(model: nn.Module) -> Hashable:
 
 
 def of_hook(hook: Any, module: nn.Module) -> Hashable:
-    """What a hook of a module does, as a part of what a recording depends on."""
+    """Return the code and values of a module's hook, as a part of a recording's key.
+
+    Raises Untraceable if the hook cannot be recorded.
+    """
     if not isinstance(hook, FunctionType):
         raise Untraceable(f"its model's {type(module).__name__} has a hook that is no function")
     cells = [cell.cell_contents for cell in hook.__closure__ or ()]
@@ -297,7 +304,7 @@ def of_hook(hook: Any, module: nn.Module) -> Hashable:
 
 
 def contents(value: Any) -> Any:
-    """A shallow copy of what can change in a value; None where nothing is known to."""
+    """Return a shallow copy of the mutable contents of a value; None if it has none."""
     if isinstance(value, list | dict | set | deque | bytearray | np.ndarray):
         return value.copy()
     named = not isinstance(value, nn.Module | type | ModuleType | FunctionType | Tensor)
@@ -305,7 +312,7 @@ def contents(value: Any) -> Any:
 
 
 def differs(value: Any, before: Any) -> bool:
-    """Whether a value's contents are others than they were."""
+    """Return whether a value's contents have changed."""
     now = contents(value)
     if isinstance(now, np.ndarray):
         return not np.array_equal(now, before, equal_nan=now.dtype.kind == "f")
@@ -317,7 +324,7 @@ def differs(value: Any, before: Any) -> bool:
 
 
 def put_back(value: Any, before: Any) -> None:
-    """Give a value the contents that it had."""
+    """Restore a value's previous contents."""
     if isinstance(value, np.ndarray):
         value[...] = before
     elif isinstance(value, list | bytearray):
@@ -330,11 +337,12 @@ def put_back(value: Any, before: Any) -> None:
 
 @contextmanager
 def undo_writes(model: nn.Module) -> Iterator[None]:
-    """Inside, a step is recorded. What that wrote into the model's attributes is undone, and is a
-    reason not to record: Untraceable.
+    """Undo writes into the model's attributes while a step is recorded in the block.
+
+    Raises Untraceable if there were any.
     """
 
-    def watched(module: nn.Module, name: str) -> bool:  # torch's modules keep books of their own
+    def watched(module: nn.Module, name: str) -> bool:  # torch's modules have private state
         return name not in BASE and not (name.startswith("_") and is_trusted(type(module)))
 
     before = {

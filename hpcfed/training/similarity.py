@@ -1,14 +1,13 @@
-"""How alike two representations of the same examples are: centred kernel alignment, Procrustes
-distance.
+"""Similarity of two representations of the same examples: CKA and Procrustes distance.
 
 A representation is [L, d], a kernel [L, L]; gradients flow through both arguments. All measures
-ignore shifts, rotations and the scale of a representation. One that is the same for all examples,
-up to rounding, has
-nothing to compare: CKA 0, and 1 where both are such, with gradient 0. Values are as precise as the
-input's type; sums of squares are formed of matrices of length 1, so that large activations do not
-overflow. Makhija et al. (FedHeNN), ICML 2022, arXiv:2202.07757, section 3.4; Kornblith et al., ICML
-2019, arXiv:1905.00414. Deviations: the columns of representations are centred before the paper's
-eq. 4, which equals its HSIC form only then.
+ignore shifts, rotations and the scale of a representation. If one representation is constant over
+examples, up to rounding, CKA is 0; if both are, it is 1; the gradient is 0 in both cases. Values
+are as precise as the input's type. Sums of squares are formed of matrices of length 1, so that
+large activations do not overflow.
+Makhija et al. (FedHeNN), ICML 2022, arXiv:2202.07757, section 3.4; Kornblith et al., ICML 2019,
+arXiv:1905.00414. Deviations: the columns of representations are centred before the paper's eq. 4,
+which equals its HSIC form only then.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING = (
-    16  # times the type's precision: what is smaller than this share of the whole is rounding
-)
+ROUNDING = 16  # times the type's precision: a smaller share of the whole is rounding
 
 
 def centre_kernel(kernel: Tensor) -> Tensor:
-    """H K H with H = I - 11^T / L: rows and columns then sum to 0."""
+    """Return H K H with H = I - 11^T / L, whose rows and columns sum to 0."""
     kernel = kernel - kernel.mean(0)
     return kernel - kernel.mean(1, keepdim=True)
 
 
 def unit(centre: Tensor, whole: Tensor) -> Tensor:
-    """A centred matrix scaled to length 1, or 0 where no more than rounding was left of the whole.
+    """Return a centred matrix scaled to length 1, or 0 if only rounding was left of the whole.
 
-    The factor has no gradient: what is made of the result must not depend on its scale.
+    whole: the matrix before centring. The factor has no gradient: the measures must not depend on
+    the scale of the result.
     """
     size = length(centre, whole)
     return centre * torch.where(size == 0, 0.0, 1 / size)
 
 
 def length(centre: Tensor, whole: Tensor) -> Tensor:
-    """The length of a centred matrix, float64; 0 where no more than rounding was left of the
-    whole.
+    """Return the length of a centred matrix, float64; 0 if only rounding was left of the whole.
+
+    whole: the matrix before centring.
     """
     size = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
     least = (
@@ -53,26 +52,26 @@ def length(centre: Tensor, whole: Tensor) -> Tensor:
 
 
 def features(a: Tensor) -> Tensor:
-    """A representation with centred columns, of length 1; [L, d]."""
+    """Return a representation with centred columns, scaled to length 1; [L, d]."""
     return unit(a - a.mean(0), a)
 
 
 def normalise_kernel(kernel: Tensor) -> Tensor:
-    """A kernel made ready as the target of many comparisons: centred, of length 1."""
+    """Return a kernel centred and scaled to length 1, as the target of many comparisons."""
     return unit(centre_kernel(kernel), kernel)
 
 
 def linear_cka(a: Tensor, b: Tensor) -> Tensor:
-    """CKA of two representations with linear kernels, a scalar in 0..1; their widths may differ.
+    """Return the CKA of two representations with linear kernels, a scalar in 0..1.
 
-    ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels where that
-    is cheaper.
+    ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels if that is
+    cheaper. The widths of the representations may differ.
     """
     return agreement(ready(a), ready(b))
 
 
 def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
-    """Linear CKA of each two of K representations, [K, K], symmetric."""
+    """Return the linear CKA of each pair of K representations, [K, K], symmetric."""
     made = [ready(a) for a in representations]
     table = torch.ones(len(made), len(made))
     for i, a in enumerate(made):
@@ -82,8 +81,9 @@ def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
 
 
 class Ready(NamedTuple):
-    """A representation with centred columns, of length 1, and its `gram_norm`: what comparisons
-    with many others share.
+    """A representation prepared for many comparisons.
+
+    a: with centred columns, scaled to length 1.  spread: its `gram_norm`.
     """
 
     a: Tensor
@@ -96,7 +96,7 @@ def ready(a: Tensor) -> Ready:
 
 
 def agreement(one: Ready, other: Ready) -> Tensor:
-    """Linear CKA of two that are ready."""
+    """Return the linear CKA of two prepared representations."""
     a, b = one.a, other.a
     wide = a.shape[1] * b.shape[1] > len(a) * (a.shape[1] + b.shape[1])
     cross = ((a @ a.T) * (b @ b.T)).sum() if wide else (b.T @ a).square().sum()
@@ -104,50 +104,50 @@ def agreement(one: Ready, other: Ready) -> Tensor:
 
 
 def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
-    """CKA of a representation's linear kernel and a kernel that `normalise_kernel` made; the kernel
-    of a is not formed.
+    """Return the CKA of a representation's linear kernel and a kernel from `normalise_kernel`.
 
-    tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications.
+    tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications. The kernel
+    of a is not formed.
     """
     a = features(a)
     return ratio(((target @ a) * a).sum(), gram_norm(a), torch.linalg.matrix_norm(target))
 
 
 def cka(a: Tensor, b: Tensor) -> Tensor:
-    """CKA of two kernels [L, L] of any kind: HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)), a scalar in
-    0..1.
+    """Return the CKA of two kernels [L, L] of any kind, a scalar in 0..1.
+
+    HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)).
     """
     a, b = normalise_kernel(a), normalise_kernel(b)
     return ratio((a * b).sum(), torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
 
 
 def gram_norm(a: Tensor) -> Tensor:
-    """||A^T A||_F = ||A A^T||_F, the smaller of the two formed."""
+    """Return ||A^T A||_F = ||A A^T||_F, computed from the smaller of the two matrices."""
     return torch.linalg.matrix_norm(a.T @ a if a.shape[1] <= len(a) else a @ a.T)
 
 
 def ratio(cross: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """cross / (a b); 0 where one of them is 0, 1 where both are."""
+    """Return cross / (a b); 0 if one of a and b is 0, 1 if both are."""
     both = a * b
     return cross / torch.where(both == 0, 1.0, both) + ((a == 0) & (b == 0))
 
 
 def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
-    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L]; sigma is c times their median
-    distance.
+    """Return the RBF kernel of the rows, exp(-||a_p - a_q||^2 / (2 sigma^2)), [L, L].
 
-    sigma has no gradient. The paper leaves the rule open; this one is that of Kornblith et al.,
-    section 4.
+    sigma is c times the median distance of the rows, and has no gradient. The paper leaves the rule
+    open; this one is that of Kornblith et al., section 4.
     """
     squares = squared_distances(a, a)
     return torch.exp(-precision(squares.detach(), c) * squares)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of
-    b, for precision.
+    """Return the squared Euclidean distances of the rows of a and b, [n, m].
 
-    What is no more than rounding of the rows of b counts as 0.
+    Both are shifted by the mean of b, for precision. Distances within the rounding of the rows of b
+    count as 0.
     """
     mean = b.detach().mean(0)
     least = (ROUNDING * torch.finfo(b.dtype).eps) ** 2 * b.detach().square().sum(1).max()
@@ -157,10 +157,11 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def precision(squares: Tensor, c: float) -> Tensor:
-    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L]; 0, a constant kernel, if all
-    are 0.
+    """Return 1 / (2 sigma^2) from the squared distances of all pairs, [L, L].
 
-    Where more than half of the pairs coincide, the mean square stands in for that of the median.
+    sigma is c times the median distance. If more than half of the pairs coincide, the mean square
+    replaces the square of the median. If all distances are 0, the result is 0, which gives a
+    constant kernel.
     """
     pairs = squares[torch.ones_like(squares, dtype=torch.bool).triu(1)]
     if not len(pairs):
@@ -171,22 +172,23 @@ def precision(squares: Tensor, c: float) -> Tensor:
 
 
 def procrustes(a: Tensor, b: Tensor) -> Tensor:
-    """Orthogonal Procrustes distance of two representations of one width, a scalar in 0..2.
+    """Return the orthogonal Procrustes distance of two representations of one width, in 0..2.
 
     ||A||_F^2 + ||B||_F^2 - 2 ||A^T B||_*, on centred columns and at length 1: the squared distance
-    after the best rotation. A constant one has length 0.  Makhija et al., section 3.4; Ding et al.,
-    2021, arXiv:2108.01661.
+    after the best rotation, a scalar. A constant representation has length 0.
+    Makhija et al., section 3.4; Ding et al., 2021, arXiv:2108.01661.
     """
     a, b = normal(a), normal(b)
     cross = a.T @ b
-    if not torch.isfinite(cross).all():  # no singular values then; the caller sees nan
+    if not torch.isfinite(cross).all():  # there are no singular values then; the result is nan
         return cross.sum() * torch.nan
     return a.square().sum() + b.square().sum() - 2 * torch.linalg.svdvals(cross).sum()
 
 
 def normal(a: Tensor) -> Tensor:
-    """A representation with centred columns, of length 1 with gradient, or 0 where it is
-    constant.
+    """Return a representation with centred columns, scaled to length 1, or 0 if it is constant.
+
+    Gradients flow through the scaling.
     """
     a = features(a)
     length = torch.linalg.matrix_norm(a)

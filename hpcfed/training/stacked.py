@@ -1,11 +1,11 @@
-"""Several clients of one architecture trained as one: weights in one buffer, each operation of a
-step in one call.
+"""Training of several clients of one architecture as one, with their weights in one buffer.
 
-It pays where a model is so small that a step is mostly the calls. A batched product may round
-otherwise than a single one, and otherwise for another number of clients, so the group is what is
-placed: groups are formed from the cohort alone and each trains on one rank, which gives the same
-bits for any ranks. They differ from the other engines' in the last places. Only methods whose
-clients keep nothing can do so, for their clients may be on any rank.
+Each operation of a step is one call for all clients. It pays if a model is so small that a step
+consists mostly of the overhead of calls. A batched product may round differently from a single one,
+and differently for another number of clients. So groups are formed from the cohort alone, and each
+group trains on one rank, which gives the same bits for any number of ranks. They differ from the
+other engines' bits in the last places. Only methods whose clients keep nothing can do so, because
+their clients may be on any rank.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TINY = 5e5
 
 
 class Trained(Protocol):
-    """What stacking takes of a method: the hooks of RoundBased by these names."""
+    """The part of a method that stacking uses: the hooks of RoundBased by these names."""
 
     @property
     def views(self) -> int: ...
@@ -59,10 +59,10 @@ class Trained(Protocol):
 
 
 def resolve_engine(fed: Federation, method: Trained) -> Job:
-    """The job, in which `auto` is `stacked` where that pays for all clients.
+    """Return the job, with the engine `stacked` instead of `auto` if that pays for all clients.
 
-    That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on
-    the device.
+    The decision depends on nothing that may change when a run is resumed: neither on ranks and
+    rounds, nor on the device.
     """
     job, kinds = fed.job, sorted(set(fed.architectures))
     short = all(fed.store.work(kind) * job.local.batch <= TINY for kind in kinds)
@@ -80,7 +80,7 @@ def resolve_engine(fed: Federation, method: Trained) -> Job:
 
 
 def against(fed: Federation, method: Trained, architecture: str) -> str:
-    """Why clients of an architecture cannot be trained together; "": they can."""
+    """Return why clients of an architecture cannot be trained together; "" if they can."""
     layout = fed.store.layout(architecture)
     reasons = {
         "the data have several modalities": isinstance(fed.store.form[0], Shapes),
@@ -95,9 +95,10 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
 
 
 def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list[int]]:
-    """The cohort in parts that train together, of one where nobody does; the same on all ranks.
+    """Return the cohort in groups that train together, the same on all ranks.
 
-    Clients of one architecture with equal batches, in id order, at most training.stack in a group.
+    A group has clients of one architecture with equal batches, in id order, at most training.stack.
+    Clients that cannot be stacked are groups of one.
     """
     settings = fed.job.training
     if settings.engine != "stacked":
@@ -122,8 +123,9 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
 def train(
     fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
 ) -> list[Mean] | None:
-    """Train a group; what each client sends. None where its objective cannot be recorded, which is
-    said once.
+    """Train a group, and return the upload of each client.
+
+    The result is None, with one warning, if the objective cannot be recorded.
     """
     try:
         group = Group(fed, method, clients, state, t)
@@ -146,7 +148,9 @@ class Group:
         self.start, self.once = perf_counter(), 0.0  # once: seconds of recordings
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [method.offer(fed, client, state) for client in clients]
-        common = all(given is self.given[0] for given in self.given)  # then one stands for all
+        common = all(
+            given is self.given[0] for given in self.given
+        )  # then the first one serves all clients
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
         self.stack = skeleton.tapes.get(key) or skeleton.tapes.setdefault(
@@ -168,7 +172,7 @@ class Group:
         ]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs [G, b, ...] and targets [G, b] of each step."""
+        """Yield inputs [G, b, ...] and targets [G, b] of each step."""
         data, n, G = (
             concat_shards([client.train for client in self.clients]),
             self.clients[0].n,
@@ -180,7 +184,7 @@ class Group:
             yield x.unflatten(0, (G, -1)), y.unflatten(0, (G, -1))
 
     def train(self) -> None:
-        """All steps. Raises Untraceable where they cannot be recorded."""
+        """Make all steps. Raises Untraceable if they cannot be recorded."""
         self.stack.model.train()
         optimiser = Optimiser(
             self.stack, self.fed.job.local, learning_rate(self.fed, self.t), None, None
@@ -193,7 +197,7 @@ class Group:
             self.fed.clock.heartbeat.step()
 
     def tape(self, x: Tensor, y: Tensor) -> RecordedStep:
-        """The recording for batches like this."""
+        """Return the recording for batches like this one. Raises Untraceable if there is none."""
         fixed, _, refill = self.opened[0]
         inputs = [*self.own, x, y]
         key = fixed, self.settings, self.dims, tuple(map(signature, inputs))
@@ -205,7 +209,7 @@ class Group:
                 )
             except (
                 Exception
-            ) as why:  # torch raises many kinds; whatever it is, other engines need no stack
+            ) as why:  # torch raises many kinds of errors; other engines need no stack
                 self.stack.tapes[key] = first_line(why)
             self.once += perf_counter() - start
         if isinstance(tape := self.stack.tapes[key], str):
@@ -213,7 +217,11 @@ class Group:
         return tape
 
     def uploads(self) -> Iterator[Mean]:
-        """What each client sends; enters its work, and leaves it its weights for evaluation."""
+        """Yield the upload of each client.
+
+        It also counts the client's work, and stores the client's weights for evaluation. Raises
+        DivergedError if losses or weights are not finite.
+        """
         fed, G, examples = self.fed, len(self.clients), [len(rows) for rows in self.plans[0]]
         rows, losses = self.stack.rows(), on_host(self.losses).reshape(len(examples), G).T
         if not (np.isfinite(losses).all() and finite(rows)):

@@ -1,4 +1,4 @@
-"""The weights of several clients side by side, and a step of them all as one recording."""
+"""The weights of several clients side by side, and a recorded step of all of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """The weights of G clients of one architecture, by name [G, *shape] without gaps; used as a
-    Skeleton is.
+    """The weights of G clients of one architecture, by name [G, *shape], without gaps.
+
+    It takes the place of a Skeleton.
     """
 
     def __init__(self, skeleton: Skeleton, G: int):
@@ -26,7 +27,7 @@ class Stack:
         self.flat = torch.empty(G * self.layout.size, device=skeleton.flat.device)
         self.tapes: dict[
             Hashable, RecordedStep | str
-        ] = {}  # recordings of steps, or why there can be none
+        ] = {}  # recordings of steps, or the reason why there is none
         parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])
         self.parts = [part.view(G, -1) for part in parts]
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
@@ -36,25 +37,24 @@ class Stack:
         self.blocks = dict(zip(self.layout.names, blocks, strict=True))
 
     def view(self, name: str) -> Tensor:
-        """All clients' tensors of this name."""
+        """Return all clients' tensors of this name."""
         return self.blocks[name]
 
     def load(self, given: Sequence[Mapping[str, Tensor]]) -> None:
-        """Make these the clients' weights: one a client, or one for all."""
+        """Copy in the clients' weights, one mapping for each client, or one for all."""
         for name, block in self.blocks.items():
             block.copy_(torch.stack([weights[name] for weights in given]))
 
     def rows(self) -> Tensor:
-        """A copy, one flat vector a client, [G, P]."""
+        """Return a copy of the weights, one flat vector for each client, [G, P]."""
         return torch.cat(self.parts, dim=1)
 
 
 class StackedStep(RecordedStep):
-    """One recorded step of all clients of a stack: (other inputs) -> their losses [G], and the
-    gradient by parameter.
+    """One recorded step of all clients of a stack: (other inputs) -> losses [G], and gradients.
 
-    inputs: as those of a RecordedStep, with the clients as first dimension where dims is 0; the
-    same for all where it is None.
+    inputs: as those of a RecordedStep, with the clients as first dimension if dims is 0, or shared
+    by all if it is None.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StackedStep(RecordedStep):
 def record(
     stack: Stack, objective: Objective, inputs: Sequence[Tensor], dims: Sequence[int | None]
 ) -> GraphModule:
-    """The step as a graph of (weights, inputs) -> [losses, gradients]; computes nothing."""
+    """Return the step as a graph of (weights, inputs) -> [losses, gradients]; computes nothing."""
     whole, names = Whole(stack.model, objective), [f"model.{name}" for name in stack.blocks]
 
     def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:

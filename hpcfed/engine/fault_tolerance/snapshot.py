@@ -156,8 +156,10 @@ def take_up(rounds: Rounds, source: Source) -> None:
 
 
 def check_weights(rounds: Rounds, k: int, parcel: dict[str, Any]) -> dict[str, Any]:
-    """The parcel of client k. ValueError for weights that do not fill the client's model, which
-    would end its training at the first step.
+    """Return the parcel of client k.
+
+    Raises ValueError for weights that do not fill the client's model, which would end its training
+    at the first step.
     """
     weights, fed = parcel["weights"], rounds.fed
     if weights is not None and not rounds.algorithm.draws_widths:
