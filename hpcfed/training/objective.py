@@ -60,8 +60,8 @@ def extract_tensors(
     tensors -> the loss with these tensors.
 
     Raises Untraceable if the arguments hold anything but tensors, plain values, clients, and
-    Params, tuples and frozen dataclasses of them: such an object could change, and writes into it would be
-    lost. Raises Untraceable too if the code may write into anything else that lasts
+    Params, tuples and frozen dataclasses of them: such an object could change, and writes into it
+    would be lost. Raises Untraceable too if the code may write into anything else that lasts
     (`training.side_effects`).
     """
     fn, args = (
