@@ -165,8 +165,9 @@ class Client:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using
-        other clients.
+        """Kept between rounds and saved: tensors and numbers by name.
+
+        Ask for it anew after using other clients.
         """
         return self.store.own(self.id).memory
 

@@ -96,8 +96,9 @@ class UndoLog:
 
     @contextmanager
     def set_recording(self, now: bool = True) -> Iterator[None]:
-        """Clients that are used inside the block are noted; now = False: inside such a block, these
-        are not.
+        """Clients that are used inside the block are noted.
+
+        now = False: inside such a block, these are not.
         """
         before, self.open = self.open, now
         try:

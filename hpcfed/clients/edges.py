@@ -17,8 +17,9 @@ HEADER = ("client", "edge")
 
 @dataclass(frozen=True)
 class EdgeMap:
-    """of: [K], the edge of each client.  bandwidth, latency: [E], bytes per second, and virtual
-    seconds of one exchange beside its bytes.
+    """of: [K], the edge of each client.
+
+    bandwidth, latency: [E], bytes per second, and virtual seconds of one exchange beside its bytes.
     """
 
     of: np.ndarray
@@ -58,8 +59,9 @@ def make_map(edges: Edges, of: np.ndarray) -> EdgeMap:
 
 
 def read(path: Path, clients: int, number: int) -> np.ndarray:
-    """A file with one line for each client, in any order. DataError with the line that is wrong,
-    and why.
+    """A file with one line for each client, in any order.
+
+    DataError with the line that is wrong, and why.
     """
     lines = read_csv(path, HEADER, "edges.file")
     rows = dict(parse(path, line, number) for line in lines)

@@ -21,9 +21,10 @@ Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one
 
 @dataclass(frozen=True)
 class Participation:
-    """reports: clients in id order.  partial: epochs (or steps) of those that do not do all.  lost:
-    clients that received and worked, by the examples that they worked through, but dropped out,
-    failed or would be too late.
+    """reports: clients in id order.
+
+    partial: epochs (or steps) of those that do not do all.  lost: clients that received and worked,
+    by the examples that they worked through, but dropped out, failed or would be too late.
     """
 
     reports: list[int] = field(default_factory=list)
@@ -55,8 +56,9 @@ class Draws:
         return self.local.steps or self.local.epochs
 
     def examples(self, k: int, amount: int) -> int:
-        """Examples of so many epochs (or steps) of client k; the last batch of an epoch may be
-        smaller.
+        """Examples of so many epochs (or steps) of client k.
+
+        The last batch of an epoch may be smaller.
         """
         n = self.sizes[k]
         if self.local.steps is None:

@@ -147,8 +147,9 @@ def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
 
 
 def read(path: Path, clients: int) -> dict[str, np.ndarray]:
-    """A file with one line for each client, in any order. DataError with the line that is wrong,
-    and why.
+    """A file with one line for each client, in any order.
+
+    DataError with the line that is wrong, and why.
     """
     lines = read_csv(path, HEADER, "system.file")
     rows = dict(parse(path, line) for line in lines)

@@ -58,8 +58,9 @@ class Choice:
         return LOSS_BYTES if self.selection.by == "power-of-choice" else 0
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """The cohort of round t, in id order; p: probability of each client, [K], which a method
-        gives in the place of equal ones.
+        """The cohort of round t, in id order.
+
+        p: probability of each client, [K], which a method gives in the place of equal ones.
         """
         K, by = len(self.sizes), self.selection.by
         g = rng.stream(self.seed, "cohort", t)

@@ -72,8 +72,9 @@ class ClientStore:
         )
 
     def build(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
-        """A new model; its weights as `hpcfed.models.build`'s, or those of models.weights. What
-        models.train freezes is shared by all models of an architecture.
+        """A new model; its weights as `hpcfed.models.build`'s, or those of models.weights.
+
+        What models.train freezes is shared by all models of an architecture.
         """
         model = self.new(architecture, shape)
         meta = next(model.parameters()).is_meta
@@ -99,8 +100,9 @@ class ClientStore:
     def skeleton(
         self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None
     ) -> Skeleton:
-        """The module of an architecture, whoever's weights it holds; other owners have modules of
-        their own.
+        """The module of an architecture, whoever's weights it holds.
+
+        Other owners have modules of their own.
 
         shape: of its inputs, where they are others than the examples.
         """
@@ -119,8 +121,9 @@ class ClientStore:
         return self.layouts[architecture]
 
     def units(self, architecture: str) -> Units:
-        """What sub-models of this architecture's full width are cut from. ConfigError where it
-        cannot be cut.
+        """What sub-models of this architecture's full width are cut from.
+
+        ConfigError where it cannot be cut.
         """
         return structure(parse(architecture).base, *self.form)
 

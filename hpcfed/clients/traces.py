@@ -16,8 +16,9 @@ HEADER = ("client", "time", "available", "speed")
 
 @dataclass(frozen=True)
 class Trace:
-    """Lines of all clients, by client and then by time; each holds until the client's next one, the
-    last one for ever.
+    """Lines of all clients, by client and then by time.
+
+    Each holds until the client's next one, the last one for ever.
 
     ends: [K + 1], client k has the lines ends[k] .. ends[k + 1] - 1; one without lines keeps its
     profile.  time: virtual seconds.  available: whether it can be reached.  speed: multiply-adds
@@ -45,8 +46,9 @@ class Trace:
 
 
 def read(path: Path, clients: int) -> Trace:
-    """A file with the lines of some clients or all, in any order. DataError with the line that is
-    wrong, and why.
+    """A file with the lines of some clients or all, in any order.
+
+    DataError with the line that is wrong, and why.
     """
     lines = read_csv(path, HEADER, "system.trace")
     rows = sorted(parse(path, line, clients) for line in lines)

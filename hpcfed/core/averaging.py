@@ -133,8 +133,9 @@ class Row(Sequence[np.ndarray]):
 
 
 def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
-    """The piece at the given indices of the first dimensions, in zeros of this shape; without
-    indices the piece.
+    """The piece at the given indices of the first dimensions, in zeros of this shape.
+
+    Without indices the piece.
     """
     if not len(axes):
         return piece

@@ -142,14 +142,16 @@ def escape_unprintable() -> None:
 
 
 class RankLost(Exception):
-    """A rank has died. Every other rank raises this, each in its next collective; see
-    engine/recover.py.
+    """A rank has died.
+
+    Every other rank raises this, each in its next collective; see engine/recover.py.
     """
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:
-    """The sentence for a name that is not among the known ones, with the nearest ones; of few names
-    all. see: what lists all, where they are many.
+    """The sentence for a name that is not among the known ones, with the nearest ones.
+
+    Of few names all. see: what lists all, where they are many.
     """
     known = sorted(known)
     near = nearest(name, known)

@@ -90,8 +90,9 @@ def restore(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Means and deviations on the device, [1, C, 1, ...]; made once, for that takes longer than to
-    normalise a batch.
+    """Means and deviations on the device, [1, C, 1, ...].
+
+    Made once, for that takes longer than to normalise a batch.
     """
     numbers = (torch.tensor(values, dtype=torch.float32, device=device) for values in (mean, std))
     centre, scale = (v.view(1, -1, *[1] * (dim - 2)) for v in numbers)

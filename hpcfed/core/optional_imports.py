@@ -7,8 +7,9 @@ from hpcfed.core.errors import ConfigError
 
 
 def import_extra(module: str, extra: str, what: str) -> ModuleType:
-    """A module of such a package; ConfigError that says how to install it where it is missing or
-    does not load.
+    """A module of such a package.
+
+    ConfigError that says how to install it where it is missing or does not load.
     """
     try:
         return import_module(module)

@@ -17,8 +17,9 @@ DEPTH = 200  # parts of a path: Python makes folders by calling itself for each
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never
-    end.
+    """The path, if it is that of a file.
+
+    A pipe would never open, a device such as /dev/zero never end.
 
     Raises OSError with its reason: missing, a folder, a loop of links, too long, no name at all.
     """
@@ -62,8 +63,9 @@ def tail(path: Path, most: int) -> str:
 
 @contextmanager
 def output(path: Path, what: str) -> Iterator[None]:
-    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or
-    is no file.
+    """Inside, what a user has asked for is written to this path.
+
+    ConfigError where it cannot be, or is no file.
     """
     try:
         if os.path.exists(path):
@@ -77,8 +79,9 @@ def output(path: Path, what: str) -> Iterator[None]:
 
 
 def glob_folder(folder: Path, pattern: str) -> list[Path]:
-    """What is in a folder under such names; nothing where there is no such folder, or it may not be
-    read.
+    """What is in a folder under such names.
+
+    Nothing where there is no such folder, or it may not be read.
     """
     try:
         return list(folder.glob(pattern))

@@ -16,8 +16,9 @@ from hpcfed.core.params import Mean
 
 @dataclass
 class Tally:
-    """What one client did in one round. Bytes are those of tensors; numbers beside them are not
-    counted.
+    """What one client did in one round.
+
+    Bytes are those of tensors; numbers beside them are not counted.
     """
 
     loss: float = 0.0  # sum over examples
@@ -96,7 +97,8 @@ def not_finite(value: Any) -> str | None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one
-    pass, no copy.
+    """Whether no value is nan or infinite.
+
+    By the extremes, which are nan where a value is: one pass, no copy.
     """
     return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))

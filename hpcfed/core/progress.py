@@ -35,8 +35,9 @@ def title(what: str, thing: object, named: bool) -> str:
 
 
 def bar(things: Iterable[T], what: str, total: int | None, named: bool) -> Iterator[T]:
-    """With a bar on stderr, which is gone when all are done; below another one where that is
-    shown.
+    """With a bar on stderr, which is gone when all are done.
+
+    Below another one where that is shown.
     """
     with display() as shown:
         task = shown.add_task(what, total=total)

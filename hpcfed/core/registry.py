@@ -15,8 +15,9 @@ LIBRARIES = ("torchvision", "timm", "hf", "clip")
 
 @dataclass(frozen=True)
 class Entry:
-    """One name: `target` is "module:attribute"; `cite` holds keys of references.bib, separated by
-    commas.
+    """One name: `target` is "module:attribute".
+
+    `cite` holds keys of references.bib, separated by commas.
     """
 
     target: str

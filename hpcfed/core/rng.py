@@ -30,8 +30,9 @@ _quoted = cache(json.dumps)  # of a part of a name; a run has few
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
-    """The numpy generator of this name; for draws on the host (cohorts, partitions, batch
-    order).
+    """The numpy generator of this name.
+
+    For draws on the host (cohorts, partitions, batch order).
     """
     return np.random.Generator(np.random.Philox(key=number(seed, *key)))
 

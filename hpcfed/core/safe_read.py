@@ -75,8 +75,9 @@ class Table(dict[str, Any]):
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """The value of a JSON text; its tables are `Table`. DamagedError for no JSON, or one that
-    is too long or nested too deep.
+    """The value of a JSON text; its tables are `Table`.
+
+    DamagedError for no JSON, or one that is too long or nested too deep.
 
     what: how messages name it.
     """

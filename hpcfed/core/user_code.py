@@ -105,6 +105,7 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
 
 def file_of(thing: Any) -> str:
     """The file in which a function or class is defined; a cell of a notebook has a name too.
+
     OSError or TypeError where it has none.
     """
     thing = inspect.unwrap(thing)
@@ -140,8 +141,9 @@ def register(where: str, module: str, form: str) -> None:
 
 
 def specification(top: str) -> ModuleSpec | None:
-    """Where Python would find a module; None where it would not, and for a script, which has no
-    name.
+    """Where Python would find a module.
+
+    None where it would not, and for a script, which has no name.
     """
     try:
         return find_spec(top)
@@ -213,8 +215,9 @@ def frames(error: BaseException) -> list[FrameSummary]:
 
 
 def caller() -> str:
-    """The line of the user's that is being run, as the beginning of a message; "" where there is
-    none.
+    """The line of the user's that is being run, as the beginning of a message.
+
+    "" where there is none.
     """
     frame = inspect.currentframe()
     while frame is not None and not is_own(frame.f_code.co_filename):

@@ -1,4 +1,5 @@
 """Examples: where they come from, which client holds which, and how they are varied in training.
+
 The registries stand in `hpcfed.config.datasets`, for a job names them.
 """
 

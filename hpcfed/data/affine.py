@@ -17,8 +17,9 @@ def affine(
     shift: float = 0.1,
     zoom: float = 0.1,
 ) -> Tensor:
-    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size; bilinear,
-    black outside.
+    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size.
+
+    Bilinear, black outside.
 
     x: [B, C, H, W], float32.  Returns [n_views * B, C, H, W].
     """

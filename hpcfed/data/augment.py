@@ -21,8 +21,9 @@ from hpcfed.data.crop import uniform
 
 
 class Policy(NamedTuple):
-    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised;
-    a line about it.
+    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised.
+
+    A line about it.
     """
 
     apply: Callable[[Tensor, torch.Generator, int], Tensor]

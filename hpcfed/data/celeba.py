@@ -1,5 +1,6 @@
-"""CelebA as LEAF has it: photographs of celebrities, smiling or not. A celebrity is a natural
-client.
+"""CelebA as LEAF has it: photographs of celebrities, smiling or not.
+
+A celebrity is a natural client.
 
 Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; Caldas et al. (LEAF),
 arXiv:1812.01097: images brought to 84x84, celebrities with at least five of them. From

@@ -112,8 +112,9 @@ def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
 
 
 def vocabulary(given: object, where: str) -> int:
-    """How many different tokens a file says there are; 0 for images. Raises DataError for anything
-    else.
+    """How many different tokens a file says there are; 0 for images.
+
+    Raises DataError for anything else.
     """
     number = np.asarray(given)
     if number.shape != () or number.dtype.kind not in "iu" or not 0 <= number <= MOST:
@@ -124,8 +125,9 @@ def vocabulary(given: object, where: str) -> int:
 
 
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises
-    DataError.
+    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.
+
+    Raises DataError.
     """
     if y.shape == (n, 1):
         y = y[:, 0]
@@ -146,6 +148,7 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
 
 def survival(y: np.ndarray, n: int, where: str) -> np.ndarray:
     """Survival times as [n, 2], float32: time, >= 0, and whether the event was seen, 0 or 1.
+
     Raises DataError.
     """
     if y.shape != (n, 2) or y.dtype.kind not in "iuf":

@@ -35,8 +35,9 @@ def resized_crop(
 def crop(
     x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirrored: Tensor
 ) -> Tensor:
-    """Cut box i out of image i modulo B and resize it bilinearly to the full size; nothing outside
-    the box is seen.
+    """Cut box i out of image i modulo B and resize it bilinearly to the full size.
+
+    Nothing outside the box is seen.
 
     x: [B, C, H, W], float32.  top, left, height, width: [V * B], pixels.  mirrored: [V * B], bool.
     Returns [V * B, C, H, W].  Boxes have sides along the axes, so rows and columns are interpolated

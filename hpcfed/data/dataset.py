@@ -194,8 +194,9 @@ def several(
 
 
 def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
-    """The split with the mean of each channel where an example lacks a modality; of tokens padding,
-    of uint8 0.
+    """The split with the mean of each channel where an example lacks a modality.
+
+    Of tokens padding, of uint8 0.
     """
     filled = dict(split.x)
     for name, there in split.present.items():
@@ -214,8 +215,9 @@ FACTS = (
 
 
 def to_arrays(data: DataSet) -> Arrays:
-    """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
-    bytes.
+    """The data set as arrays alone, to be shared between the ranks of a node.
+
+    The facts are JSON bytes.
     """
     facts = {name: getattr(data, name) for name in FACTS} | {"modalities": data.modalities}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}

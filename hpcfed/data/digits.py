@@ -36,8 +36,9 @@ def load(*_: object) -> DataSet:
 
 
 def _resized(scans: np.ndarray) -> np.ndarray:
-    """[n, 1, 8, 8], 0..16 to [n, 1, 16, 16], 0..255; exact in float32 (sixteenths): the same
-    everywhere.
+    """[n, 1, 8, 8], 0..16 to [n, 1, 16, 16], 0..255.
+
+    Exact in float32 (sixteenths): the same everywhere.
     """
     large = interpolate(
         torch.from_numpy(scans).float(), size=(16, 16), mode="bilinear", align_corners=False

@@ -206,8 +206,9 @@ def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
 def _hdf5_tables(
     path: Path, file: Nodes, opened: h5py.File
 ) -> tuple[Table, Table | None, str] | None:
-    """The tables of an HDF5 file whose inputs are rows of numbers, and the name of their labels;
-    else None.
+    """The tables of an HDF5 file whose inputs are rows of numbers, and the name of their labels.
+
+    Else None.
     """
     if not isinstance(file["train"], h5py.Group) or attribute(opened, "vocabulary", 0):
         return None
@@ -345,8 +346,10 @@ def _raw(
     y: tuple[str, ...],
     client: str = "",
 ) -> Raw:
-    """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or
-    "{}_train". client: the array of users that the job names.
+    """Pick inputs, labels and users.
+
+    `place` says where a name stands, as in "train/{}" or "{}_train". client: the array of users
+    that the job names.
     """
     names = [
         next((place.format(n) for n in any_of if place.format(n) in arrays), None)

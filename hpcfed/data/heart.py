@@ -87,8 +87,9 @@ def fetch(root: Path, url: str = URL) -> None:
 
 
 def read(path: Path) -> np.ndarray:
-    """One of UCI's files: [n, 14], float64, nan where a value is "?"; the last column is the
-    label.
+    """One of UCI's files: [n, 14], float64, nan where a value is "?".
+
+    The last column is the label.
     """
     rows = []
     with readable(path, "download it again"):

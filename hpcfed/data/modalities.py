@@ -113,8 +113,9 @@ def present(split: Split, rows: np.ndarray) -> Set:
 def mislabel(
     y: np.ndarray, partition: Partition, share: float, classes: int, seed: int
 ) -> np.ndarray:
-    """Training labels, of which this share of each client's, drawn, is another class; public
-    examples keep theirs.
+    """Training labels, of which this share of each client's, drawn, is another class.
+
+    Public examples keep theirs.
 
     y: [n], not changed.  Returns [n].
     """
@@ -129,8 +130,9 @@ def mislabel(
 def labelled(
     parts: Sequence[np.ndarray], share: float, g: Callable[[int], np.random.Generator]
 ) -> list[np.ndarray]:
-    """The clients' examples without this share of each one's, drawn, which has no label; at least
-    one is left.
+    """The clients' examples without this share of each one's, drawn, which has no label.
+
+    At least one is left.
     """
     kept = []
     for k, rows in enumerate(parts):

@@ -6,8 +6,9 @@ CHUNK = 4096  # examples at a time, so that no float copy of all images is neede
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel; a constant channel gets 1, so that it can be
-    divided by.
+    """Mean and standard deviation of each channel.
+
+    A constant channel gets 1, so that it can be divided by.
 
     x: [n, channels, ...].  Returns two tuples of `channels` numbers, on the 0..1 scale where x is
     uint8.

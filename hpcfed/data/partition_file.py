@@ -52,8 +52,9 @@ class Partition:
         return np.concatenate(self.train)
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Training examples of each client and class, [K, C]; of survival times of each client,
-        [K, 1].
+        """Training examples of each client and class, [K, C].
+
+        Of survival times of each client, [K, 1].
 
         labels: y of the training split.
         """
@@ -62,8 +63,10 @@ class Partition:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
     def save(self, path: Path, run_id: str = "") -> None:
-        """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K];
-        `public`; and the attribute `run_id`, which names the run that it is of, "": none.
+        """Write HDF5: `train` and `test`, all indices in a row.
+
+        `train_sizes`, `test_sizes`, [K]; `public`; and the attribute `run_id`, which names the run
+        that it is of, "": none.
 
         Sealed with checksums, written beside the file and renamed, so that no half file is ever
         seen. WriteError where the disk refuses.

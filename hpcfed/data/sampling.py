@@ -33,8 +33,9 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarray:
-    """Draw n examples, every class in proportion; all of them where n is None or more than there
-    are.
+    """Draw n examples, every class in proportion.
+
+    All of them where n is None or more than there are.
 
     labels: [m].  Returns sorted indices.  Raises DataError for n < 1.
     """

@@ -46,6 +46,7 @@ def dirichlet_free(
     draws: int = 100,
 ) -> Parts:
     """Free sizes: each class is shared out by its own Dirichlet(alpha) draw over the clients.
+
     Complete.
 
     alpha: > 0.  A client that already holds n / K examples gets nothing of the further classes.
@@ -84,8 +85,9 @@ def _share_classes(
 
 
 def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
-    """Every client holds examples of `per_client` classes; the clients of a class share it out
-    among them.
+    """Every client holds examples of `per_client` classes.
+
+    The clients of a class share it out among them.
 
     per_client: 1..C; 2 is FedClassAvg's "skewed".  Each client in turn gets the classes least used
     so far (in proportion to their examples), ties at random, so all classes occur if K * per_client
@@ -108,6 +110,7 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
 
 def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
     """Sort by label, cut into K * per_client shards, deal each client `per_client` of them.
+
     Complete.
 
     Raises ConfigError where there are more shards than examples.  McMahan et al., AISTATS 2017,
@@ -127,6 +130,7 @@ def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gener
 
 def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Generator) -> Parts:
     """Sizes differ, labels do not: sizes in proportion to exp(spread * normal), at least 1.
+
     Complete.
 
     spread: >= 0, the standard deviation of the logarithm of the sizes; 0 is `iid`.
@@ -173,6 +177,7 @@ def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
 
 def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     """Sizes in proportion to (k + 1)^2, rounded down; what is left over is the last client's.
+
     Complete.
 
     Flower Datasets, SquarePartitioner. Deviations: it gives out the examples in the data's order.
@@ -182,6 +187,7 @@ def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
 
 def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     """Sizes in proportion to exp(k + 1), rounded down; what is left over is the last client's.
+
     Complete; so steep that more than about log(n) clients leave the first without an example.
 
     Flower Datasets, ExponentialPartitioner. Deviations: it gives out the examples in the data's
@@ -237,8 +243,10 @@ def inner_dirichlet(
 def pathological(
     labels: np.ndarray, clients: int, per_client: int, how: str, g: np.random.Generator
 ) -> Parts:
-    """Every client holds `per_client` classes; the clients of a class have equal parts of it, to
-    one example. Sizes differ. Every example of a class that some client holds goes to a client.
+    """Every client holds `per_client` classes.
+
+    The clients of a class have equal parts of it, to one example. Sizes differ. Every example of a
+    class that some client holds goes to a client.
 
     how: "random", each client's classes are drawn; "first-deterministic", of the C classes client k
     gets the (k modulo C)-th, the others are drawn; "deterministic", it gets the (k + i modulo C)-th
@@ -288,8 +296,9 @@ def distribution(
     spread: float,
     g: np.random.Generator,
 ) -> Parts:
-    """Client k holds the classes k, k + 1, ..., k + per_client - 1, modulo C; a table says how much
-    of each class its holders get. Complete.
+    """Client k holds the classes k, k + 1, ..., k + per_client - 1, modulo C.
+
+    A table says how much of each class its holders get. Complete.
 
     table: [C, K * per_client / C], not negative: row c is for the clients that hold class c, in
     their order; None: log-normal of this spread, as in FedProx.  rescale: a row is in proportion:

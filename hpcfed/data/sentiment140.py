@@ -84,8 +84,9 @@ def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, st
 
 
 def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
-    """Download the archive, compare its checksum and leave its two files below root.  Raises
-    DataError.
+    """Download the archive, compare its checksum and leave its two files below root.
+
+    Raises DataError.
     """
     archive = root / "trainingandtestdata.zip.new"
     try:

@@ -151,8 +151,9 @@ def is_number(text: str) -> bool:
 
 
 def to_column(values: Sequence[str]) -> np.ndarray:
-    """Words of a file as numbers, float64, where all that are there are some; else str, None where
-    one is missing.
+    """Words of a file as numbers, float64, where all that are there are some.
+
+    Else str, None where one is missing.
     """
     stripped = [value.strip() for value in values]
     gaps = np.array([value.lower() in MISSING for value in stripped])
@@ -429,8 +430,9 @@ def kinds(values: np.ndarray) -> list[Any]:
 
 
 def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
-    """Clients' numbers from 0 in each part, [n], in the order of their values; None for a part
-    without that column. Numbers are alike in all parts. name: "" for no column.
+    """Clients' numbers from 0 in each part, [n], in the order of their values.
+
+    None for a part without that column. Numbers are alike in all parts. name: "" for no column.
     """
     whose = [part for part in parts if name in part.names]
     for part in whose:
@@ -485,8 +487,9 @@ def whole_labels(
 def held_out(
     where: str, y: np.ndarray, users: np.ndarray | None, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training and of the test part, of each label in proportion; where there are
-    clients, of each of their labels.
+    """Rows of the training and of the test part, of each label in proportion.
+
+    Where there are clients, of each of their labels.
     """
     C = int(y.max()) + 1
     strata = y if users is None else np.unique(users * C + y, return_inverse=True)[1]

@@ -56,8 +56,9 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError
-    or OSError.
+    """An HDF5 file, after a process of its own has read it to the end and lived.
+
+    Raises DataError or OSError.
 
     What is in it is opened by `untrusted.child`, or through `Nodes`.
     """
@@ -121,8 +122,9 @@ def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> N
 
 
 def whole(node: h5py.Dataset, where: str) -> np.ndarray:
-    """All values of a dataset. DataError for what is none, or declares more than this machine has
-    memory for.
+    """All values of a dataset.
+
+    DataError for what is none, or declares more than this machine has memory for.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is no array; store one there")

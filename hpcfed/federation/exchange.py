@@ -1,5 +1,6 @@
-"""Exchange: what goes between clients and server and between ranks; all of it is counted and
-checked here.
+"""Exchange: what goes between clients and server and between ranks.
+
+All of it is counted and checked here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ Item = TypeVar("Item", bound=Hashable)  # of server-side work
 
 
 class Exchange:
-    """The collectives of a federation. down, up, upload and gather count bytes; the others move
-    what is counted so.
+    """The collectives of a federation.
+
+    down, up, upload and gather count bytes; the others move what is counted so.
 
     Tensors that arrive are on this rank's device.  placement: the rank of each client.
     meanwhile: what a rank does instead of waiting for slower ones, before the last mean of a round.
@@ -82,8 +84,9 @@ class Exchange:
             return on_device(self._comm.gather(dict(by_client)), self._device)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
-        """All clients' values in id order, on all ranks, one in memory at a time; collective,
-        nothing is counted.
+        """All clients' values in id order, on all ranks, one in memory at a time.
+
+        Collective, nothing is counted.
 
         For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
         left out.
@@ -106,8 +109,9 @@ class Exchange:
             return on_device(self._comm.gather(dict(by_client)), self._device)
 
     def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
-        """Values of the given clients, in that order, on the rank of client k, none elsewhere;
-        collective, not counted.
+        """Values of the given clients, in that order, on the rank of client k, none elsewhere.
+
+        Collective, not counted.
 
         by_client: this rank's own.
         """
@@ -115,16 +119,18 @@ class Exchange:
         return self._moved(by_client, given, self._placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
-        not counted.
+        """All clients' values on rank 0, which does the server's work, none elsewhere.
+
+        Collective, not counted.
         """
         self.wait("at root")
         given = self._comm.gather(dict.fromkeys(by_client, 1))
         return self._moved(by_client, given, 0)
 
     def _moved(self, by_client: Mapping[int, T], given: Iterable[int], rank: int) -> dict[int, T]:
-        """The given clients' values, in that order, on one rank, none elsewhere; collective, not
-        counted.
+        """The given clients' values, in that order, on one rank, none elsewhere.
+
+        Collective, not counted.
         """
         with self._clock("communicate"):
             moved = {k: self._comm.move(by_client.get(k), self._placement[k], rank) for k in given}
@@ -149,8 +155,9 @@ class Exchange:
             return on_device(self._comm.bcast(value), self._device)
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
-        """The results of pieces of server-side work, by item, in the items' order; collective, not
-        counted. Item i is done on rank i modulo their number.
+        """The results of pieces of server-side work, by item, in the items' order.
+
+        Collective, not counted. Item i is done on rank i modulo their number.
         """
         rank, size, listed = self._comm.rank, self._comm.size, list(items)
         if len(set(listed)) < len(listed):
@@ -163,8 +170,9 @@ class Exchange:
         return {item: found[i] for i, item in enumerate(listed)}
 
     def wait(self, what: str, over: bool = False) -> None:
-        """Until all ranks are here, before an exchange; what the slowest rank costs the others is
-        timed apart.
+        """Until all ranks are here, before an exchange.
+
+        What the slowest rank costs the others is timed apart.
 
         what: the exchange, in words.  over: this rank has done all of the round, and need not stop
         in it. Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked

@@ -179,8 +179,9 @@ class Federation:
 
     @cached_property
     def modalities(self) -> Sequence[tuple[str, ...]]:
-        """The modalities that each client's training examples have, [K]; none where inputs are of
-        one kind.
+        """The modalities that each client's training examples have, [K].
+
+        None where inputs are of one kind.
         """
         return self._modalities() or ((),) * self.K
 
@@ -220,8 +221,9 @@ class Federation:
         )
 
     def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A module of this architecture for the server's own work; no client's weights are ever in
-        it.
+        """A module of this architecture for the server's own work.
+
+        No client's weights are ever in it.
 
         shape: of its inputs, where they are no examples but a client's feature maps, say.
         """
@@ -254,8 +256,9 @@ class Federation:
         return self.choice.sample(t, p)
 
     def draw_public(self, t: int, n: int) -> np.ndarray:
-        """n of the public examples, drawn anew for round t, the same on all ranks; all of them
-        where n is larger.
+        """n of the public examples, drawn anew for round t, the same on all ranks.
+
+        All of them where n is larger.
         """
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
@@ -347,8 +350,9 @@ class Federation:
         counted: bool = True,
         last: bool = False,
     ) -> Params:
-        """The exact weighted mean over all clients of all ranks; collective, the same bits for any
-        ranks.
+        """The exact weighted mean over all clients of all ranks.
+
+        Collective, the same bits for any ranks.
 
         uploads: (client id, its part), one after the other.  keep: values where the weights sum to
         0, and the shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it,
@@ -377,8 +381,9 @@ class Federation:
     # What is counted so, moved between ranks
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
-        """All clients' values in id order, on all ranks, one in memory at a time; collective,
-        nothing is counted.
+        """All clients' values in id order, on all ranks, one in memory at a time.
+
+        Collective, nothing is counted.
 
         For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
         left out.
@@ -386,8 +391,9 @@ class Federation:
         return self.exchange.each(by_client)
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
-        not counted.
+        """All clients' values on rank 0, which does the server's work, none elsewhere.
+
+        Collective, not counted.
         """
         return self.exchange.at_root(by_client)
 
@@ -400,8 +406,9 @@ class Federation:
         return self.exchange.on_root(fn)
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
-        """The results of pieces of server-side work, by item, in the items' order, on all ranks;
-        collective, not counted.
+        """The results of pieces of server-side work, by item, in the items' order, on all ranks.
+
+        Collective, not counted.
 
         For what is independent by candidate, cluster, student or teacher: item i is done on rank i
         modulo the number of ranks, instead of all on rank 0 while the others wait. The bits are

@@ -97,8 +97,9 @@ class ReplayLog:
         self.__init__()  # type: ignore[misc]
 
     def next(self, k: int, group: list[int]) -> Turn | None:
-        """Client k's next turn, if it is done already. One with others than these is forgotten:
-        they keep nothing.
+        """Client k's next turn, if it is done already.
+
+        One with others than these is forgotten: they keep nothing.
         """
         turns, i = self.turns(k), self.given.get(k, 0)
         self.given[k] = i + 1
@@ -111,8 +112,9 @@ class ReplayLog:
         return self.entries[k].turns if k in self.entries else []
 
     def fail(self, k: int, number: int, kind: str, message: str) -> None:
-        """Client k leaves the round, and its turns with it. number: of its job, where it may have
-        several.
+        """Client k leaves the round, and its turns with it.
+
+        number: of its job, where it may have several.
         """
         entry = self.of(k)
         entry.failures[number], self.news = (kind, message), True

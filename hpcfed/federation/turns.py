@@ -129,8 +129,9 @@ class Turns:
     def _fail(
         self, clients: Sequence[Client], error: Exception, number: int, drops: bool, steady: int
     ) -> None:
-        """Let the client that failed leave the round, all of a group where that is not known; or
-        end the run.
+        """Let the client that failed leave the round, all of a group where that is not known.
+
+        Or end the run.
         """
         whose = getattr(error, "client", None)
         failed = [client for client in clients if whose in (None, client.id)]
@@ -142,8 +143,9 @@ class Turns:
             self._replay.fail(client.id, number, kind(error), str(told))
 
     def share_failures(self) -> None:
-        """All ranks learn who has left the round; collective. Each client's first failure is
-        told.
+        """All ranks learn who has left the round; collective.
+
+        Each client's first failure is told.
         """
         for k, failed in self._comm.gather(self._replay.failures()).items():
             self._replay.left[k] = failed

@@ -38,8 +38,9 @@ class World:
         return self.data.shape
 
     def validation(self, k: int, device: torch.device) -> Shard | None:
-        """What client k holds out of its training examples; None where the job has no
-        validation.
+        """What client k holds out of its training examples.
+
+        None where the job has no validation.
         """
         if not self.held_out:
             return None
