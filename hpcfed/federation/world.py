@@ -1,4 +1,4 @@
-"""What is the same on all ranks and never changes."""
+"""Facts about a job that are the same on all ranks and never change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcfed.data.synthetic import Synthetic
 
 @dataclass(frozen=True)
 class World:
-    """Data, who holds which, who has which architecture."""
+    """Data, partition and architectures of a job."""
 
     data: DataSet
     partition: Partition | Synthetic
@@ -34,14 +34,11 @@ class World:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example, `Shapes` of several modalities."""
+        """Shape of one example, or `Shapes` for several modalities."""
         return self.data.shape
 
     def validation(self, k: int, device: torch.device) -> Shard | None:
-        """What client k holds out of its training examples.
-
-        None where the job has no validation.
-        """
+        """Return the validation examples that client k holds out, or None without validation."""
         if not self.held_out:
             return None
         train, own = self.data.train, self.held.own[k] if self.held else None
@@ -49,11 +46,11 @@ class World:
 
     @property
     def many(self) -> bool:
-        """A population, whose clients make their own examples."""
+        """Whether this is a population, whose clients make their own examples."""
         return isinstance(self.partition, Synthetic)
 
     def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
-        """Training and test examples of client k."""
+        """Return the training and test examples of client k."""
         if self.many:
             return tuple(
                 Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
