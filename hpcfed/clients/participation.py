@@ -35,7 +35,7 @@ class Participation:
     lost: dict[int, float] = field(default_factory=dict)
 
     def without(self, failed: Container[int], draws: Draws) -> Participation:
-        """Return the participation in which these clients, after all their work, fail and are lost."""
+        """Return the participation in which these clients do all their work and then fail."""
         gone = {k: self.partial.get(k, draws.full) for k in self.reports if k in failed}
         lost = {k: float(draws.examples(k, amount)) for k, amount in gone.items()}
         return replace(

@@ -118,7 +118,7 @@ def read_measured(path: Path, clients: int) -> np.ndarray:
     """Return the measured seconds per example of each client, [K].
 
     This is the sum of the seconds in the client's lines divided by the sum of their examples. It is
-    nan for a client without lines, which keeps the speed drawn for it.
+    nan for a client without lines, which has the speed of the median device.
     Raises DataError that names the wrong line and says why.
     """
     seconds, examples = np.zeros(clients), np.zeros(clients)

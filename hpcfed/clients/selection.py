@@ -82,7 +82,7 @@ class Choice:
         return self.selection.quota if t >= self.selection.quota_after * self.rounds else 0.0
 
     def probabilities(self, t: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return E3CS's probability of each client in round t, and which are capped at 1, [K] each."""
+        """Return E3CS's probabilities of the clients in round t, and which are capped at 1, [K]."""
         K = len(self.sizes)
         sigma = self.quota(t) * self.m / K
         return allocate(np.exp(self.log_weights - self.log_weights.max()), self.m, sigma)

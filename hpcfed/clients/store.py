@@ -113,7 +113,10 @@ class ClientStore:
         return self.skeletons[architecture, owner]
 
     def layout(self, architecture: str) -> Layout:
-        """Return the names and shapes of an architecture's tensors, computed once, without weights."""
+        """Return the names and shapes of an architecture's tensors; computed once.
+
+        No weights are made for it.
+        """
         if architecture not in self.layouts:
             with torch.device("meta"):
                 self.layouts[architecture] = Layout.of(self.build(architecture))

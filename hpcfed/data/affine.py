@@ -1,4 +1,4 @@
-"""Small rotations, shifts and changes of size: what leaves a digit or a letter the same."""
+"""Random affine augmentation: small rotations, shifts and zooms, for digits and letters."""
 
 import math
 
@@ -17,11 +17,11 @@ def affine(
     shift: float = 0.1,
     zoom: float = 0.1,
 ) -> Tensor:
-    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size.
+    """Rotate by up to `degrees`, scale by 1 +- zoom, and shift by up to `shift` of the size.
 
-    Bilinear, black outside.
-
-    x: [B, C, H, W], float32.  Returns [n_views * B, C, H, W].
+    Interpolation is bilinear; pixels from outside are black.
+    x: [B, C, H, W], float32.
+    Returns [n_views * B, C, H, W].
     """
     x = x.repeat(n_views, 1, 1, 1)
     draws = 2 * uniform(g, len(x), 4, x.device) - 1  # [V * B, 4]: angle, size, right, down
@@ -35,12 +35,12 @@ def affine(
 
 
 def warp(x: Tensor, matrix: Tensor) -> Tensor:
-    """Pixel (a, b) of result i is what lies at matrix[i] @ (a, b, 1) in image i, where images are
-    -1..1 each way.
+    """Sample image i at matrix[i] @ (a, b, 1) for each pixel (a, b), in coordinates -1..1.
 
-    x: [B, C, H, W], float32.  matrix: [B, 2, 3].  Returns [B, C, H, W].  As affine_grid and
-    grid_sample, without affine_grid's product for each pixel, which takes four times as long as the
-    sampling of a small image.
+    x: [B, C, H, W], float32.
+    matrix: [B, 2, 3].
+    Returns [B, C, H, W], as affine_grid and grid_sample. It avoids affine_grid's product for each
+    pixel, which takes four times as long as the sampling of a small image.
     """
     a, b, start = (part[:, None, None] for part in matrix.unbind(2))  # [B, 1, 1, 2]
     grid = a * _centres(x, 3)[:, None] + (b * _centres(x, 2)[:, None, None] + start)  # [B, H, W, 2]
@@ -48,5 +48,5 @@ def warp(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _centres(x: Tensor, axis: int) -> Tensor:
-    """Where the pixels along an axis lie, -1..1."""
+    """Return the centres of the pixels along an axis, in -1..1."""
     return torch.arange(0.5, x.shape[axis], device=x.device) * (2 / x.shape[axis]) - 1

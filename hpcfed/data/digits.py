@@ -1,4 +1,4 @@
-"""Scans of handwritten digits that come with scikit-learn: real data that need no download."""
+"""Scans of handwritten digits that come with scikit-learn: real data without a download."""
 
 from importlib.metadata import distribution
 
@@ -15,10 +15,11 @@ TEST = 360  # of 1797
 
 
 def load(*_: object) -> DataSet:
-    """1437 training and 360 test scans, 1x16x16, uint8, 10 classes; one fixed stratified split.
+    """Load 1437 training and 360 test scans of digits, [1, 16, 16], uint8, 10 classes.
 
-    The scans are 8x8 with 17 grey levels, resized bilinearly.  Neither name, folder nor download
-    matters. Alpaydin and Kaynak, UCI, 1998.
+    The scans are 8x8 with 17 grey levels, resized bilinearly. The split is fixed and stratified.
+    Folder and download have no effect.
+    Alpaydin and Kaynak, UCI, 1998.
     """
     # what sklearn.datasets.load_digits reads; importing it takes a second, for which all ranks of a
     # node would wait
@@ -36,9 +37,10 @@ def load(*_: object) -> DataSet:
 
 
 def _resized(scans: np.ndarray) -> np.ndarray:
-    """[n, 1, 8, 8], 0..16 to [n, 1, 16, 16], 0..255.
+    """Resize scans [n, 1, 8, 8], 0..16, to [n, 1, 16, 16], 0..255.
 
-    Exact in float32 (sixteenths): the same everywhere.
+    The values are sixteenths, which float32 represents exactly, so the result is the same on every
+    machine.
     """
     large = interpolate(
         torch.from_numpy(scans).float(), size=(16, 16), mode="bilinear", align_corners=False

@@ -311,7 +311,7 @@ class Federation:
             yield from turn.uploads()
 
     def work(self, client: Client, epochs: int | None = None) -> int:
-        """Return how many epochs (or steps, if the job counts in steps) the client does in this round."""
+        """Return the epochs or steps, as the job counts, that the client does in this round."""
         return self.participation.work(client, epochs)
 
     def prepare(self, x: Tensor) -> Tensor:

@@ -89,5 +89,5 @@ class Participants:
         return self._announced[k]
 
     def work(self, client: Client, epochs: int | None = None) -> int:
-        """Return how many epochs (or steps, if the job counts in steps) the client does in this round."""
+        """Return the epochs or steps, as the job counts, that the client does in this round."""
         return epochs or self.partial.get(client.id, self.draws.full)

@@ -40,7 +40,8 @@ class Tallies(defaultdict[int, Tally]):
     ) -> None:
         """Add local training to a client's tally: mean losses and sizes of its batches.
 
-        seconds: wall time of the training.
+        seconds: time of the training, without the time of recording CUDA graphs, which is spent
+        once.
         own: on the client's own examples. Training on other examples (public data) counts as work,
         but not for epochs and training loss.
         views: copies of each example that went through the model.
