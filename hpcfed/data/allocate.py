@@ -26,7 +26,10 @@ def allocate(
 
 
 def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.ndarray:
-    """Return the allocation in fractions, [K, C]; each pass satisfies all clients or empties a class."""
+    """Return the allocation in fractions, [K, C].
+
+    Each pass satisfies all clients or empties a class.
+    """
     got = np.zeros_like(mix)
     for _ in range(len(supply) + 1):  # so many passes suffice
         left = np.maximum(supply - got.sum(0), 0)

@@ -78,7 +78,10 @@ def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def grey(x: Tensor) -> Tensor:
-    """Return the grey level of each pixel, [B, 1, H, W]; the mean unless there are three channels."""
+    """Return the grey level of each pixel, [B, 1, H, W].
+
+    This is the mean of the channels unless there are three.
+    """
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     red, green, blue = x.split(1, 1)

@@ -1,10 +1,11 @@
-"""Heart disease at four hospitals, as FLamby prepares it: Ogier du Terrail et al., "FLamby",
-NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al., UCI, 1988.
+"""Heart disease at four hospitals, prepared as in FLamby.
 
-The last three of the 13 columns, mostly empty, are left out, then the rows with gaps, of which 740
-stay; chest pain and resting electrocardiogram become 0 and 1 for each kind but the first; numbers
-are standardised by the training examples of their own hospital. 13 features. A hospital is a
-natural client, with test examples of its own, 34 % of each label.
+The last three of the 13 columns, mostly empty, are left out, then the rows with gaps; 740 rows
+remain. Chest pain and resting electrocardiogram become a 0 or 1 for each kind but the first.
+Numbers are standardised by the training examples of their own hospital. There are 13 features. A
+hospital is a natural client, with test examples of its own, 34 % of each label.
+Ogier du Terrail et al., "FLamby", NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al.,
+UCI, 1988.
 Deviations: the rows of the test examples are drawn from a stream of hpcfed; their numbers are
 FLamby's.
 """
@@ -38,10 +39,12 @@ TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
-    """UCI's four files below root, else root/heart_disease.h5, else a download of the four.
+    """Load UCI's four files below root, else root/heart_disease.h5, else download the four.
 
-    HDF5: groups `train` and `test` with `features` [n, 13], nan where one is missing, `labels` and
-    `hospital`, 0..3; all are shared out anew.  Raises DataError.
+    HDF5: groups `train` and `test` with `features` [n, 13], nan for missing values, `labels` and
+    `hospital`, 0..3. All examples are divided anew into training and test examples. A hospital is a
+    natural client, with test examples of its own.
+    Raises DataError.
     """
     if all(os.path.exists(root / file) for file in FILES):
         rows = [read(root / file) for file in FILES]
@@ -62,7 +65,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
 
 
 def join(parts: list[Part]) -> Split:
-    """The examples of all hospitals."""
+    """Return the examples of all hospitals."""
     x, y, hospital = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Split(x, y, hospital)
 
@@ -72,7 +75,7 @@ def missing(name: str, root: Path) -> DataError:
 
 
 def fetch(root: Path, url: str = URL) -> None:
-    """Download the four files to root. Raises DataError."""
+    """Download the four files to root; raises DataError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         for file in FILES:
@@ -87,9 +90,10 @@ def fetch(root: Path, url: str = URL) -> None:
 
 
 def read(path: Path) -> np.ndarray:
-    """One of UCI's files: [n, 14], float64, nan where a value is "?".
+    """Read one of UCI's files: [n, 14], float64, with nan for "?".
 
     The last column is the label.
+    Raises DataError.
     """
     rows = []
     with readable(path, "download it again"):
@@ -111,7 +115,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_hdf5(path: Path) -> list[np.ndarray]:
-    """The same of the four hospitals from one file."""
+    """Read the tables of the four hospitals, as `read`, from one HDF5 file."""
     with readable(path, "copy it again"), hdf5(path) as file:
         nodes = Nodes(file)
         x, y, hospital = (
@@ -128,7 +132,10 @@ def read_hdf5(path: Path) -> list[np.ndarray]:
 
 
 def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
-    """A hospital's training and test examples. table: [n, 14]."""
+    """Return a hospital's training and test examples.
+
+    table: [n, 14].
+    """
     x, y = table[:, :USED], (table[:, -1] > 0).astype(np.int64)
     full = ~np.isnan(x).any(1)
     x, y = x[full], y[full]
@@ -151,7 +158,7 @@ def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
 
 
 def stratified(y: np.ndarray, hospital: int) -> np.ndarray:
-    """Which examples are for tests, [n], bool: ceil(0.34 n), of each label in proportion."""
+    """Return which examples are for tests, [n], bool: ceil(0.34 n), of each label in proportion."""
     from hpcfed.data.sampling import apportion, take
 
     rows = take(
