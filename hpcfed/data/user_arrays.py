@@ -1,6 +1,4 @@
-"""Users' files of arrays, opened with care: whatever a library makes of damaged bytes becomes one
-message.
-"""
+"""Safe opening of users' files of arrays; each error of a library becomes one message."""
 
 import os
 import signal
@@ -27,9 +25,7 @@ START, PACE = (
 
 @contextmanager
 def readable(path: Path, advice: str) -> Iterator[None]:
-    """Turn what the libraries raise inside, over a missing, damaged or foreign file, into a
-    DataError.
-    """
+    """Convert errors of libraries over a missing, damaged or foreign file to DataError."""
     try:
         regular(path)
         yield
@@ -47,7 +43,7 @@ def readable(path: Path, advice: str) -> Iterator[None]:
 
 @contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """A DataError that does not know the file gets its name."""
+    """Add the file's path to the message of a DataError."""
     try:
         yield
     except DataError as error:
@@ -56,11 +52,10 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file, after a process of its own has read it to the end and lived.
+    """Open an HDF5 file after a separate process has read all of it without a crash.
 
+    Its contents are opened by `untrusted.child`, or through `Nodes`.
     Raises DataError or OSError.
-
-    What is in it is opened by `untrusted.child`, or through `Nodes`.
     """
     check_hdf5(path)
     with h5py.File(path, "r") as file:
@@ -68,7 +63,7 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
-    """Groups and arrays of a file by their path; no link to another place is followed."""
+    """Groups and arrays of a file by their path; links to other places are not followed."""
 
     def __init__(self, file: h5py.File):
         self.file = file
@@ -89,9 +84,9 @@ class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
 
 
 def check_hdf5(path: Path) -> None:
-    """OSError for a file that HDF5 cannot read, crashes over, or does not come to the end of.
+    """Raise OSError for a file that HDF5 cannot read, crashes over, or does not finish reading.
 
-    A file that has passed and has not changed since is not read again by this process.
+    A file that has passed and has not changed since is not checked again by this process.
     """
     now = os.stat(path)
     check_once(path, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
@@ -99,7 +94,7 @@ def check_hdf5(path: Path) -> None:
 
 @lru_cache(maxsize=1024)  # an error is not kept: what failed is tried again
 def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> None:
-    """`check_hdf5` of one state of a file, of which the arguments tell."""
+    """Check one state of a file, which the arguments identify, for `check_hdf5`."""
     limit = START + size // PACE
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
     command = [sys.executable, "-P", hdf5_check.__file__, str(path)]
@@ -122,9 +117,9 @@ def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> N
 
 
 def whole(node: h5py.Dataset, where: str) -> np.ndarray:
-    """All values of a dataset.
+    """Return all values of a dataset.
 
-    DataError for what is none, or declares more than this machine has memory for.
+    Raises DataError for another object, and for a size that exceeds this machine's memory.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is no array; store one there")
@@ -134,7 +129,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
 
 
 def fits(size: int, where: str) -> None:
-    """DataError where an array of so many bytes cannot be held; small files can declare it."""
+    """Raise DataError for an array of more bytes than memory; even a small file can declare it."""
     if size > hdf5_check.memory():
         raise DataError(
             f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "
