@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcfed.models import Model
     from hpcfed.models.flat import Skeleton
 
-MADE = 1000  # clients that may be there between rounds; more are made anew when they are used
+MADE = 1000  # client objects that stay between rounds; others are made again at their next use
 
 
 class Shard:

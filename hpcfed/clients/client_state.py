@@ -86,7 +86,7 @@ class UndoLog:
 
     def __init__(self, store: ClientStore, shelf: LruStore[ClientState]):
         self.store, self.shelf, self.open = store, shelf, False
-        # the clients that are in it; one that kept nothing is not on the shelf
+        # all recorded clients; one without state is not on the shelf
         self.before: set[int] = set()
 
     def __contains__(self, k: int) -> bool:

@@ -45,7 +45,7 @@ class Choice:
         self.selection, self.seed, self.rounds = selection, seed, rounds
         self.sizes, self.m = sizes, cohort_size
         K = len(sizes)
-        # the last loss that each client reported; who has never been chosen comes first
+        # last reported loss of each client; clients that were never chosen come first
         self.losses = np.full(K if selection.by == "power-of-choice" else 0, np.inf)
         self.log_weights = np.zeros(K if selection.by == "e3cs" else 0)
 

@@ -61,9 +61,8 @@ class ClientStore:
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
-        self.active: dict[
-            str, int
-        ] = {}  # architecture -> the client whose weights are in its module
+        # architecture -> the client whose weights are in its module
+        self.active: dict[str, int] = {}
         self.kept = state_store(folder, resident, device, room)
         self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own

@@ -46,9 +46,8 @@ class Quotients:
             if all(value.dtype == torch.float32 for value in keep.values())
             else np.float64
         )
-        flat = np.empty(
-            sum(map(math.prod, shapes)), kind
-        )  # one, for new memory comes faster in large pages
+        # one array, because new memory comes faster in large pages
+        flat = np.empty(sum(map(math.prod, shapes)), kind)
         parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
         self.means = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         self.arrays, self.first = self.weights + self.means, len(self.weights)
@@ -62,7 +61,7 @@ class Quotients:
         whole = np.broadcast_to(weight, self.means[j].shape)
         weight = weight.reshape(()) if weight.size == 1 else whole.flat[start:stop]
         seen = weight > 0
-        if seen.all():  # as almost always: a division without exceptions takes a third of the time
+        if seen.all():  # the usual case: a division without a mask takes a third of the time
             np.divide(total, weight, out=total)
             return
         np.divide(total, weight, out=total, where=seen)

@@ -14,9 +14,8 @@ _SCHEMAS = {  # what torchvision's compiled part declares, from torchvision/csrc
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_kept: list[
-    torch.library.Library
-] = []  # an operator lives only as long as the library that declares it
+# keeps the libraries: an operator lives only as long as the library that declares it
+_kept: list[torch.library.Library] = []
 
 
 def import_torchvision() -> ModuleType:

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-FEW = 12  # names that a message lists all
-LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
+FEW = 12  # up to so many names, a message lists all
+# maximum lines and characters per line of a message; only users' input makes it longer
+LINES, WIDTH = 60, 2000
 
 
 class HpcfedError(Exception):
@@ -67,7 +68,7 @@ class StoppedError(HpcfedError):
     again = True
 
 
-# what a disk refuses for ever: no permission, no such place
+# errors that repetition does not cure: no permission, no such place
 FINAL = (
     errno.EACCES,
     errno.EPERM,

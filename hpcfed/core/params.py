@@ -57,9 +57,8 @@ class Params(dict[str, Tensor]):
 
 # one number for all tensors, or by name a tensor that broadcasts against the value
 Weight = float | Params
-At = Mapping[
-    str, tuple[Any, ...]
-]  # by name: for each of the first dimensions the indices that a value fills
+# by name: for each of the first dimensions the indices that a value fills
+At = Mapping[str, tuple[Any, ...]]
 Per = Literal["mean", "tensor", "row", "value"]  # what has a weight of its own
 
 

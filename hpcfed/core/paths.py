@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcfed.core.errors import ConfigError
 
-DEPTH = 200  # parts of a path: Python makes folders by calling itself for each
+DEPTH = 200  # maximum parts of a path: Python makes folders by one recursive call for each
 
 
 def regular(path: Path) -> Path:
@@ -22,7 +22,7 @@ def regular(path: Path) -> Path:
     """
     try:
         mode = os.stat(path).st_mode
-    except ValueError as error:  # a NUL
+    except ValueError as error:  # a NUL in the path
         raise OSError(errno.EINVAL, f"not the name of a file ({error})", str(path)) from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -28,7 +28,7 @@ class Tally:
     down: int = 0
     up: int = 0
     work: float = (
-        0.0  # examples that went forward and backward, its own or not; forward alone counts a third
+        0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
 
 
@@ -41,7 +41,7 @@ def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to all tensors in nested dicts, lists and means; keep other values."""
     if isinstance(value, dict):
         return type(value)({name: map_tensors(v, how) for name, v in value.items()})
-    if isinstance(value, Mean):  # where a part belongs stays on the host
+    if isinstance(value, Mean):  # the positions of a part stay on the host
         return Mean(
             tuple(
                 p._replace(value=map_tensors(p.value, how), weight=map_tensors(p.weight, how))

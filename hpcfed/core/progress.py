@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-SHOWN: list[Progress] = []  # the bars that are on the screen
-FIRST, EVERY = 5.0, 30.0  # seconds before the first line where there is no terminal, and the others
+SHOWN: list[Progress] = []  # displays in use; bars are added to the last
+FIRST, EVERY = 5.0, 30.0  # seconds before the first line without a terminal, and between lines
 
 
 def track(things: Iterable[T], what: str, named: bool = False) -> Iterator[T]:
@@ -60,7 +60,7 @@ def display() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    own = sys.stdout.isatty()  # what is printed there goes above the bars
+    own = sys.stdout.isatty()  # if stdout is a terminal too, its text is printed above the bars
     with Progress(
         *columns, console=on_stderr(), transient=True, redirect_stdout=own, redirect_stderr=True
     ) as shown:

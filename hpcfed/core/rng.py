@@ -25,7 +25,7 @@ def number(seed: int, *key: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-_quoted = cache(json.dumps)  # of a part of a name; a run has few
+_quoted = cache(json.dumps)  # cached, because a run has few different parts of names
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:

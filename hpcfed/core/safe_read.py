@@ -10,9 +10,9 @@ from typing import Any
 
 from hpcfed.core.errors import DamagedError, first_line
 
-NESTED = 32  # tables and lists inside one another
-TEXT = 2**26  # bytes of a JSON text
-# what h5py, numpy and json raise over content that is not as they expect it
+NESTED = 32  # maximum levels of nested tables and lists
+TEXT = 2**26  # maximum bytes of a JSON text
+# exceptions of h5py, numpy and json for unexpected content
 UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -36,7 +36,7 @@ def convert_read_errors(path: Path) -> Iterator[None]:
         raise DamagedError(f"{path}: holds what hpcfed does not write: {what}") from error
 
 
-# what code raises over values that it takes for its own, and that are of other types or shapes
+# exceptions of our own code for values of unexpected types or shapes
 UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 A = TypeVar("A")
-Numbers = Sequence[float] | Mapping[str, Sequence[float]]  # one a channel, perhaps by modality
+# one per channel, by modality if there are several
+Numbers = Sequence[float] | Mapping[str, Sequence[float]]
 
 
 class Modality(NamedTuple):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hpcfed.core.errors import plain, printable
 
-WIDTH = 200  # characters of a line that is not for a terminal: nothing is folded
+WIDTH = 200  # characters of a line without a terminal, so that nothing is wrapped
 
 
 class Plain(Console):
@@ -48,7 +48,7 @@ def terminal() -> bool:
             if "OMPI_COMM_WORLD_SIZE" in os.environ
             else "/dev/"
         )
-    except OSError:  # no /proc, or a parent of somebody else's
+    except OSError:  # no /proc, or a parent of another user
         beyond = "/dev/"
     return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
 

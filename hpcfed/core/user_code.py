@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
 LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-# in pydantic's messages: for a field without a type, of one that is not imported, or not for fields
+# parts of pydantic's messages: a field without a type, with an unimported or an unsuitable one
 NOT_ANNOTATED = re.compile(r"`(\w+) = ")
 UNDEFINED = re.compile(r"define `(\w+)`")
 UNKNOWN = re.compile(r"schema for <class '([\w.]+)'>")
@@ -42,7 +42,7 @@ class OwnError(ConfigError):
     """A mistake in a user's own class or function that appears when it is called."""
 
 
-# Modules that files of users may still import by the names that they had once.
+# Former names of modules, under which users' files may still import them.
 FORMER_NAMES = {"hpcfed.params": "hpcfed.core.params", "hpcfed.rng": "hpcfed.core.rng"}
 roots: set[Path] = set()  # folders and files from which users' code was imported
 LENT: dict[str, Any] = {}  # classes and functions that `hpcfed.run` was given, by name
@@ -66,7 +66,8 @@ def load(field: str, name: str, form: str) -> Any:
     for former, present in FORMER_NAMES.items():
         sys.modules.setdefault(former, import_module(present))
     try:
-        with warnings.catch_warnings():  # of what `algorithms.hooks` refuses
+        # `algorithms.hooks` refuses such fields with a message of its own
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
             found = import_module(module)
     except HpcfedError:
@@ -95,7 +96,7 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
     before = {name: LENT[name] for name in things if name in LENT}
     LENT.update(things)
     for thing in things.values():
-        with suppress(OSError, TypeError):  # of what has no source its messages name no line
+        with suppress(OSError, TypeError):  # without a source, messages name no line
             roots.add(Path(os.path.abspath(file_of(thing))))
     try:
         yield
@@ -112,7 +113,7 @@ def file_of(thing: Any) -> str:
     """
     thing = inspect.unwrap(thing)
     if not isinstance(thing, type):
-        return inspect.getfile(getattr(thing, "func", thing))  # of a functools.partial its function
+        return inspect.getfile(getattr(thing, "func", thing))  # the function of a functools.partial
     code = (getattr(inspect.unwrap(fn), "__code__", None) for fn in vars(thing).values())
     own = next((c.co_filename for c in code if c), None)
     return own or inspect.getfile(thing)
@@ -134,7 +135,8 @@ def register(where: str, module: str, form: str) -> None:
             f"{where}: {top} is a module of Python's standard library; write {form} for a file of "
             f"your own, and rename your file if it has that name"
         )
-    from hpcfed.core.compat import prepare_torchvision  # here: `hpcfed list` needs no torch
+    # imported here because `hpcfed list` needs no torch
+    from hpcfed.core.compat import prepare_torchvision
 
     prepare_torchvision()
     if file is not None:
@@ -164,7 +166,7 @@ def origin(spec: ModuleSpec | None, top: str) -> Path | None:
 def explain_missing(where: str, module: str) -> str:
     """Return the message for a missing module, with similar files of the current folder."""
     file = module.replace(".", "/") + ".py"
-    if Path(file).is_file():  # the console command does not import from where it is started
+    if Path(file).is_file():  # the console command does not import from the current folder
         return (
             f"{where}: {file} is in {Path.cwd()}, which is not on Python's path; start with "
             f"`PYTHONPATH=.` before the command"
@@ -229,7 +231,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     The exception was raised when the file was imported, or when an object of its class was made.
     file: names the place if the exception has none.
     """
-    # here: a saved model is loaded without it
+    # imported here because a saved model is loaded without it
     from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     if isinstance(error, SyntaxError):
@@ -292,7 +294,7 @@ def making(what: str, cls: type) -> Iterator[None]:
 
     what: the beginning of the message.
     """
-    # here: a saved model is loaded without it
+    # imported here because a saved model is loaded without it
     from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     try:
@@ -315,7 +317,7 @@ def explain_error(error: BaseException) -> str:
     own = frames(error)
     if not own:
         return ""
-    from pydantic import ValidationError  # here: a saved model is loaded without it
+    from pydantic import ValidationError  # imported here because a saved model is loaded without it
 
     last = own[-1]
     place = f"{display_path(last.filename)}, line {last.lineno}, in {last.name}"

@@ -27,10 +27,8 @@ def affine(
     draws = 2 * uniform(g, len(x), 4, x.device) - 1  # [V * B, 4]: angle, size, right, down
     angle, size = draws[:, 0] * math.radians(degrees), 1 + draws[:, 1] * zoom
     cos, sin = angle.cos() / size, angle.sin() / size
-    right, down = (
-        2 * shift * draws[:, 2],
-        2 * shift * draws[:, 3],
-    )  # grid_sample's images are 2 wide
+    # in grid_sample's coordinates images are 2 wide
+    right, down = 2 * shift * draws[:, 2], 2 * shift * draws[:, 3]
     return warp(x, torch.stack([cos, -sin, right, sin, cos, down], 1).view(-1, 2, 3))
 
 

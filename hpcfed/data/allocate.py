@@ -62,9 +62,8 @@ def _whole(
     left, missing = supply - whole.sum(0), size - whole.sum(1)
     for k in g.permutation(len(whole)):
         order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
-        for c, most in chain(
-            ((c, 1) for c in order), ((c, size) for c in order)
-        ):  # one of each class before more
+        # first one of each class, then more
+        for c, most in chain(((c, 1) for c in order), ((c, size) for c in order)):
             if not missing[k]:
                 break
             extra = min(missing[k], left[c], most)
@@ -85,10 +84,8 @@ def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list
     supply = np.bincount(labels, minlength=classes)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
     shuffled = np.concatenate([g.permutation(members) for members in by_class])
-    shares = np.vstack(
-        [counts, supply - counts.sum(0)]
-    ).T  # [C, K + 1], the last of what nobody gets
-    owner = np.repeat(
-        np.tile(np.arange(nobody + 1), classes), shares.ravel()
-    )  # of each of the shuffled
+    # [C, K + 1], the last column for examples that no client gets
+    shares = np.vstack([counts, supply - counts.sum(0)]).T
+    # the client of each shuffled example
+    owner = np.repeat(np.tile(np.arange(nobody + 1), classes), shares.ravel())
     return [shuffled[owner == k] for k in range(nobody)]

@@ -83,14 +83,12 @@ def crop_flip(
     draws = uniform(g, n_views * n, 3, x.device)  # [V * B, 3]
     top, left = (draws[:, :2] * (2 * padding + 1)).long().unbind(1)
     mirrored = draws[:, 2] < flip
-    left = torch.where(
-        mirrored, 2 * padding - left, left
-    )  # of the same window in the flipped image
-    # whole windows are copied: to look up each pixel by its row and column takes four times as long
+    # position of the same window in the flipped image
+    left = torch.where(mirrored, 2 * padding - left, left)
+    # whole windows are copied, because indexing each pixel takes four times as long
     both = pad(torch.stack([x, x.flip(3)]), [padding] * 4)
-    windows = both.unfold(3, height, 1).unfold(
-        4, width, 1
-    )  # [2, B, C, top, left, H, W], not copied
+    # [2, B, C, top, left, H, W], not copied
+    windows = both.unfold(3, height, 1).unfold(4, width, 1)
     return windows[mirrored.long(), torch.arange(n, device=x.device).repeat(n_views), :, top, left]
 
 

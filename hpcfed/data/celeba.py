@@ -50,7 +50,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
             raise missing
         try:
             import_torchvision().datasets.CelebA(str(root), split="all", download=True)
-        except Exception as error:  # torchvision and the network raise every kind there is
+        except Exception as error:  # torchvision and the network raise exceptions of any type
             raise DataError(
                 f"{missing}\n  the download: {error or type(error).__name__}"
             ) from error

@@ -4,7 +4,7 @@ import numpy as np
 
 from hpcfed.core.errors import DataError
 
-MOST = 2**31  # of labels, tokens and indices: more would be no array that fits in memory
+MOST = 2**31  # maximum label, token and index; no array in memory is larger
 
 
 def images(x: np.ndarray, where: str) -> np.ndarray:

@@ -12,17 +12,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-GREY = (
-    0.2989,
-    0.587,
-    0.114,
-)  # weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
+# weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
+GREY = (0.2989, 0.587, 0.114)
 STRENGTH = (0.4, 0.4, 0.4, 0.1)  # of brightness, contrast, saturation, hue
 NEUTRAL = (1, 1, 1, 0)  # the factors that change nothing
 JITTERED, GREYED = 0.8, 0.2  # probabilities
-DRAWS = 6  # one a change, whether to change, whether to grey
+DRAWS = 6  # one for each change, whether to change, whether to turn grey
 PRIMARIES = (0, 2, -2)  # hues of red, green, blue in sixths of the circle
-TINY = 1e-30  # a chroma to divide by where there is none
+TINY = 1e-30  # divisor for pixels without chroma
 
 
 def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
@@ -52,9 +49,8 @@ def adjust_brightness_(x: Tensor, factor: Tensor) -> Tensor:
 def adjust_contrast_(x: Tensor, factor: Tensor) -> Tensor:
     """Move away from (factor > 1) or towards the image's mean grey level."""
     level = grey(x.mean((2, 3), keepdim=True))
-    return (
-        x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)
-    )  # lerp_ takes seven times as long
+    # lerp_ takes seven times as long
+    return x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)
 
 
 def adjust_saturation_(x: Tensor, factor: Tensor) -> Tensor:
@@ -71,9 +67,7 @@ def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
     """
     hue, chroma, least = _hue_chroma_least(x)
     away = 6 * _each(factor) - _numbers(PRIMARIES, x.device).view(3, 1, 1)  # [B, 3, 1, 1]
-    torch.add(
-        hue, away, out=x
-    )  # how far it has turned from each primary, -7..7: | |x| - 3 | is 3 - d
+    torch.add(hue, away, out=x)  # x: distance from each primary, -7..7; | |x| - 3 | is 3 - d
     return x.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma).add_(least.sub_(chroma))
 
 

@@ -66,9 +66,8 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
     embedding_bag computes.
     """
     n, channels, height, width = x.shape
-    pair = at.floor()[:, :, None] + torch.arange(
-        2, device=x.device
-    )  # [V * B, H, 2]; the rows above and below
+    # [V * B, H, 2]; the rows above and below
+    pair = at.floor()[:, :, None] + torch.arange(2, device=x.device)
     weights = _weights(at[:, :, None] - pair)[:, None].expand(-1, channels, -1, -1)
     top = height * torch.arange(n * channels, device=x.device).view(n, channels).repeat(
         len(at) // n, 1

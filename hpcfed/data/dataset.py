@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 
 TEXT = Text()
-HELD_OUT = 0.2  # share of the examples that serves as test split where own data have none
+HELD_OUT = 0.2  # share of the examples for the test split of own data that have none
 
 
 @dataclass(frozen=True)

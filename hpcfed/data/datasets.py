@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ARRAYS = (".h5", ".hdf5", ".npz")
 TABLES = (".csv", ".parquet")
-HUGGING_FACE = "hf:"  # begins the name of a data set that Hugging Face's `datasets` loads
+HUGGING_FACE = "hf:"  # prefix of data sets that Hugging Face's `datasets` loads
 READING = Reading()
 
 

@@ -11,7 +11,7 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.sampling import apportion, take
 
-TEST = 360  # of 1797
+TEST = 360  # number of test scans, of 1797
 
 
 def load(*_: object) -> DataSet:
@@ -21,12 +21,11 @@ def load(*_: object) -> DataSet:
     Folder and download have no effect.
     Alpaydin and Kaynak, UCI, 1998.
     """
-    # what sklearn.datasets.load_digits reads; importing it takes a second, for which all ranks of a
+    # the file of sklearn.datasets.load_digits; its import takes a second, for which all ranks of a
     # node would wait
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-    table = np.loadtxt(
-        str(file), delimiter=",", dtype=np.uint8
-    )  # [1797, 65]; 64 pixels and the digit
+    # [1797, 65]; 64 pixels and the digit
+    table = np.loadtxt(str(file), delimiter=",", dtype=np.uint8)
     y = table[:, -1].astype(np.int64)
     x = _resized(table[:, :-1].reshape(-1, 1, 8, 8))
     test = take(y, apportion(TEST, np.bincount(y)), stream(0, "digits"))

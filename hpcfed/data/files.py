@@ -24,9 +24,9 @@ from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, reada
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
-OUTPUTS = {"binary": 2, "survival": 1}  # of models, where a task says how many
-RISK = ("log risk",)  # what a model of survival times gives
-MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of one
+OUTPUTS = {"binary": 2, "survival": 1}  # number of classes of tasks that fix it
+RISK = ("log risk",)  # output of a model of survival times
+MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
 USERS = ("users", "user_hash")
 
@@ -487,7 +487,7 @@ def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
         if name in raw.present:
             there[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
             given = given.copy()
-            given[~there[name]] = 0  # what is not there may be nan
+            given[~there[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
         x[name] = check.tokens(given, tokens, where) if tokens else check.numbers(given, where)
     return Split(x, y, users, there)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import h5py
 
-# a script has its own folder on the path; what is imported needs neither torch nor MPI
+# a script finds modules in its own folder only; the modules imported here need no torch or MPI
 sys.path[0:0] = [str(Path(__file__).resolve().parents[2])]
 
 from hpcfed.core.errors import DamagedError, plain  # noqa: E402
@@ -29,11 +29,11 @@ def read(name: str, node: h5py.Group | h5py.Dataset) -> None:
     """Read all attributes and values of one group or dataset."""
     dict(node.attrs)
     if not isinstance(node, h5py.Dataset) or node.shape is None or node.nbytes > memory():
-        return  # hpcfed.data.user_arrays refuses what does not fit
+        return  # hpcfed.data.user_arrays refuses arrays that do not fit
     try:
         check_dataset(node, NUMBERS + STRINGS, filters=True)
     except DamagedError:
-        return  # refused there too, where it is one that is used
+        return  # user_arrays refuses it too, if it is used
     if not node.shape:
         node[()]
         return
@@ -47,7 +47,7 @@ def main(path: str) -> int:
     try:
         with h5py.File(path, "r") as file:
             file.visititems(read)
-    except Exception as error:  # HDF5 raises every kind there is
+    except Exception as error:  # HDF5 raises exceptions of any type
         print(plain(error), file=sys.stderr)
         return 1
     return 0

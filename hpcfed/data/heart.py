@@ -31,7 +31,8 @@ URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
 FILE = "heart_disease.h5"
 COLUMNS, USED = 13, 10
-KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # columns that are kinds: chest pain, electrocardiogram
+# categorical columns and their categories: chest pain, electrocardiogram
+KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}
 TEST = 0.34
 PARTS = ("train", "test")
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
@@ -59,7 +60,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
     train, test = (join([part[which] for part in parts]) for which in (0, 1))
     width = train.x.shape[1]
-    still = (0.0,) * width, (1.0,) * width  # each hospital's are standardised by its own
+    still = (0.0,) * width, (1.0,) * width  # each hospital has standardised its own
     classes = ("absent", "present")
     return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
 

@@ -22,7 +22,7 @@ from hpcfed.data.user_arrays import fits
 
 START = "hf:"
 TRAIN, TEST = "train", ("test", "validation", "valid", "dev")
-FEW = 8  # names that a message lists
+FEW = 8  # maximum names in a message
 
 
 def load(name: str, download: bool, how: Reading) -> DataSet:
@@ -83,7 +83,7 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
                 found = library.load_dataset(
                     base, configuration or None, download_mode="reuse_dataset_if_exists"
                 )
-    except Exception as error:  # the hub's client raises every kind there is
+    except Exception as error:  # the hub's client raises exceptions of any type
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = (
             "check the name and the network"
@@ -107,7 +107,8 @@ def offline(library: ModuleType) -> Iterator[None]:
     before = [place.HF_HUB_OFFLINE for place in places]
     try:
         for place in places:
-            place.HF_HUB_OFFLINE = True  # as the variable of this name, which is read at import
+            # like the environment variable, which is read only at import
+            place.HF_HUB_OFFLINE = True
         yield
     finally:
         for place, value in zip(places, before, strict=True):

@@ -28,7 +28,7 @@ FEMNIST = (*DIGITS, *UPPER, *UPPER.lower())
 SIZE = 28  # pixels
 # LEAF's alphabet (models/utils/language_utils.py)
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-LENGTH = 80  # characters before the one that is asked for
+LENGTH = 80  # characters before the one to be predicted
 PARTS = ("train", "test")
 SOURCE = "LEAF's scripts (github.com/TalwalkarLab/leaf, data/{}/preprocess.sh) write them"
 
@@ -141,7 +141,7 @@ def users_of(name: str, root: Path) -> Iterator[Users]:
 def read(path: Path) -> dict[str, Any]:
     """Return one file's `user_data`; raises DataError."""
     with readable(path, "run LEAF's script again"):
-        fits(12 * os.stat(regular(path)).st_size, str(path))  # what Python makes of its numbers
+        fits(12 * os.stat(regular(path)).st_size, str(path))  # memory of the parsed numbers
         held = json.loads(path.read_text(encoding="utf-8"))
     data = held.get("user_data") if isinstance(held, dict) else None
     if not isinstance(data, dict):

@@ -14,14 +14,9 @@ from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
 from hpcfed.storage.untrusted import child
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the beginning of an HDF5 file that is not sealed
-_NAMES = (
-    "train",
-    "train_sizes",
-    "test",
-    "test_sizes",
-    "public",
-)  # of the arrays in a partition file
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file without checksums
+# names of the arrays in a partition file
+_NAMES = ("train", "train_sizes", "test", "test_sizes", "public")
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ def _below(rows: np.ndarray, n: int, where: str, data: str) -> None:
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
-    if not values.size:  # of whatever type: numpy makes an empty list one of floats
+    if not values.size:  # of any type, because numpy gives an empty list floats
         return np.zeros(0, np.int64)
     check.first_bad(
         values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}"

@@ -18,14 +18,14 @@ from hpcfed.core.rng import stream
 from hpcfed.data.dataset import DataSet, Split, several
 from hpcfed.data.sampling import apportion
 
-STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: of the last codes of a patient
+STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: number of a patient's last codes
 TRAIN, TEST = (4127, 879), (1302, 218)  # patients without and with a side effect
 PATIENTS, POSITIVE = sum(TRAIN) + sum(TEST), TRAIN[1] + TEST[1]
 MEN, BRANDS = 1761, (3355, 2159, 1012)  # Moderna, Pfizer-BioNTech, Janssen
 CONDITIONS, GROUP = 24, 30  # GROUP: codes that a condition makes likely
-LEAST = 20  # patients of a state
-SPECIAL = 0.6  # share of a patient's codes that its conditions bring
-NOISE = 0.8  # standard deviation of chance in what decides the side effect
+LEAST = 20  # minimum patients of a state
+SPECIAL = 0.6  # share of a patient's codes that come from its conditions
+NOISE = 0.8  # standard deviation of the noise in the score of the side effect
 
 
 def load(name: str, *_: object) -> DataSet:

@@ -15,9 +15,8 @@ def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.n
     order = g.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, shuffled inside each class
     grouped = labels[order]
-    place = np.arange(len(grouped)) - np.searchsorted(
-        grouped, grouped
-    )  # how many of its class come before
+    # number of examples of the same class before it
+    place = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)
     return np.sort(order[place < counts[grouped]])
 
 

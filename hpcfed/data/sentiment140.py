@@ -24,13 +24,12 @@ from hpcfed.data.dataset import TEXT, DataSet, Reading, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.storage.atomic import instead
 
-URL = (
-    "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
-)
+# 81 MB; not available by https
+URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"
 SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
 FILES = ("training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv")
 CLASSES = ("negative", "positive")
-LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, is in the test file alone and left out
+LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, occurs only in the test file and is left out
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 

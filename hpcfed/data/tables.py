@@ -31,9 +31,9 @@ LABELS = ("label", "labels", "target", "class", "y")  # names that a column of l
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none", "-"))  # in any case of letters
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 DELIMITERS = ",;\t|"
-KINDS = 100  # of a column of words that is nowhere named: more are names or texts, not kinds
-FEW = 8  # columns or values that a message names
-CELL = 2**24  # characters of one value of a CSV file
+KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
+FEW = 8  # maximum columns or values in a message
+CELL = 2**24  # maximum characters of one value of a CSV file
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,14 @@ import numpy as np
 from hpcfed.core.errors import DataError
 from hpcfed.data.dataset import Split, Text
 
-PADDING, UNKNOWN = 0, 1  # numbers that are no word's
-RULES = (  # what is replaced by what, one after the other
+PADDING, UNKNOWN = 0, 1  # numbers that stand for no word
+RULES = (  # patterns and their replacements, in order
     (re.compile(r"https?://\S+|www\.\S+"), " <url> "),
     (re.compile(r"@\w+"), " <user> "),
     (re.compile(r"([^\s\d])\1{2,}"), r"\1\1"),  # sooooo, soooo: soo
 )
-TOKEN = re.compile(
-    r"<url>|<user>|\w+(?:['’]\w+)*|([^\w\s])\1*"
-)  # a word, perhaps with an apostrophe, or a mark
+# a word, perhaps with an apostrophe, or a mark
+TOKEN = re.compile(r"<url>|<user>|\w+(?:['’]\w+)*|([^\w\s])\1*")
 
 
 def tokenise(text: str) -> list[str]:

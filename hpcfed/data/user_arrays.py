@@ -17,10 +17,8 @@ from hpcfed.core.paths import regular
 from hpcfed.data import hdf5_check
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
-START, PACE = (
-    60,
-    2**20,
-)  # seconds, and bytes a second, that the trial may take; a damaged file may never end
+# time limit of the trial: seconds, plus one per so many bytes; a damaged file may never end
+START, PACE = 60, 2**20
 
 
 @contextmanager
@@ -29,13 +27,13 @@ def readable(path: Path, advice: str) -> Iterator[None]:
     try:
         regular(path)
         yield
-    except DamagedError as error:  # of `untrusted`, which knows no advice
+    except DamagedError as error:  # from `untrusted`, whose message lacks the advice
         raise DataError(f"{path}: cannot be read: {error}; {advice}") from error
     except HpcfedError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; {advice}") from error
-    except Exception as error:  # h5py, numpy, zipfile and Pillow raise every kind there is
+    except Exception as error:  # h5py, numpy, zipfile and Pillow raise exceptions of any type
         raise DataError(
             f"{path}: cannot be read: {error or type(error).__name__}; {advice}"
         ) from error
@@ -92,7 +90,7 @@ def check_hdf5(path: Path) -> None:
     check_once(path, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
 
-@lru_cache(maxsize=1024)  # an error is not kept: what failed is tried again
+@lru_cache(maxsize=1024)  # errors are not cached: a failed check is repeated
 def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> None:
     """Check one state of a file, which the arguments identify, for `check_hdf5`."""
     limit = START + size // PACE

@@ -23,7 +23,7 @@ from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 
 INERTIAL, SKELETON = 128, 48  # steps in time
 JOINTS = 20
-SUBJECTS, TRIALS, TEST = 8, 4, 4  # TEST: the trial that is for tests
+SUBJECTS, TRIALS, TEST = 8, 4, 4  # TEST: the trial for tests
 CLASSES = (
     "swipe left",
     "swipe right",

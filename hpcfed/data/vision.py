@@ -112,7 +112,7 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     try:
         with _timeout(TIMEOUT):
             train, test = (_split(source, root, part, download) for part in (True, False))
-    except Exception as error:  # torchvision, its readers and the network raise every kind there is
+    except Exception as error:  # torchvision and the network raise exceptions of any type
         raise _missing(name, root, f"torchvision says: {error or type(error).__name__}") from error
     classes = source.classes or train[1]
     check.below(train[0].y, len(classes), f"{name}: training labels")

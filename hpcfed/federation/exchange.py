@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcfed.machine.clock import Clock
 
 T = TypeVar("T")
-Item = TypeVar("Item", bound=Hashable)  # of server-side work
+Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 
 
 class Exchange:

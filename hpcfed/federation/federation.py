@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
 
 T = TypeVar("T")
-Item = TypeVar("Item", bound=Hashable)  # an item of server-side work
+Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ class Federation:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
         return self.exchange.gather(by_client)
 
-    # What is counted so, moved between ranks
+    # Moves between ranks of values that are counted above
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
         """Iterate over all clients' values in id order, on all ranks, one in memory at a time.

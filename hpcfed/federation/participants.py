@@ -34,8 +34,8 @@ class Participants:
     ) -> None:
         self.draws = Draws(job.seed, job.system, job.local, profiles, sizes)
         self.profiles = profiles  # the clients' devices and network, in virtual time
-        self.lost: dict[int, float] = {}  # clients that will not report, by the examples they did
-        self.partial: dict[int, int] = {}  # epochs or steps of those who do not do all
+        self.lost: dict[int, float] = {}  # examples processed by each client that will not report
+        self.partial: dict[int, int] = {}  # epochs or steps of clients that do less than all
         self._mine, self._tallies, self._replay = mine, tallies, replay
         self._traffic, self._announced = traffic, dict[int, tuple[int, int]]()
 

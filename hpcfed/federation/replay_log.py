@@ -17,13 +17,9 @@ from hpcfed.comm import codec
 from hpcfed.core.params import Mean, Params, Part
 from hpcfed.core.payload import Tally
 
-GO, AGAIN, STOP = range(3)  # what a rank says to the others where all meet; the highest counts
-WHY = (
-    "",
-    "diverged",
-    "data",
-    "memory",
-)  # a failure's kind, as results number them: loss, weights or upload not finite
+GO, AGAIN, STOP = range(3)  # a rank's word to the others at a barrier; the highest counts
+# kinds of failures, by number in results; diverged: loss, weights or upload not finite
+WHY = ("", "diverged", "data", "memory")
 
 
 class Again(Exception):
@@ -78,14 +74,12 @@ class ReplayLog:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self.given: dict[
-            int, int
-        ] = {}  # turns that a client has had since the round was begun, the last time
-        self.left: dict[
-            int, dict[int, tuple[str, str]]
-        ] = {}  # as `failed`, by client, as all ranks know it
-        self.exchanges = 0  # since then
-        self.news = False  # a client of this rank has failed, and the others do not know
+        # turns requested by each client since the round was last begun
+        self.given: dict[int, int] = {}
+        # failures of clients of all ranks, as in `Entry.failures`
+        self.left: dict[int, dict[int, tuple[str, str]]] = {}
+        self.exchanges = 0  # since the round was last begun
+        self.news = False  # a client of this rank has failed, and other ranks do not know it yet
 
     def of(self, k: int) -> Entry:
         """Return the entry of client k; make it if there is none."""

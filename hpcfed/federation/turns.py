@@ -61,7 +61,7 @@ class Turns:
         self.grouping: Callable[[Sequence[int]], list[list[int]]] = lambda ks: [[k] for k in ks]
         self._job, self._comm, self._store, self._device = job, comm, store, device
         self._clock, self._replay, self._tallies, self._warnings = clock, replay, tallies, warnings
-        self._warned: set[int] = set()  # clients whose failure was told
+        self._warned: set[int] = set()  # clients whose failure has been reported
 
     @contextmanager
     def take(self, clients: Sequence[Client], number: int = 0) -> Iterator[OpenTurn]:
@@ -84,8 +84,8 @@ class Turns:
             self._clock.heartbeat.enter("train")
             self._clock.heartbeat.visit(", ".join(f"{c.id} ({c.architecture})" for c in clients))
             drops = run.on_client_fault == "drop" and past.open
-            # A turn is written down where nothing else has changed its clients in this round. After
-            # an exchange it hangs on who took part in that, which changes when somebody leaves.
+            # A turn is logged if nothing else has changed its clients in this round. After an
+            # exchange it depends on the participants, which change when a client leaves.
             whole = past.open and past.before.isdisjoint(turn.group)
             whole = whole and not (drops and self._replay.exchanges)
             for k in turn.group:

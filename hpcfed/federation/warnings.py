@@ -23,8 +23,10 @@ class Warnings:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self.last_checkpoint = "no checkpoint yet"  # what error messages say of the last one
-        self.waiting: list[str] = []  # of another rank than 0
+        self.last_checkpoint = (
+            "no checkpoint yet"  # text about the last checkpoint in error messages
+        )
+        self.waiting: list[str] = []  # messages of another rank than 0
         self.quiet = False  # print nothing, as in a rehearsal
         self._said: set[str] = set()
 
@@ -36,7 +38,7 @@ class Warnings:
         if self.comm.rank:
             self.waiting.append(message)
             return
-        with suppress(OSError):  # where the disk of a log is full the run goes on
+        with suppress(OSError):  # if the disk of a log is full, the run continues
             print(format_error(f"hpcfed: {message}"), file=sys.stderr, flush=True)
 
     def print_all(self, by_rank: Sequence[Sequence[str]]) -> None:

@@ -22,15 +22,15 @@ class World:
 
     data: DataSet
     partition: Partition | Synthetic
-    open: Split  # where the public examples are
-    public: np.ndarray  # rows of the public examples there
+    open: Split  # the split that holds the public examples
+    public: np.ndarray  # rows of the public examples in `open`
     architectures: tuple[str, ...]
     costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
     profiles: Profiles  # the clients' devices and network, in virtual time
-    held: Held | None = None  # which client has which modalities, where there are several
-    # rows of the training split that each client holds out for validation, K of them; (): none
+    held: Held | None = None  # modalities of each client, if there are several
+    # rows of the training split that each client holds out for validation, [K]; (): none
     held_out: tuple[np.ndarray, ...] = ()
-    edges: EdgeMap | None = None  # which client has which edge server, where there are such
+    edges: EdgeMap | None = None  # edge server of each client, if there are edge servers
 
     @property
     def shape(self) -> tuple[int, ...]:
