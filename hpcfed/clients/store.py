@@ -30,6 +30,7 @@ class ClientStore:
     A client's vector is copied into the module of its architecture when the client is used, and
     back when another client of that architecture is used. A client that was never used has no
     weights yet, and takes no memory.
+
     resident: bytes of weights and memories that stay in the host's memory. The least recently used
     ones go to files in `folder`.
     room: bytes that stay in the memory of a GPU.

@@ -77,6 +77,7 @@ class Mean:
     `Mean.of(value, weight)` is one client's part. `a + b` joins parts without adding the values, so
     that the single division at the end has an exact sum, whatever the order and the ranks
     (`averaging`). Entries whose weights sum to 0 keep their old value. Weights are >= 0.
+
     at: positions, for values that are pieces of the mean's tensors. {"w": (rows,)} fills these
     rows, and {"w": (rows, columns)} the entries at their intersections. All other entries get
     weight 0, as do tensors that the value lacks. Indices are tensors or arrays without repetition.

@@ -17,6 +17,7 @@ def allocate(
     spill: whether a client whose classes are exhausted takes from the others. Then every client
     gets exactly `size`, provided that K * size <= supply.sum().
     Returns [K, C], int64, with column sums <= supply.
+
     All clients request at once. If the requests for a class exceed its supply, all of them are
     reduced by the same factor. The clients request what they lack from the classes that have
     examples left, again in their own proportions, until no client lacks any. So no client has

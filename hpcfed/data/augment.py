@@ -60,6 +60,7 @@ def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -
     flip: probability of a horizontal flip; the authors flip digits and letters too.
     Returns [n_views * B, C, H, W], float32 in 0..1. With another number of channels than three,
     only brightness and contrast change.
+
     Chen et al. (SimCLR), ICML 2020, appendix A; settings of FedClassAvg's code (supcon_utils.py).
     Deviations: the four changes of colour have one random order for each batch, instead of one for
     each image and view; values are not rounded to 256 levels between the steps.

@@ -77,17 +77,22 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     classes of which the second is positive and rare, "next" if the label is the token that follows,
     and "survival" if labels are [n, 2], time and whether the event was seen. The attribute
     `own_tests` (1: a user's test examples test the client that has this user) is that of `DataSet`.
+
     HDF5 with several modalities: `x` is a group with an array for each, and an array of tokens has
     the attribute `vocabulary`. An optional group `present` has an array [n] of 0 and 1 for each
     modality that some examples lack; the values in their place are not read.
+
     NPZ: x_train (or text_train), y_train, x_test, y_test, and optionally users_train, users_test,
     and vocabulary.
+
     Without a test split, a fixed, stratified share of the training examples is held out. Mean and
     deviation, and the vocabulary of texts, are those of the training split.
+
     Rows of numbers, [n, features], named images, x or features, are a table (`hpcfed.data.tables`).
     An array `columns` (NPZ) or an attribute `columns` or `features` (HDF5: a JSON list) names its
     columns; otherwise they are x0, x1, .... The other arrays [n] beside them are columns too, which
     the job may name.
+
     how: settings for texts and for own data. `columns.client` names the array of users.
     Raises DataError with file, array, index and value for whatever cannot be used.
     """

@@ -94,6 +94,7 @@ def mirror(
     example twice. If the test split has too few examples of a class, the whole set shrinks until
     that class suffices, so that the proportions stay. Classes that the test split lacks entirely
     are left out; if it lacks all of them, the set is empty.
+
     Deviations: the authors draw with replacement, anew in every round, and round down per class
     (FedClassAvg, github.com/hukla/FedClassAvg, utils.py); a fixed set without repetition has no
     noise.

@@ -27,8 +27,10 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Gener
 
     Each client gets floor(n / K) examples, in the proportions of its own draw.
     alpha: > 0; smaller is more skewed.
+
     The drawn proportions are followed as far as the classes suffice (see `allocate.allocate`). The
     n mod K remaining examples, fewer than K, go to no client.
+
     FedClassAvg, ICPP 2022, section 4.1: "data sizes of all clients were equally distributed".
     Deviations: the authors' code draws free sizes; that is `dirichlet_free`. Equal sizes are less
     skewed than the draws, because classes are exhausted: at alpha = 0.5 and ten classes the mean
@@ -51,9 +53,11 @@ def dirichlet_free(
 
     Every example goes to a client.
     alpha: > 0; smaller is more skewed.
+
     A client that already holds n / K examples gets nothing of the further classes. The draw is
     repeated until every client holds `smallest` examples (or half of n / K, if that is less), at
     most `draws` times; then the draw with the largest smallest client is used.
+
     Yurochkin et al., ICML 2019, arXiv:1905.12022; Li et al. (NIID-Bench), arXiv:2102.02079,
     noniid-labeldir.
     Deviations: their cut loses a few examples to rounding, ours is complete.
@@ -89,11 +93,13 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
     """Give every client `per_client` classes; the clients of a class share its examples.
 
     per_client: 1..C; 2 is FedClassAvg's "skewed".
+
     Each client in turn gets the classes least used so far (in proportion to their examples), with
     ties broken at random, so that all classes occur if K * per_client >= C. Sizes are equal,
     floor(n / K), as far as the client's classes have so many examples; the remaining examples go to
     no client.
     Raises ConfigError for per_client outside 1..C.
+
     Deviations: the authors draw each client's examples with replacement, so that clients overlap
     and classes can be missing altogether (github.com/hukla/FedClassAvg, utils.py, noniid-twoclass).
     """
@@ -218,9 +224,11 @@ def inner_dirichlet(
     Each example goes to a random client that lacks some, from a class drawn with this client's
     proportions. When a class is exhausted, the others keep their proportions; clients that are
     filled late therefore deviate from their draw.
+
     alpha: > 0; smaller is more skewed.
     wanted: [K], sizes; the remaining examples go to no client.
     Raises ConfigError as `sizes`.
+
     Acar et al. (FedDyn), ICLR 2021, arXiv:2111.04263, as in their code; Flower Datasets,
     InnerDirichletPartitioner.
     Deviations: one alpha for all classes. A client whose classes are all exhausted takes from the
@@ -252,10 +260,13 @@ def pathological(
 
     The parts of a class differ by at most one example, but the sizes of clients differ. Every
     example of a class that some client holds goes to a client.
+
     how: "random": each client's classes are drawn. "first-deterministic": client k gets the (k
     modulo C)-th class, and the others are drawn. "deterministic": client k gets the (k + i modulo
     C)-th for i = 0..per_client - 1. Here C is the number of classes that occur.
+
     Raises ConfigError for per_client outside 1..C, and if a class has fewer examples than clients.
+
     Li et al. (NIID-Bench), ICDE 2022, arXiv:2102.02079, quantity-based label imbalance, which is
     first-deterministic; Flower Datasets, PathologicalPartitioner.
     Deviations: a class's examples are shared out in random order, theirs in the data's order.
@@ -302,13 +313,16 @@ def distribution(
     """Give client k the classes k, ..., k + per_client - 1, modulo C, in the shares of a table.
 
     Every example goes to a client. C is the number of classes that occur.
+
     table: [C, K * per_client / C], >= 0; row c is for the clients that hold class c, in their
     order. None: log-normal values of this spread, as in FedProx.
     rescale: a row holds proportions: a client gets floor(share * what is left) + preassigned
     examples. Otherwise a row holds numbers of examples. The remaining examples of a class go to one
     of its clients, drawn at random.
+
     Raises ConfigError if K is not a multiple of C, or if the table has another shape or asks for
     more examples than a class has.
+
     Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, MNIST and FEMNIST; Flower Datasets,
     DistributionPartitioner.
     Deviations: a class's examples are shared out in random order, theirs in the data's order.

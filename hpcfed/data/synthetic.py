@@ -34,6 +34,7 @@ class Synthetic:
     beta: variation of the clients' inputs.
     examples: training examples of each client; None for log-normal sizes.
     test_share: size of a client's test set as a share of its training set.
+
     Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1, with sizes as in the authors'
     code (at least 50).
     Deviations: test examples are drawn in addition to the training examples, which the authors

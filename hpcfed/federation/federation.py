@@ -72,7 +72,9 @@ class Federation:
     """All clients and the server, as one rank sees them.
 
     Everything is the same on all ranks except `clients`, which are this rank's own.
+
     What an author of methods uses, in the order in which a method needs it:
+
     - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
       that no client holds, `public`;
@@ -82,10 +84,13 @@ class Federation:
     - what is sent, and counted: `down`, `up`, `mean`, `gather`;
     - what is moved between ranks, and counted by the above: `each`, `at_root`, `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several.
+
     The engine uses these parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
     clients' work, and failures), `replay` (completed turns), `participation` (who takes part in
     this round), `placement` (the rank of each client), `tallies` (what each client did),
-    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `data`, `gpu`.
+    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts),
+    `edges` (servers between clients and this one), `data`, `gpu`.
+
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
     modalities: returns those of all clients, if there are several.
@@ -416,6 +421,7 @@ class Federation:
         Use it for work that is independent for each candidate, cluster, student or teacher. Rank i
         mod R computes item i, so that the ranks share the work. The bits do not depend on the
         number of ranks.
+
         items: the same on all ranks, each once.
         work: item -> a value that can be sent (`comm.codec`). It may read what all ranks have, and
         must draw from streams that the item names. It makes no collective call, and has no effect
