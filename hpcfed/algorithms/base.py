@@ -20,8 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `trains`, `draws_widths`, `samples_cohorts`, `edges`, `variants`, `formerly`, as a
-ClassVar or, where it hangs on an option, a property.
+`trains_parts`, `trains`, `draws_widths`, `samples_cohorts`, `gathers_uploads`, `edges`, `variants`,
+`formerly`, as a ClassVar or, where it hangs on an option, a property.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ class Method(Part):
     trains: ClassVar[Any] = ()
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
+    # bool, whether each upload travels between ranks as it is; else they are added up on the way,
+    # as by fed.mean
+    gathers_uploads: ClassVar[bool] = False
     # str, what edge servers can do between the clients and the server: "sums", add up in each round
     # what their clients send; "models", also have a model of their own for several rounds; "",
     # nothing, for the server needs each client's upload, or there is none

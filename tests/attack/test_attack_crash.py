@@ -19,9 +19,9 @@ from tests.mpirun import environment
 READ = """
 import sys
 from pathlib import Path
-from hpcfed.data import files, readable
+from hpcfed.data import files, user_arrays
 from hpcfed.core.errors import DataError
-readable.START = 3
+user_arrays.START = 3
 for name in sys.argv[1:]:
     try:
         files.read(Path(name))
@@ -62,7 +62,7 @@ def test_files_over_which_hdf5_crashes_are_refused(tmp_path):
 def trial(tmp_path, monkeypatch) -> Path:
     """The program that reads a file first, to be written by the test."""
     program = tmp_path / "trial.py"
-    monkeypatch.setattr(user_arrays.trial, "__file__", str(program))
+    monkeypatch.setattr(user_arrays.hdf5_check, "__file__", str(program))
     return program
 
 

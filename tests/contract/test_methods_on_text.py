@@ -104,7 +104,7 @@ def test_the_loss_falls(method: str):
 
 
 ADVICE = (  # what to do instead
-    *("; switch that off (", ", or set ", "take another model", "leave such models out"),
+    *("; set ", ", or set ", "take another model", "leave such models out"),
     *("; use ", "; take ", "\n  take "),
 )
 

@@ -68,7 +68,7 @@ def changed(key: str, index, value) -> dict:
 
 
 OTHERS = {"digits", "sentiment140", "synthetic", "utd-mhad", "health-records", "heart-disease"}
-OTHERS |= {"uci-har", "femnist", "celeba", "shakespeare"}
+OTHERS |= {"uci-har", "femnist", "celeba", "shakespeare", "tcga-brca"}
 
 
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():

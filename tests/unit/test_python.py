@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -331,7 +332,7 @@ def mpi(monkeypatch):
     """How tests start ranks: `launcher`, in an environment without a job around it."""
     for name, value in environment({}).items():
         monkeypatch.setenv(name, value)
-    return " ".join([launcher()[0], *launcher()[1:]])
+    return shlex.join(launcher())
 
 
 def test_ranks_of_its_own_have_the_same_bits_also_of_classes_of_a_file_and_of_arrays(

@@ -33,7 +33,7 @@ REFUSED = ("shufflenetv2",)
 CUT = [  # of a family of several depths the shallowest
     name
     for name, entry in MODELS.items()
-    if not (entry.text or entry.modal or entry.dual or name in REFUSED)
+    if not (entry.text or entry.modal or entry.dual or entry.table or name in REFUSED)
     and (not entry.family or name.endswith("-2"))
 ]
 each_model = pytest.mark.parametrize("name", CUT)

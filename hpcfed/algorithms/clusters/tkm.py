@@ -12,7 +12,7 @@ becomes nan. First centres are the models of different clients, there drawn with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -33,6 +33,8 @@ class TKM(Centred):
     """With one cluster, trim = 0 and all clients it is FedAvg of equal weights. Rank 0 holds all
     clients' models at once.
     """
+
+    gathers_uploads: ClassVar[bool] = True
 
     clusters: PositiveInt = 3
     """Number of clusters, M."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 class FedGH(RoundBased):
     """With server_epochs = 0 the header stays as it was. All class means weigh alike."""
 
+    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "a common head"
 
     server_epochs: NonNegativeInt = 100

@@ -54,6 +54,7 @@ class State:
 class FedZKT(RoundBased):
     """server_steps = distil_steps = 0 with mu = 0 is local training, bit for bit."""
 
+    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("server",)
     keeps_weights: ClassVar[bool | None] = True

@@ -14,7 +14,7 @@ slowest client's. Steps without averaging exchange nothing.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 class DSGD(Peers, RoundBased):
     """Weights are those of the links, not of examples."""
+
+    gathers_uploads: ClassVar[bool] = True
 
     weights: Literal["metropolis", "uniform"] = "metropolis"
     """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""

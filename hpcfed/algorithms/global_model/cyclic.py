@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class Cyclic(RoundBased):
     """With one client it is that client alone. Who is absent or drops out is passed over."""
 
+    gathers_uploads: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
 
     order: Literal["reshuffled", "fixed"] = "reshuffled"

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcfed.algorithms.base import single_step
 from hpcfed.algorithms.matching import nonparametric
@@ -52,6 +52,8 @@ class Pass:
 
 class FedMA(Widened):
     """With one hidden layer and head = "matched" it is PFNM with estimate = "mean", bit for bit."""
+
+    gathers_uploads: ClassVar[bool] = True
 
     head: Literal["trained", "matched"] = "trained"
     """The last layer is trained on after the last matching, or matched and averaged with the layer

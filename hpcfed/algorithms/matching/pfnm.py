@@ -20,7 +20,7 @@ followed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcfed.algorithms.base import single_step
 from hpcfed.algorithms.matching import nonparametric
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 class PFNM(Widened):
     """Of one client, with estimate = "mean", it is that client's model, as FedAvg's is."""
+
+    gathers_uploads: ClassVar[bool] = True
 
     estimate: Literal["map", "mean"] = "map"
     """A unit of the wide model is the posterior mean of the vectors matched to it, all of equal

@@ -67,6 +67,7 @@ class State:
 class PFedKnow(RoundBased):
     """rate = 0 prunes nothing, and all peers weigh alike."""
 
+    gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
     keeps_weights: ClassVar[bool | None] = True
 

@@ -46,6 +46,7 @@ Parcel = Mapping[str, Tensor]  # of one client: features [n, *H], logits [n, C],
 class FedGKT(RoundBased):
     """The client's loss is CE + alpha KL, the server's KL + alpha CE."""
 
+    gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("server",)
 
     alpha: NonNegativeFloat = 0.5

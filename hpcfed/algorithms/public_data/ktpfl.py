@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -41,6 +41,8 @@ Distance = Literal["kl", "mse"]
 
 class KTpFL(RoundBased):
     """Without distillation it is Local, bit for bit."""
+
+    gathers_uploads: ClassVar[bool] = True
 
     share: Literal["predictions", "weights"] = "predictions"
     """Clients exchange soft predictions of public examples, or ("+weight", one architecture) their

@@ -73,6 +73,7 @@ ITERATIONS = 10  # of the grouping, at most, as in the authors' code
 class PFedHR(RoundBased):
     """lam = 0 is local training, bit for bit."""
 
+    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_parts: ClassVar[Any] = False

@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 DRAWN = 5  # rounds whose cohorts stand for all
 CELL = 40  # bytes of a number in the record of a round, about
 COLUMNS = 13
-WHOLE = {
-    "cyclic",
-    "dsgd",
-    "fedgh",
-    "fedgkt",
-    "fedma",
-    "fedzkt",
-    "ktpfl",
-    "pfedhr",
-    "pfedknow",
-    "pfnm",
-    "tkm",
-}  # methods whose uploads are gathered; those of others are averaged
 
 
 @dataclass(frozen=True)
@@ -89,7 +76,8 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
     )
     cohorts = [method.cohort(fed, t) for t in range(min(job.rounds, DRAWN))]
     sent = [method.traffic(fed, k)[1] for k in cohorts[0]]
-    values, stateless = 0 if method.name in WHOLE else max(sent) // 4, fed.store.stateless
+    values = 0 if method.gathers_uploads else max(sent) // 4
+    stateless = fed.store.stateless
     return Demand(
         kinds=kinds,
         size=size,
