@@ -1,3 +1,1 @@
-"""What is simulated: a client, the store of all of them, their devices and network, who takes
-part.
-"""
+"""Simulated clients: their examples, state, devices, network, selection and participation."""

@@ -1,4 +1,4 @@
-"""A client, its examples, and all clients of one rank."""
+"""Clients, their examples, and all clients of one rank."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from hpcfed.models import Model
     from hpcfed.models.flat import Skeleton
 
-MADE = 1000  # clients that may be there between rounds; more are made anew when they are used
+MADE = 1000  # client objects that stay between rounds; others are made again at their next use
 
 
 class Shard:
-    """Some examples of a split: all examples in memory that ranks share, and the rows that are
-    meant.
+    """A subset of a split: rows of arrays that all ranks of a host share.
 
-    On the CPU each batch is gathered from the shared memory; on a GPU the rows are copied there
-    once.
-    x: an array, or a dict of arrays by modality; a batch's inputs are then such a dict, of the
-    modalities in `only`.
+    On the CPU each batch is gathered from the shared memory. On a GPU the rows are copied to the
+    device once.
+    x: an array, or a dict of arrays by modality. A batch's inputs are then a dict of the modalities
+    in `only`.
+    y: labels of all examples of the split.
+    rows: [n], positions in `x` and `y`.
     """
 
     def __init__(
@@ -55,33 +56,35 @@ class Shard:
 
     @property
     def values(self) -> int:
-        """Values of one example."""
+        """Number of values of one example."""
         return sum(math.prod(part.shape[1:]) for part in parts(self.x))
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The modalities that these examples have; none where inputs are of one kind."""
+        """Names of the modalities of these examples; empty for inputs of one kind."""
         return tuple(self.x) if isinstance(self.x, Mapping) else ()
 
     def holds(self, other: Shard) -> bool:
-        """Whether all examples of another shard are of this one."""
+        """Return whether this shard contains all examples of another shard."""
         if other.rows is self.rows:
             return True
         return same(other.x, self.x) and bool(np.isin(other.rows, self.rows).all())
 
     def pick(self, which: np.ndarray) -> Shard:
-        """The examples at these positions."""
+        """Return the shard of the examples at these positions."""
         part = copy(self)
         part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
         return part
 
     def targets(self, which: np.ndarray) -> Tensor:
-        """Labels [b] of these positions, on the device."""
+        """Return the labels [b] of these positions, on the device."""
         return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
 
     def batch(self, which: np.ndarray) -> tuple[Any, Tensor]:
-        """Inputs [b, *shape] as they are stored, by modality where there are several, and labels
-        [b], on the device. which: positions 0..n-1.
+        """Return the inputs [b, *shape] and labels [b] of these positions, on the device.
+
+        which: positions 0..n-1.
+        The inputs are as stored; with several modalities they are a dict by modality.
         """
         y = self.targets(which)
         if self.device.type == "cpu":
@@ -99,7 +102,7 @@ class Shard:
 
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
-    """The examples of several shards, one after the other; all have the same modalities."""
+    """Return the examples of several shards, one after the other; all have the same modalities."""
     first = copy(shards[0])
     if all(same(s.x, first.x) for s in shards):
         first.rows = np.concatenate([s.rows for s in shards])
@@ -115,7 +118,7 @@ def concat_shards(shards: Sequence[Shard]) -> Shard:
 
 
 def same(x: Any, other: Any) -> bool:
-    """Whether two shards have the same arrays."""
+    """Return whether two shards use the same arrays."""
     both = isinstance(x, Mapping), isinstance(other, Mapping)
     if not all(both):
         return x is other
@@ -123,11 +126,10 @@ def same(x: Any, other: Any) -> bool:
 
 
 class Paired(Shard):
-    """The same examples with other targets: soft predictions, or a pair of label and teacher's
-    logits.
+    """A shard with other targets, such as a teacher's soft predictions.
 
-    targets: [n, ...], one row a position of the shard.  with_labels: targets come as (labels,
-    target rows).
+    targets: [n, ...], one row for each position of the shard.
+    with_labels: batches yield the pair (labels, rows of targets) instead of the rows alone.
     """
 
     def __init__(self, shard: Shard, targets: Tensor, with_labels: bool = False):
@@ -140,8 +142,9 @@ class Paired(Shard):
 
 
 class Extended(Shard):
-    """A client's own examples, and after them others that a method has made for it: training on
-    them is training on its own.
+    """A client's own examples followed by examples that a method has made for it.
+
+    Training on this shard counts as training on the client's own examples.
     """
 
     def __init__(self, own: Shard, made: Shard):
@@ -165,8 +168,9 @@ class Client:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using
-        other clients.
+        """Tensors and numbers by name that the client keeps between rounds; checkpoints save them.
+
+        Read this property again after other clients have been used.
         """
         return self.store.own(self.id).memory
 
@@ -176,26 +180,26 @@ class Client:
 
     @property
     def n(self) -> int:
-        """Training examples."""
+        """Number of training examples."""
         return len(self.train)
 
     @property
     def skeleton(self) -> Skeleton:
-        """The flat buffers of this client's model; valid until another client's model is used."""
+        """Flat buffers of this client's model; valid until another client's model is used."""
         return self.store.activate(self)
 
     @property
     def model(self) -> Model:
-        """The module with this client's weights; valid until another client's model is used."""
+        """Module with this client's weights; valid until another client's model is used."""
         return self.skeleton.model
 
     def params(self, wanted: Callable[[str], bool] = lambda name: True) -> Params:
-        """Copies of the model's floating tensors with wanted names: parameters and buffers."""
+        """Return copies of the model's floating-point parameters and buffers with wanted names."""
         return Params(self.skeleton.items(wanted)).clone()
 
     @contextmanager
     def borrowed(self) -> Iterator[Client]:
-        """The client, whose weights are after the block as they were before it."""
+        """Yield the client, and restore its weights after the block."""
         before = self.skeleton.flat.clone()
         try:
             yield self
@@ -211,9 +215,9 @@ class Client:
 
 
 class PopulationClient(Client):
-    """A client that makes its examples when they are first asked for, and not before: one of a
-    large population may be sent a model long before it works, or only be asked for what it keeps.
+    """A client of a large population, which makes its examples at their first use.
 
+    Such a client may receive a model long before it trains, or only its state may be needed.
     data: makes its training and test examples.
     """
 
@@ -241,10 +245,11 @@ class PopulationClient(Client):
 
 
 class Clients(Mapping[int, Client]):
-    """One rank's clients by id, in id order, each made when it is asked for: what they keep is in
-    the store.
+    """Mapping from id to client for one rank, in id order; clients are made at their first use.
 
-    placement: the rank of each client, shared with the federation.  make: client k.
+    What clients keep between rounds is in the store.
+    placement: the rank of each client, shared with the federation.
+    make: makes client k.
     """
 
     def __init__(self, placement: list[int], rank: int, make: Callable[[int], Client]):
@@ -268,6 +273,6 @@ class Clients(Mapping[int, Client]):
         return self.made[k]
 
     def trim(self, keep: Collection[int] = ()) -> None:
-        """Forget the clients that were made, where they are many, but for these."""
+        """Discard the client objects that were made, if there are many, except these."""
         if len(self.made) > MADE + len(keep):
             self.made = {k: self.made[k] for k in keep if k in self.made}

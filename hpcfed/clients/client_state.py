@@ -1,6 +1,4 @@
-"""What one client keeps from round to round, where that lies, and what it was before a round that
-does not end.
-"""
+"""State that a client keeps between rounds, its storage, and the undo log of a round."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClientState:
-    """What one client keeps from round to round: its weights, unless they are in a module, and its
-    memory.
-    """
+    """Weights (unless they are in a module) and memory that one client keeps between rounds."""
 
     weights: Tensor | None = None
     memory: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +34,7 @@ class ClientState:
 
     @property
     def locked(self) -> int:
-        """Bytes of it where all tensors are page-locked, each in a block of its own."""
+        """Bytes of page-locked memory for all tensors, each in a block of its own."""
         return sum(locked(tensor.nbytes) for _, tensor in tensors([self.weights, self.memory]))
 
     def encode(self) -> bytes:
@@ -49,18 +45,20 @@ class ClientState:
         return cls(*codec.decode(data))
 
     def map_tensors(self, how: Callable[[Tensor], Tensor]) -> ClientState:
-        """The same, with all tensors moved so."""
+        """Return this state with `how` applied to every tensor."""
         return ClientState(map_tensors(self.weights, how), map_tensors(self.memory, how))
 
 
 def state_store(
     folder: Path, resident: float, device: torch.device, room: float
 ) -> LruStore[ClientState]:
-    """What clients keep: in the device's memory, then in the host's where that is another one, then
-    on the disk.
+    """Make the store of the clients' states, from the fastest memory to the disk.
 
-    resident, room: bytes in the memory of the host and of a GPU. What comes from a GPU is
-    page-locked, in blocks that may be up to twice as large: these count.
+    On a GPU the states lie in its memory, then in the host's memory, then on the disk; on a CPU in
+    the host's memory, then on the disk.
+    resident: bytes in the host's memory. The copies of a GPU's tensors are page-locked, in blocks
+    that may be up to twice as large as the tensors; the blocks count.
+    room: bytes in the GPU's memory.
     """
     if device.type == "cpu":
         return LruStore(
@@ -80,15 +78,15 @@ def state_store(
 
 
 class UndoLog:
-    """The clients that were used while it was open, as they were before.
+    """Undo log: the state of each client before its first use in this round.
 
-    It holds the tensors themselves, not copies: a client's are replaced, never changed. shelf:
-    where they are.
+    It holds the tensors themselves, not copies. A client's tensors are replaced, never changed.
+    shelf: the store for these states.
     """
 
     def __init__(self, store: ClientStore, shelf: LruStore[ClientState]):
         self.store, self.shelf, self.open = store, shelf, False
-        # the clients that are in it; one that kept nothing is not on the shelf
+        # all recorded clients; one without state is not on the shelf
         self.before: set[int] = set()
 
     def __contains__(self, k: int) -> bool:
@@ -96,8 +94,9 @@ class UndoLog:
 
     @contextmanager
     def set_recording(self, now: bool = True) -> Iterator[None]:
-        """Clients that are used inside the block are noted; now = False: inside such a block, these
-        are not.
+        """Record the clients that are used inside the block.
+
+        now: False suspends the recording inside such a block.
         """
         before, self.open = self.open, now
         try:
@@ -106,7 +105,7 @@ class UndoLog:
             self.open = before
 
     def note(self, k: int) -> None:
-        """Client k is about to be used."""
+        """Record the state of client k, which is about to be used."""
         if not self.open or k in self.before:
             return
         self.before.add(k)
@@ -116,17 +115,17 @@ class UndoLog:
             self.shelf.fit(keep=(k,))
 
     def drop(self, k: int) -> None:
-        """Client k stays as it is now."""
+        """Drop the record of client k, so that it keeps its present state."""
         self.before.discard(k)
         self.shelf.drop(k)
 
     def clear(self) -> None:
-        """All stay as they are now."""
+        """Drop all records, so that all clients keep their present states."""
         for k in list(self.before):
             self.drop(k)
 
     def undo(self) -> None:
-        """Make all that were used what they were before."""
+        """Restore all recorded clients to their states before the round."""
         for k in sorted(self.before):
             self.store.forget(k)
             if kept := self.shelf.get(k):

@@ -1,4 +1,4 @@
-"""CSV files of clients, as a job names them."""
+"""Reader of the CSV files about clients that a job names."""
 
 import csv
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from hpcfed.core.paths import regular
 
 
 def read_csv(path: Path, header: Sequence[str], field: str) -> list[list[str]]:
-    """The lines after the header, without empty ones.
+    """Return the lines after the header, without empty ones.
 
-    field: of the job, which messages name. Raises DataError for a file that cannot be read, or
-    begins with another header.
+    field: the job's field, which error messages name.
+    Raises DataError for a file that cannot be read, or that begins with another header.
     """
     try:
         with regular(path).open(newline="", encoding="utf-8") as file:

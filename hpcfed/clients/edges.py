@@ -1,4 +1,4 @@
-"""Which edge server each client has, and what an exchange of an edge with the server takes."""
+"""Edge servers: the edge of each client, and the cost of an exchange between edge and server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ HEADER = ("client", "edge")
 
 @dataclass(frozen=True)
 class EdgeMap:
-    """of: [K], the edge of each client.  bandwidth, latency: [E], bytes per second, and virtual
-    seconds of one exchange beside its bytes.
+    """Edge of each client, and network of each edge.
+
+    of: [K], the edge of each client.
+    bandwidth: [E], bytes per second.
+    latency: [E], virtual seconds of one exchange in addition to its transfer.
     """
 
     of: np.ndarray
@@ -27,15 +30,15 @@ class EdgeMap:
 
     @property
     def number(self) -> int:
-        """How many edges there are."""
+        """Number of edges."""
         return len(self.bandwidth)
 
     def transfer(self, e: int, nbytes: float) -> float:
-        """Virtual seconds that so many bytes take between edge e and the server."""
+        """Return the virtual seconds that so many bytes take between edge e and the server."""
         return float(nbytes / self.bandwidth[e])
 
     def split(self, ks: Sequence[int]) -> dict[int, list[int]]:
-        """These clients by edge, edges in order and clients in the given order."""
+        """Group these clients by edge: edges in order, clients in the given order."""
         found: dict[int, list[int]] = {}
         for k in ks:
             found.setdefault(int(self.of[k]), []).append(k)
@@ -43,7 +46,10 @@ class EdgeMap:
 
 
 def assign(edges: Edges, clients: int) -> np.ndarray:
-    """The edge of each client, [K]: modulo, as listed, or as the file says. Raises DataError."""
+    """Return the edge of each client, [K]: from the file, from the list, or modulo the number.
+
+    Raises DataError for a file that cannot be used.
+    """
     if edges.file is not None:
         return read(edges.file, clients, edges.number)
     if edges.clients:
@@ -52,14 +58,15 @@ def assign(edges: Edges, clients: int) -> np.ndarray:
 
 
 def make_map(edges: Edges, of: np.ndarray) -> EdgeMap:
-    """The edges of a job, with the edge of each client."""
+    """Make the map of a job's edges from the edge of each client."""
     rates = (np.resize(values, edges.number) for values in (edges.bandwidth, edges.latency))
     return EdgeMap(of, *rates)
 
 
 def read(path: Path, clients: int, number: int) -> np.ndarray:
-    """A file with one line for each client, in any order. DataError with the line that is wrong,
-    and why.
+    """Read the edge of each client, [K], from a file with one line for each, in any order.
+
+    Raises DataError that names the wrong line and says why.
     """
     lines = read_csv(path, HEADER, "edges.file")
     rows = dict(parse(path, line, number) for line in lines)
@@ -72,7 +79,7 @@ def read(path: Path, clients: int, number: int) -> np.ndarray:
 
 
 def parse(path: Path, line: Sequence[str], number: int) -> tuple[int, int]:
-    """A client's number and that of its edge."""
+    """Return the ids of a client and its edge."""
     try:
         k, e = map(int, line)
     except ValueError as error:

@@ -1,5 +1,6 @@
-"""Who of a cohort reports in a round: absence, drop-outs and the deadline, decided before anything
-is computed.
+"""Participation in a round: absence, drop-outs, stragglers and the deadline.
+
+All of it is decided before anything is computed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one
 
 @dataclass(frozen=True)
 class Participation:
-    """reports: clients in id order.  partial: epochs (or steps) of those that do not do all.  lost:
-    clients that received and worked, by the examples that they worked through, but dropped out,
-    failed or would be too late.
+    """Participation of a cohort in one round.
+
+    reports: clients that report, in id order.
+    partial: epochs (or steps) of the clients that do less than all.
+    lost: examples processed by each client that received the model and trained, but dropped out,
+    failed or would miss the deadline.
     """
 
     reports: list[int] = field(default_factory=list)
@@ -31,7 +35,7 @@ class Participation:
     lost: dict[int, float] = field(default_factory=dict)
 
     def without(self, failed: Container[int], draws: Draws) -> Participation:
-        """The same, where these clients fail when all their work is done: they are lost too."""
+        """Return the participation in which these clients do all their work and then fail."""
         gone = {k: self.partial.get(k, draws.full) for k in self.reports if k in failed}
         lost = {k: float(draws.examples(k, amount)) for k, amount in gone.items()}
         return replace(
@@ -41,7 +45,10 @@ class Participation:
 
 @dataclass(frozen=True)
 class Draws:
-    """What decides about a client's round or job, whose number is t; the same on all ranks."""
+    """Random draws that decide the participation of clients; the same on all ranks.
+
+    In its methods t is the number of a round or, in virtual time, of a client's job.
+    """
 
     seed: int
     system: System
@@ -55,8 +62,9 @@ class Draws:
         return self.local.steps or self.local.epochs
 
     def examples(self, k: int, amount: int) -> int:
-        """Examples of so many epochs (or steps) of client k; the last batch of an epoch may be
-        smaller.
+        """Return the number of examples in so many epochs (or steps) of client k.
+
+        The last batch of an epoch may be smaller.
         """
         n = self.sizes[k]
         if self.local.steps is None:
@@ -69,7 +77,7 @@ class Draws:
         return share >= 1 or rng.stream(self.seed, "availability", t, k).random() < share
 
     def dropout(self, t: int, k: int) -> float | None:
-        """The share of its work after which the client is lost; None: it is not."""
+        """Return the share of its work after which the client drops out, or None if it does not."""
         if not self.system.dropout:
             return None
         g = rng.stream(self.seed, "dropout", t, k)
@@ -78,12 +86,13 @@ class Draws:
     def participation(
         self, t: int, cohort: Sequence[int], partial: dict[int, int], keep: bool, traffic: Traffic
     ) -> Participation:
-        """What becomes of a cohort whose clients can all be reached.
+        """Return the participation of a cohort whose clients are all reachable.
 
-        partial: stragglers, and the epochs or steps they do.  keep: partial work counts; else
-        stragglers are left out, and so is who does not meet the deadline.  The deadline reckons
-        with local epochs or steps and the announced traffic; what a method computes beyond these
-        takes time, but makes nobody late.
+        partial: the epochs or steps of each straggler.
+        keep: partial work counts. Otherwise stragglers, and clients that miss the deadline, are
+        left out.
+        The deadline takes local epochs or steps and the announced traffic into account. What a
+        method computes beyond these takes time, but makes no client late.
         """
         found = Participation(partial=dict(partial))
         for k in (k for k in cohort if keep or k not in partial):
@@ -100,8 +109,9 @@ class Draws:
         return found
 
     def fits(self, k: int, amount: int, bytes_: tuple[int, int]) -> int:
-        """How many of these epochs or steps client k completes, and reports, before the
-        deadline.
+        """Return how many of these epochs or steps client k completes before the deadline.
+
+        The time includes download and upload.
         """
         times = (
             self.profiles.seconds(k, self.examples(k, a), *bytes_) for a in range(1, amount + 1)
@@ -109,7 +119,7 @@ class Draws:
         return sum(seconds <= self.system.deadline for seconds in times)  # type: ignore[operator]  # asked where there is one
 
     def until(self, k: int, examples: float, traffic: Traffic) -> float:
-        """As many of these examples as the deadline leaves time for after the download."""
+        """Return how many of these examples the deadline leaves time for after the download."""
         deadline = self.system.deadline
         return (
             examples
@@ -118,8 +128,9 @@ class Draws:
         )
 
     def stragglers(self, t: int, cohort: list[int]) -> dict[int, int]:
-        """The stragglers of round t and the epochs (or steps) they do: uniform in 1..all, as in
-        FedProx, sec. 5.2.
+        """Draw the stragglers of round t and their epochs (or steps), uniform in 1..all.
+
+        Li et al., FedProx, arXiv:1812.06127, sec. 5.2.
         """
         g = rng.stream(self.seed, "stragglers", t)
         slow = g.choice(cohort, round(self.local.stragglers * len(cohort)), replace=False)

@@ -1,10 +1,11 @@
-"""The clients' devices and network: what work and traffic take them in virtual seconds.
+"""Device and network profiles: virtual seconds of the clients' computation and traffic.
 
-Measured profiles follow Zhao et al. (Protea), FedEdge 2022, arXiv:2207.01053: a monitor notes for
-each client and round what its work took, and the estimate of a client stands for it in simulation.
-Rests on the abstract and a summary of the paper. Deviations: of what Protea measures only time is
-read. Its other use, to run as many clients at once as the device's memory holds, is what `run`
-does here with measured costs and memory; neither changes a result.
+Measured profiles follow Zhao et al. (Protea), FedEdge 2022, arXiv:2207.01053: a monitor records
+what the work of each client takes in each round, and the simulation uses the estimate for a client.
+This implementation is based on the abstract and a summary of the paper.
+Deviations: of the quantities that Protea measures, only time is read. Protea also uses them to run
+as many clients at once as the device's memory allows; here `run` does that with measured costs and
+memory. Neither changes a result.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ COLUMNS = HEADER[1:]
 
 @dataclass(frozen=True)
 class Profiles:
-    """Arrays [K]; pure arithmetic, the same bits on all ranks.
+    """Profiles of all clients, as arrays [K]; pure arithmetic, the same bits on all ranks.
 
-    trace: with one, speeds are those at which clients began their present work (`follow`).
-
-    speed: multiply-adds per second.  bandwidth: bytes per second.  latency: seconds of one exchange
-    beside its bytes.  availability: share of rounds or jobs, 0..1.  example: multiply-adds of one
-    example, forward and backward.
+    speed: multiply-adds per second. With a trace, the speed at which each client began its present
+    work (`follow`).
+    bandwidth: bytes per second.
+    latency: seconds of one exchange in addition to computation and transfer.
+    availability: share of rounds or jobs in which the client is reachable, 0..1.
+    example: multiply-adds of one example, forward and backward.
+    trace: availability and speed over virtual time, or None.
     """
 
     speed: np.ndarray
@@ -45,27 +48,27 @@ class Profiles:
     trace: Trace | None = None
 
     def follow(self, k: int, now: float) -> None:
-        """Give client k the speed that its trace has at this time, for the work that begins."""
+        """Set the speed of client k to that of its trace at this time, for the work that begins."""
         line = self.trace.line(k, now) if self.trace else None
         if line is not None:
             self.speed[k] = self.trace.speed[line]  # type: ignore[union-attr]
 
     def available_from(self, k: int, now: float) -> float:
-        """The first time from now on at which client k can be reached, as its trace has it."""
+        """Return the first time from `now` on at which client k's trace has it available."""
         return self.trace.available_from(k, now) if self.trace else now
 
     def compute(self, k: int, examples: float) -> float:
-        """Seconds that client k takes for so many examples, forward and backward."""
+        """Return the seconds that client k takes for so many examples, forward and backward."""
         with infinite_times():
             return float(examples * self.example[k] / self.speed[k])
 
     def transfer(self, k: int, nbytes: float) -> float:
-        """Seconds that so many bytes take to or from client k."""
+        """Return the seconds that so many bytes take to or from client k."""
         with infinite_times():
             return float(nbytes / self.bandwidth[k])
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:
-        """One exchange of client k: latency, download, work, upload, one after the other."""
+        """Return the seconds of one exchange of client k: latency, download, work, then upload."""
         return (
             float(self.latency[k])
             + self.transfer(k, down)
@@ -74,15 +77,16 @@ class Profiles:
         )
 
     def fit(self, k: int, seconds: float, down: float, up: float) -> float:
-        """Examples that client k works through in an exchange of so many seconds, >= 0."""
+        """Return how many examples client k can process in an exchange of so many seconds, >= 0."""
         left = seconds - self.seconds(k, 0, down, up)
         with infinite_times():
             return max(0.0, left * float(self.speed[k] / self.example[k]))
 
 
 def infinite_times() -> np.errstate:
-    """Inside, what is beyond all numbers is infinite, and numpy does not warn of it: a job may ask
-    for a device that never comes to its end.
+    """Return a context in which overflow and division by zero give infinity without a warning.
+
+    A job may ask for a device so slow that its work never ends.
     """
     return np.errstate(over="ignore", divide="ignore")
 
@@ -90,10 +94,11 @@ def infinite_times() -> np.errstate:
 def draw(
     system: System, clients: int, seed: int, example: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Speed, bandwidth, latency and availability of all clients, by name.
+    """Return speed, bandwidth, latency and availability of all clients, by name.
 
-    Drawn from one stream for each of them, or read from the file; raises DataError as `read`.
-    example: [K], multiply-adds of one example, with which measured seconds become speeds.
+    Each is drawn from a random stream of its own, or read from the file.
+    example: [K], multiply-adds of one example, which convert measured seconds to speeds.
+    Raises DataError for a file that cannot be used, as `read`.
     """
     if system.file is not None:
         return read(system.file, clients)
@@ -110,10 +115,11 @@ def draw(
 
 
 def read_measured(path: Path, clients: int) -> np.ndarray:
-    """Seconds of one example of each client, [K]: all seconds of its lines over all examples of
-    theirs; nan for a client without lines, which is as fast as the median device.
+    """Return the measured seconds per example of each client, [K].
 
-    Raises DataError with the line that is wrong, and why.
+    This is the sum of the seconds in the client's lines divided by the sum of their examples. It is
+    nan for a client without lines, which has the speed of the median device.
+    Raises DataError that names the wrong line and says why.
     """
     seconds, examples = np.zeros(clients), np.zeros(clients)
     for line in read_csv(path, MEASURED, "system.measured"):
@@ -135,7 +141,7 @@ def read_measured(path: Path, clients: int) -> np.ndarray:
 
 
 def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
-    """How much more than the median each client has, [K]; the median of the distribution is 1."""
+    """Draw the factor of each client relative to the median, [K]; its distribution has median 1."""
     g = rng.stream(seed, "profiles", name)
     if system.distribution == "uniform":
         return g.uniform(1 - system.spread, 1 + system.spread, clients)
@@ -147,8 +153,9 @@ def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
 
 
 def read(path: Path, clients: int) -> dict[str, np.ndarray]:
-    """A file with one line for each client, in any order. DataError with the line that is wrong,
-    and why.
+    """Read the profiles of all clients from a file with one line for each, in any order.
+
+    Raises DataError that names the wrong line and says why.
     """
     lines = read_csv(path, HEADER, "system.file")
     rows = dict(parse(path, line) for line in lines)
@@ -161,7 +168,7 @@ def read(path: Path, clients: int) -> dict[str, np.ndarray]:
 
 
 def parse(path: Path, line: Sequence[str]) -> tuple[int, list[float]]:
-    """A client's number, and its speed, bandwidth, latency and availability."""
+    """Return a client's id, and its speed, bandwidth, latency and availability."""
     try:
         k, values = int(line[0]), [float(word) for word in line[1:]]
         speed, bandwidth, latency, availability = values

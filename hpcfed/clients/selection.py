@@ -1,13 +1,14 @@
-"""How the cohort of a round is chosen: alike, by size, by loss, or by who reports.
+"""Selection of the cohort of a round: uniform, by size, power of choice, or E3CS.
 
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
-arXiv:2011.08756. Deviations of power of choice: the losses are those of the last local training,
-as clients reported them beside their uploads (4 bytes each), not asked for before each round. Of
-E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from memory of the
-paper; a cohort is drawn by systematic sampling over a random order, which gives each client exactly
-its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m / K then, is
-quota = 1 with quota_after = 0.25. A client that could not be reached counts as one that did not
-report.
+arXiv:2011.08756.
+Deviations of power of choice: the losses are those of the last local training, which clients
+reported beside their uploads (4 bytes each). They are not requested before each round.
+Deviations of E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from
+memory of the paper. A cohort is drawn by systematic sampling over a random order, which gives each
+client exactly its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m
+/ K afterwards, is quota = 1 with quota_after = 0.25. A client that could not be reached counts as
+one that did not report.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ LOSS_BYTES = 4  # a client's mean training loss, as float32
 
 
 class Choice:
-    """The cohorts of a run and what the server has learnt about clients; the same on all ranks.
+    """Cohort selection of a run, and what the server has learnt for it; the same on all ranks.
 
-    sizes: training examples of all clients.  cohort_size: clients of a cohort.  rounds: of the
-    run.
+    sizes: training examples of all clients.
+    cohort_size: number of clients in a cohort.
+    rounds: number of rounds of the run.
     """
 
     def __init__(
@@ -43,23 +45,24 @@ class Choice:
         self.selection, self.seed, self.rounds = selection, seed, rounds
         self.sizes, self.m = sizes, cohort_size
         K = len(sizes)
-        # the last loss that each client reported; who has never been chosen comes first
+        # last reported loss of each client; clients that were never chosen come first
         self.losses = np.full(K if selection.by == "power-of-choice" else 0, np.inf)
         self.log_weights = np.zeros(K if selection.by == "e3cs" else 0)
 
     @property
     def learns(self) -> bool:
-        """Whether a cohort hangs on the rounds before."""
+        """Whether a cohort depends on the rounds before it."""
         return self.selection.by in ("power-of-choice", "e3cs")
 
     @property
     def nbytes(self) -> int:
-        """What each client of a cohort sends beside its method's upload."""
+        """Bytes that each client of a cohort sends in addition to its method's upload."""
         return LOSS_BYTES if self.selection.by == "power-of-choice" else 0
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """The cohort of round t, in id order; p: probability of each client, [K], which a method
-        gives in the place of equal ones.
+        """Draw the cohort of round t, in id order.
+
+        p: [K], probability of each client; methods may give it in place of equal probabilities.
         """
         K, by = len(self.sizes), self.selection.by
         g = rng.stream(self.seed, "cohort", t)
@@ -75,19 +78,21 @@ class Choice:
         return sorted(chosen.tolist())
 
     def quota(self, t: int) -> float:
-        """E3CS: least probability of each client in round t, over that of a uniform choice."""
+        """Return E3CS's minimum probability in round t, relative to that of a uniform choice."""
         return self.selection.quota if t >= self.selection.quota_after * self.rounds else 0.0
 
     def probabilities(self, t: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """E3CS: with which probability each client is drawn in round t, [K], and who is capped at
-        1.
-        """
+        """Return E3CS's probabilities of the clients in round t, and which are capped at 1, [K]."""
         K = len(self.sizes)
         sigma = self.quota(t) * self.m / K
         return allocate(np.exp(self.log_weights - self.log_weights.max()), self.m, sigma)
 
     def learn(self, t: int, reports: Collection[int], losses: dict[int, float]) -> None:
-        """Round t is over: who has reported, and their mean training losses."""
+        """Update the selection with the reports of round t.
+
+        reports: clients that reported.
+        losses: their mean training losses.
+        """
         if self.selection.by == "power-of-choice":
             for k in sorted(reports):
                 if np.isfinite(losses.get(k, np.nan)):
@@ -100,19 +105,19 @@ class Choice:
             self.log_weights[moved] += rest * self.selection.eta / (K * p[moved])
 
     def to_tree(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the values that a checkpoint saves."""
         return {"losses": self.losses.copy(), "log_weights": self.log_weights.copy()}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        """Continue from what `to_tree` gave."""
+        """Restore the values that `to_tree` returned."""
         self.losses, self.log_weights = np.array(tree["losses"]), np.array(tree["log_weights"])
 
 
 def allocate(weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities that sum to m, each at least sigma and at most 1, and which are capped at 1.
+    """Return probabilities that sum to m, each in [sigma, 1], and which are capped at 1.
 
-    p_i = sigma + (m - K sigma) w'_i / sum w' with w'_i = min(w_i, (1 - sigma) a), and a =
-    sum w' / (m - K sigma) where a p_i would exceed 1, so that it is 1. Huang et al., sec. IV.
+    p_i = sigma + (m - K sigma) w'_i / sum w' with w'_i = min(w_i, (1 - sigma) a). Here a = sum w' /
+    (m - K sigma) if some p_i would exceed 1, so that the largest p_i is 1. Huang et al., sec. IV.
     """
     rest = m - len(weights) * sigma
     capped = np.zeros(len(weights), bool)
@@ -128,7 +133,7 @@ def allocate(weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.
 
 
 def draw_systematic(p: np.ndarray, g: np.random.Generator) -> list[int]:
-    """sum(p) different clients, client i with probability p_i, in id order."""
+    """Draw sum(p) different clients, client i with probability p_i, in id order."""
     order = g.permutation(len(p))
     m = round(float(p.sum()))
     ends = np.cumsum(p[order])

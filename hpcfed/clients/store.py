@@ -1,4 +1,4 @@
-"""The store that holds the weights and memories of all clients of one rank."""
+"""Store of the weights and memories of all clients of one rank."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 
 class ClientStore:
-    """The models of one rank's clients: one module per architecture, one flat vector of weights per
-    client.
+    """Models of one rank's clients: one module per architecture, one flat weight vector per client.
 
-    Never two copies of a model where one serves: a client's vector is copied into the module of its
-    architecture when it is used, and back when another client of that architecture is. A client
-    that was never used has no weights yet, and costs nothing.
+    A client's vector is copied into the module of its architecture when the client is used, and
+    back when another client of that architecture is used. A client that was never used has no
+    weights yet, and takes no memory.
 
-    resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in
-    that of a GPU; the least recently used go to files in `folder`.  parts: what models start from,
-    and what of them is trained.  names: of the classes.
+    resident: bytes of weights and memories that stay in the host's memory. The least recently used
+    ones go to files in `folder`.
+    room: bytes that stay in the memory of a GPU.
+    parts: the weights that models start from, and which of them are trained.
+    names: names of the classes.
     """
 
     def __init__(
@@ -61,9 +62,8 @@ class ClientStore:
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
-        self.active: dict[
-            str, int
-        ] = {}  # architecture -> the client whose weights are in its module
+        # architecture -> the client whose weights are in its module
+        self.active: dict[str, int] = {}
         self.kept = state_store(folder, resident, device, room)
         self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
@@ -72,8 +72,9 @@ class ClientStore:
         )
 
     def build(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
-        """A new model; its weights as `hpcfed.models.build`'s, or those of models.weights. What
-        models.train freezes is shared by all models of an architecture.
+        """Build a new model, with the weights of `hpcfed.models.build` or those of models.weights.
+
+        All models of an architecture share the tensors that models.train freezes.
         """
         model = self.new(architecture, shape)
         meta = next(model.parameters()).is_meta
@@ -85,7 +86,7 @@ class ClientStore:
         return model
 
     def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:
-        """All tensors of the model that client 0 would start from: the frozen ones are used."""
+        """Return the frozen tensors of the model that client 0 would start from."""
         if (architecture, shape) not in self.bases:
             with rng.scoped(self.seed, "init", 0):
                 model = self.new(architecture, shape)
@@ -99,10 +100,10 @@ class ClientStore:
     def skeleton(
         self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None
     ) -> Skeleton:
-        """The module of an architecture, whoever's weights it holds; other owners have modules of
-        their own.
+        """Return the module of an architecture, with the weights that it holds at present.
 
-        shape: of its inputs, where they are others than the examples.
+        owner: each owner has modules of its own.
+        shape: of the module's inputs, if they are not examples.
         """
         if (architecture, owner) not in self.skeletons:
             with rng.scoped(self.seed, "module", architecture):
@@ -112,31 +113,33 @@ class ClientStore:
         return self.skeletons[architecture, owner]
 
     def layout(self, architecture: str) -> Layout:
-        """The names and shapes of an architecture's tensors; found once, without weights."""
+        """Return the names and shapes of an architecture's tensors; computed once.
+
+        No weights are made for it.
+        """
         if architecture not in self.layouts:
             with torch.device("meta"):
                 self.layouts[architecture] = Layout.of(self.build(architecture))
         return self.layouts[architecture]
 
     def units(self, architecture: str) -> Units:
-        """What sub-models of this architecture's full width are cut from. ConfigError where it
-        cannot be cut.
+        """Return the units from which sub-models of this architecture are cut.
+
+        Raises ConfigError for an architecture that cannot be cut.
         """
         return structure(parse(architecture).base, *self.form)
 
     def work(self, architecture: str) -> int:
-        """Multiply-adds of one example's forward pass."""
+        """Return the multiply-adds of one example's forward pass."""
         return work(architecture, *self.form, self.vocabulary).multiply_adds
 
     def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A new model, on the CPU, with the weights that client k starts from: the same on every
-        rank.
-        """
+        """Build a model on the CPU with client k's initial weights; the same on every rank."""
         with rng.scoped(self.seed, "init", k):
             return Skeleton(self.build(architecture, shape))
 
     def activate(self, client: Client) -> Skeleton:
-        """The module of the client's architecture, with the client's weights in it."""
+        """Return the module of the client's architecture, with the client's weights in it."""
         self.past.note(client.id)
         skeleton = self.skeleton(client.architecture)
         if self.active.get(client.architecture) != client.id:
@@ -152,14 +155,14 @@ class ClientStore:
         return skeleton
 
     def rest(self, architecture: str) -> None:
-        """Put the active client's weights back into its vector."""
+        """Copy the active client's weights back into its vector."""
         k = self.active.pop(architecture, None)
         if k is not None:
             self.entry(k).weights = self.skeleton(architecture).flat.clone()
             self.kept.fit(keep=self.active.values())
 
     def own(self, k: int) -> ClientState:
-        """What client k keeps, to be changed."""
+        """Return the state of client k, which the caller may change."""
         self.past.note(k)
         return self.entry(k)
 
@@ -170,24 +173,25 @@ class ClientStore:
         return kept
 
     def parcel(self, k: int) -> dict[str, Any]:
-        """Client k's weights, None if it has none of its own yet, and memory: to be read, sent or
-        saved.
+        """Return client k's weights and memory, to be read, sent or saved.
+
+        The weights are None if the client has none of its own yet.
         """
         self.settle(k)
         kept = self.kept.peek(k) or ClientState()
         return {"weights": kept.weights, "memory": kept.memory}
 
     def settle(self, k: int) -> None:
-        """Let client k's weights be in its vector, not in a module."""
+        """Copy client k's weights from a module back into its vector, if they are in one."""
         for architecture in [a for a, active in self.active.items() if active == k]:
             self.rest(architecture)
 
     def flat(self, k: int) -> Tensor | None:
-        """Client k's weights, or None if it has none of its own yet."""
+        """Return client k's weights, or None if it has none of its own yet."""
         return self.parcel(k)["weights"]
 
     def put(self, k: int, flat: Tensor | None, memory: dict[str, Any] | None = None) -> None:
-        """Give client k these weights, and this memory if there is one."""
+        """Set the weights of client k, and its memory if one is given."""
         self.drop(k)
         kept = self.entry(k)
         if flat is not None:
@@ -197,7 +201,7 @@ class ClientStore:
         self.kept.fit(keep=self.active.values())
 
     def drop(self, *ks: int) -> None:
-        """Forget these clients' weights; they would start from their initial ones again."""
+        """Remove these clients' weights; the clients would start from their initial ones again."""
         self.active = {a: active for a, active in self.active.items() if active not in ks}
         self.weighted.difference_update(ks)
         for k in [k for k in ks if k in self.kept]:
@@ -207,23 +211,23 @@ class ClientStore:
                 self.kept.drop(k)
 
     def forget(self, k: int) -> None:
-        """Forget client k altogether."""
+        """Remove all state of client k."""
         self.kept.drop(k)
         self.drop(k)
 
     def __contains__(self, k: int) -> bool:
-        """Whether this client keeps something."""
+        """Return whether this client has state of its own."""
         return k in self.kept or k in self.weighted
 
     def __iter__(self) -> Iterator[int]:
-        """The clients that keep something."""
+        """Iterate over the ids of the clients that have state of their own."""
         return iter(sorted({*self.kept, *self.weighted}))
 
     def prefetch(self, ks: Iterable[int]) -> None:
-        """Bring these clients into memory in the background."""
+        """Load these clients' states into memory in the background."""
         self.kept.prefetch(ks)
 
     def close(self) -> None:
-        """Forget all, and remove the files."""
+        """Remove all state, and the files."""
         self.past.shelf.close()
         self.kept.close()

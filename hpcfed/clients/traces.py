@@ -1,4 +1,4 @@
-"""Who is available, and how fast, over virtual time: traces from a file."""
+"""Traces from a file: availability and speed of clients over virtual time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ HEADER = ("client", "time", "available", "speed")
 
 @dataclass(frozen=True)
 class Trace:
-    """Lines of all clients, by client and then by time; each holds until the client's next one, the
-    last one for ever.
+    """Lines of all clients, sorted by client and then by time.
 
-    ends: [K + 1], client k has the lines ends[k] .. ends[k + 1] - 1; one without lines keeps its
-    profile.  time: virtual seconds.  available: whether it can be reached.  speed: multiply-adds
-    per second.
+    Each line is valid until the client's next one, the last one for ever.
+    ends: [K + 1], client k has the lines ends[k] .. ends[k + 1] - 1. A client without lines keeps
+    its profile.
+    time: virtual seconds.
+    available: whether the client can be reached.
+    speed: multiply-adds per second.
     """
 
     ends: np.ndarray
@@ -30,14 +32,17 @@ class Trace:
     speed: np.ndarray
 
     def line(self, k: int, now: float) -> int | None:
-        """The line that holds for client k at this time."""
+        """Return the index of the line that is valid for client k at this time.
+
+        None if client k has no lines.
+        """
         begin, end = self.ends[k], self.ends[k + 1]
         if begin == end:
             return None
         return int(begin + np.searchsorted(self.time[begin:end], now, side="right") - 1)
 
     def available_from(self, k: int, now: float) -> float:
-        """The first time from now on at which client k is available."""
+        """Return the first time from `now` on at which client k is available."""
         i = self.line(k, now)
         if i is None or self.available[i]:
             return now
@@ -45,8 +50,9 @@ class Trace:
 
 
 def read(path: Path, clients: int) -> Trace:
-    """A file with the lines of some clients or all, in any order. DataError with the line that is
-    wrong, and why.
+    """Read a trace from a file with the lines of some or all clients, in any order.
+
+    Raises DataError that names the wrong line and says why.
     """
     lines = read_csv(path, HEADER, "system.trace")
     rows = sorted(parse(path, line, clients) for line in lines)
@@ -68,7 +74,7 @@ def read(path: Path, clients: int) -> Trace:
 
 
 def parse(path: Path, line: Sequence[str], clients: int) -> tuple[int, float, float, float]:
-    """A client's number, and time, availability and speed."""
+    """Return a client's id, and the time, availability and speed of its line."""
     try:
         k, (time, available, speed) = int(line[0]), map(float, line[1:])
     except ValueError as error:

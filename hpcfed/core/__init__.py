@@ -1,3 +1,1 @@
-"""What all rooms use: parameters and their means, named random streams, errors, payloads, names,
-texts.
-"""
+"""Shared foundations: parameters and their means, random streams, errors, payloads and text."""

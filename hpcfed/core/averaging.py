@@ -1,4 +1,4 @@
-"""The one averaging: weighted parts of all ranks, added up exactly and divided once."""
+"""Exact weighted averaging: the parts of all ranks are summed exactly and divided once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpcfed.core.params import Params, Part, Per
 
 
 def mean_of(parts: Iterable[Part], keep: Params, per: Per, sum_: Callable[..., Any]) -> Params:
-    """The mean of this rank's parts and those of all others, of the shapes of `keep`, which stays
-    at weight 0.
+    """Return the weighted mean of the parts of all ranks; collective.
 
-    sum_: `Comm.sum`; collective.
+    keep: gives the names and shapes, and the values where the weights sum to 0.
+    sum_: `Comm.sum`.
     """
     quotients, rows = Quotients(keep, per), [Row(part, keep, per) for part in parts]
     sum_(rows, [array.shape for array in quotients.arrays], [row.factor for row in rows], quotients)
@@ -25,13 +25,14 @@ def mean_of(parts: Iterable[Part], keep: Params, per: Per, sum_: Callable[..., A
 
 
 def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:
-    """The shape of a tensor's weights: one, one a row, or one a value."""
+    """Return the shape of a tensor's weights: one number, one per row, or one per value."""
     return {"tensor": (), "row": (*shape[:1], *(1,) * (len(shape) - 1)), "value": shape}[per]
 
 
 class Quotients:
-    """What exact sums become: `arrays` are the weights and then the means, each total divided by
-    its weight.
+    """Receiver of exact sums, which turns them into means.
+
+    `arrays` holds the weights, then the means: each total is divided by its weight.
     """
 
     def __init__(self, keep: Params, per: Per):
@@ -45,15 +46,14 @@ class Quotients:
             if all(value.dtype == torch.float32 for value in keep.values())
             else np.float64
         )
-        flat = np.empty(
-            sum(map(math.prod, shapes)), kind
-        )  # one, for new memory comes faster in large pages
+        # one array, because new memory comes faster in large pages
+        flat = np.empty(sum(map(math.prod, shapes)), kind)
         parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
         self.means = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         self.arrays, self.first = self.weights + self.means, len(self.weights)
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        """Divide a stretch of totals; where the weight is 0 the old value stays."""
+        """Divide a section of totals by its weights; where the weight is 0, keep the old value."""
         if i < self.first:
             return
         j, stop = i - self.first, start + len(total)
@@ -61,7 +61,7 @@ class Quotients:
         whole = np.broadcast_to(weight, self.means[j].shape)
         weight = weight.reshape(()) if weight.size == 1 else whole.flat[start:stop]
         seen = weight > 0
-        if seen.all():  # as almost always: a division without exceptions takes a third of the time
+        if seen.all():  # the usual case: a division without a mask takes a third of the time
             np.divide(total, weight, out=total)
             return
         np.divide(total, weight, out=total, where=seen)
@@ -69,7 +69,7 @@ class Quotients:
         np.copyto(total, _numpy(old), where=~seen)
 
     def mean(self) -> Params:
-        """The means by name, each of the type and on the device of the value that it replaces."""
+        """Return the means by name, with the type and device of the values that they replace."""
         means = zip(self.keep.items(), self.means, strict=True)
         return Params(
             {name: torch.from_numpy(mean).to(old.device, old.dtype) for (name, old), mean in means}
@@ -77,11 +77,11 @@ class Quotients:
 
 
 class Row(Sequence[np.ndarray]):
-    """One part as arrays, made when asked for: the weights, then the values, all to be multiplied
-    by `factor`.
+    """One part as a sequence of arrays: the weights, then the values.
 
-    Where the weight is a number it is the factor, and the values are the part's own memory; else
-    they are weight * value in float64.
+    The arrays are made when they are requested. All of them are to be multiplied by `factor`. If
+    the part's weight is a number, it is the factor, and the values are the part's own memory.
+    Otherwise the values are weight * value in float64.
     """
 
     def __init__(self, part: Part, keep: Params, per: Per):
@@ -108,7 +108,7 @@ class Row(Sequence[np.ndarray]):
         return np.ones(()) if self.per == "mean" else self.weights(self.names[i])
 
     def total(self, name: str) -> np.ndarray:
-        """The value, times the weight where that is no number, in zeros of the mean's shape."""
+        """Return the value, times a tensor weight, in zeros of the mean's shape."""
         if name not in self.value:
             return np.zeros(self.shape[name])
         value = self.value[name].detach()
@@ -117,8 +117,10 @@ class Row(Sequence[np.ndarray]):
         return zero_pad(_numpy(value), self.shape[name], self.at.get(name, ()))
 
     def weights(self, name: str) -> np.ndarray:
-        """The weights of what the value fills, 1 where the factor is the weight, in zeros: [], [n,
-        1, ...] or whole.
+        """Return the weights of the entries that the value fills, in zeros.
+
+        The shape is [], [n, 1, ...] or that of the value. The weights are 1 if the factor is the
+        part's weight.
         """
         shape = weight_shape(self.shape[name], self.per)
         if name not in self.value:
@@ -133,8 +135,9 @@ class Row(Sequence[np.ndarray]):
 
 
 def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
-    """The piece at the given indices of the first dimensions, in zeros of this shape; without
-    indices the piece.
+    """Return zeros of this shape with the piece at the given indices of the first dimensions.
+
+    Without indices, returns the piece itself.
     """
     if not len(axes):
         return piece
@@ -144,7 +147,5 @@ def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> 
 
 
 def _numpy(value: Tensor) -> np.ndarray:
-    """The tensor as an array: its own memory, where it is on the CPU and of a type that numpy
-    has.
-    """
+    """Return the tensor as a NumPy array, without a copy if its device and type allow it."""
     return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Library versions that do not fit together, mended in one place."""
+"""Workarounds for library versions that do not fit together."""
 
 import importlib
 import threading
@@ -14,18 +14,18 @@ _SCHEMAS = {  # what torchvision's compiled part declares, from torchvision/csrc
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_kept: list[
-    torch.library.Library
-] = []  # an operator lives only as long as the library that declares it
+# keeps the libraries: an operator lives only as long as the library that declares it
+_kept: list[torch.library.Library] = []
 
 
 def import_torchvision() -> ModuleType:
-    """The torchvision module, also where its compiled part does not fit the installed torch.
+    """Import torchvision, even if its compiled part does not fit the installed torch.
 
     A torchvision wheel built for CUDA cannot load its operators beside a torch built for the CPU
-    (or the other way round), and then already `import torchvision` fails, though datasets, models
-    and transforms need none of them. The missing operators get a schema without an implementation:
-    calling one is still an error. Raises what the import raises for any other reason.
+    (or the other way round). Then `import torchvision` fails, although data sets, models and
+    transforms need no operator. The missing operators get a schema without an implementation, so
+    that calling one is still an error.
+    Raises any other error of the import.
     """
     with _LOCK:
         try:
@@ -39,11 +39,11 @@ def import_torchvision() -> ModuleType:
 
 @cache
 def prepare_torchvision() -> None:
-    """Let any later `import torchvision` succeed where `import_torchvision` does.
+    """Make any later `import torchvision` succeed in the cases in which `import_torchvision` does.
 
-    For files that hpcfed does not write: a user's module imports torchvision by itself. torchvision
-    is not imported here. Its compiled part is loaded, as its own import does; where that fails, the
-    operators are declared that its import asks for.
+    This serves files that are not part of hpcfed: a user's module imports torchvision by itself.
+    torchvision is not imported here. Its compiled part is loaded, as its own import does. If that
+    fails, the operators that its import needs are declared.
     """
     with _LOCK:
         spec = find_spec("torchvision")

@@ -1,9 +1,8 @@
-"""What can go wrong for a user: each error is one message that says what, where, which value, what
-to do.
+"""Errors for users: each has one message that says what, where, which value, and what to do.
 
 `hpcfed.main` and `hpcfed.cli` print the message of an `HpcfedError` without a traceback and exit
-with status 2. A `RankLost` is met by going on without that rank. Any other exception is a bug of
-hpcfed and shows its traceback.
+with status 2. After a `RankLost` the run continues without that rank. Any other exception is a bug
+of hpcfed and shows its traceback.
 """
 
 import errno
@@ -11,15 +10,17 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-FEW = 12  # names that a message lists all
-LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
+FEW = 12  # up to so many names, a message lists all
+# maximum lines and characters per line of a message; only users' input makes it longer
+LINES, WIDTH = 60, 2000
 
 
 class HpcfedError(Exception):
-    """Base of all errors that a user can mend.
+    """Base of all errors that a user can correct.
 
-    everywhere: all ranks raise it, none waits for another.  again: the same may go well later, when
-    there is room on a disk, say; the exit status then is 75.
+    everywhere: all ranks raise it, none waits for another.
+    again: the same command may succeed later, for instance when the disk has room; the exit status
+    then is 75.
     """
 
     everywhere = False
@@ -31,11 +32,14 @@ class ConfigError(HpcfedError):
 
 
 class DataError(HpcfedError):
-    """Missing, damaged or too little data."""
+    """Missing, damaged or insufficient data."""
 
 
 class DivergedError(HpcfedError):
-    """A loss, weight or upload that is nan or infinite. client: whose, where it is known."""
+    """A loss, weight or upload that is nan or infinite.
+
+    client: id of the client it belongs to, or None if that is unknown.
+    """
 
     client: int | None = None
 
@@ -45,26 +49,26 @@ class CheckpointError(HpcfedError):
 
 
 class DamagedError(CheckpointError):
-    """A file that is missing, is not as it was written, or cannot be read."""
+    """A file that is missing, altered or unreadable."""
 
 
 class AbsentError(DamagedError):
-    """A file or folder that is not there."""
+    """A file or folder that does not exist."""
 
 
 class WriteError(CheckpointError):
-    """A file that the disk does not take now: no room, no permission, no such file system."""
+    """A file that cannot be written now: no room, no permission, or no such file system."""
 
     again = True
 
 
 class StoppedError(HpcfedError):
-    """A run that was stopped before its end, with all saved that was done."""
+    """A run that was stopped before its end, after all completed work was saved."""
 
     again = True
 
 
-# what a disk refuses for ever: no permission, no such place
+# errors that repetition does not cure: no permission, no such place
 FINAL = (
     errno.EACCES,
     errno.EPERM,
@@ -79,17 +83,18 @@ FINAL = (
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether what the system refused may go well later: a full or absent disk, not a permission
-    that lacks.
+    """Return whether an operation that the system refused may succeed later.
+
+    A full or absent disk may recover; missing permission does not.
     """
     return error.errno not in FINAL
 
 
 def printable(text: object) -> str:
-    """A name or a sentence from outside in one line that a terminal shows as it is.
+    """Return text from outside as one line that a terminal shows unchanged.
 
-    What it would obey is escaped: newlines, escape sequences, marks that turn the direction of
-    reading, bytes that no encoding has.
+    Control characters are escaped: newlines, escape sequences, marks that change the direction of
+    text, and bytes that no encoding has.
     """
     line = str(text)
     if line.isprintable():
@@ -98,9 +103,9 @@ def printable(text: object) -> str:
 
 
 def plain(text: object, names: Iterable[object] = ()) -> str:
-    """Text of several lines as it is printed: each is `printable`, but that tabs stay.
+    """Return text of several lines with each line `printable`; tabs stay.
 
-    names: that it may contain and whose newlines are no ends of lines, such as those of folders.
+    names: strings in the text whose newlines do not end a line, such as names of folders.
     """
     whole = str(text)
     for name in filter(None, map(str, names)):
@@ -111,10 +116,9 @@ def plain(text: object, names: Iterable[object] = ()) -> str:
 
 
 def format_error(error: object, names: Iterable[object] = ()) -> str:
-    """The message as it is printed: what a user gave at length is shortened, what cannot be printed
-    escaped.
+    """Return the message as it is printed, shortened and with unprintable characters escaped.
 
-    names: as `plain` has them.
+    names: as in `plain`.
     """
     lines = plain(error, names).replace("\t", r"\t").split("\n")
     shown = (
@@ -129,27 +133,28 @@ def format_error(error: object, names: Iterable[object] = ()) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message; of an error without one its kind."""
+    """Return the first line of an error's message, or the error's type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def escape_unprintable() -> None:
-    """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as
-    escapes.
-    """
+    """Make stdout escape characters that its encoding lacks, such as bytes of a file's name."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class RankLost(Exception):
-    """A rank has died. Every other rank raises this, each in its next collective; see
-    engine/fault_tolerance/recover.py.
+    """The death of a rank.
+
+    Every other rank raises this in its next collective; see engine/recover.py.
     """
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:
-    """The sentence for a name that is not among the known ones, with the nearest ones; of few names
-    all. see: what lists all, where they are many.
+    """Return the message for an unknown name, with the nearest known ones.
+
+    If few names are known, all of them are listed.
+    see: the command that lists all names, if they are many.
     """
     known = sorted(known)
     near = nearest(name, known)
@@ -160,7 +165,7 @@ def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of these names that are most like this one, whatever the case of letters."""
+    """Return up to three of the known names that are most similar to this one, ignoring case."""
     by_case: dict[str, str] = {}
     for other in known:
         by_case.setdefault(other.lower(), other)

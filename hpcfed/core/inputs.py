@@ -1,7 +1,7 @@
-"""Inputs as data sets store them, made ready for models.
+"""Inputs as data sets store them, and their preparation for models.
 
-The inputs of a batch are one tensor or, where the data have several modalities, a dict of tensors
-by modality, [B, ...] each. What has to know the difference stands here.
+The inputs of a batch are one tensor or, for data with several modalities, a dict of tensors [B,
+...] by modality. The functions here accept both forms.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 def count(x: Any) -> int:
-    """Examples of a batch."""
+    """Return the number of examples in a batch."""
     return len(parts(x)[0])
 
 
 def pieces(x: Inputs, sizes: int | list[int]) -> list[Any]:
-    """Inputs cut along the examples, as `Tensor.split` cuts."""
+    """Split inputs along the examples, as `Tensor.split`."""
     if isinstance(x, Tensor):
         return list(x.split(sizes))
     cut = {name: v.split(sizes) for name, v in x.items()}
@@ -33,7 +33,7 @@ def pieces(x: Inputs, sizes: int | list[int]) -> list[Any]:
 
 
 def join(xs: Iterable[Inputs]) -> Any:
-    """Batches one after the other; all have the same modalities."""
+    """Concatenate batches, which all have the same modalities."""
     xs = list(xs)
     if isinstance(xs[0], Tensor):
         return torch.cat(cast(list[Tensor], xs))
@@ -43,20 +43,21 @@ def join(xs: Iterable[Inputs]) -> Any:
 def zeros(
     shape: tuple[int, ...], n: int, vocabulary: int = 0, device: torch.device | str | None = None
 ) -> Any:
-    """n empty examples of this shape, prepared: float32, or int64 where they are tokens."""
+    """Return n empty prepared examples of this shape: float32, or int64 for tokens."""
     if isinstance(shape, Shapes):
         return {name: zeros(part, n, tokens, device) for name, part, tokens in shape}
     return torch.zeros(n, *shape, dtype=torch.long if vocabulary else torch.float, device=device)
 
 
 def prepare(x: Any, mean: Numbers, std: Numbers) -> Any:
-    """Normalise inputs: (x - mean) / std for each channel, where uint8 is first brought to 0..1.
+    """Normalise inputs: (x - mean) / std for each channel, after scaling uint8 to 0..1.
 
-    x: [B, C, ...], uint8 or float; not changed; images [B, C, H, W], sequences [B, C, L], rows of
-    numbers [B, C].  mean, std: C numbers.  Returns float32 of the same shape. Without means, as
-    text has none, x is tokens [B, L] and comes back as int64.
-    A dict of inputs by modality, with means and deviations by modality, comes back as such a dict.
-    Raises DataError where the number of channels differs.
+    x: [B, C, ...], uint8 or float; not changed. Images are [B, C, H, W], sequences [B, C, L], rows
+    of numbers [B, C].
+    mean, std: C numbers each. Without means, as for text, x is tokens [B, L], returned as int64.
+    Returns float32 of the same shape. A dict of inputs by modality, with means and deviations by
+    modality, returns such a dict.
+    Raises DataError if the number of channels differs.
     """
     if isinstance(mean, Mapping):
         deviations = cast(Mapping, std)
@@ -65,7 +66,7 @@ def prepare(x: Any, mean: Numbers, std: Numbers) -> Any:
 
 
 def prepare_(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """As prepare, for one tensor, but float32 is overwritten."""
+    """Prepare one tensor as `prepare` does, but overwrite float32."""
     if not len(mean):
         return x.long()
     if not len(mean) == len(std) == x.shape[1]:
@@ -78,8 +79,9 @@ def prepare_(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
 
 
 def restore(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """The inverse of `prepare` for one tensor: examples as they are stored, of this type; bytes are
-    rounded to the nearest, between 0 and 255.
+    """Return stored examples of this type from prepared ones: the inverse of `prepare`.
+
+    x: one tensor. Values for uint8 are rounded to the nearest integer and clamped to 0..255.
     """
     centre, scale = _constants(tuple(mean), tuple(std), x.device, x.dim())
     x = x * scale + centre
@@ -90,8 +92,9 @@ def restore(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Means and deviations on the device, [1, C, 1, ...]; made once, for that takes longer than to
-    normalise a batch.
+    """Return means and deviations on the device, [1, C, 1, ...].
+
+    They are cached, because making them takes longer than normalising a batch.
     """
     numbers = (torch.tensor(values, dtype=torch.float32, device=device) for values in (mean, std))
     centre, scale = (v.view(1, -1, *[1] * (dim - 2)) for v in numbers)

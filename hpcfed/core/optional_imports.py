@@ -1,4 +1,4 @@
-"""Packages that only some users need, each in an extra of setup.py: imported when asked for."""
+"""Import of optional packages, each of which belongs to an extra of setup.py."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,8 +7,9 @@ from hpcfed.core.errors import ConfigError
 
 
 def import_extra(module: str, extra: str, what: str) -> ModuleType:
-    """A module of such a package; ConfigError that says how to install it where it is missing or
-    does not load.
+    """Import a module of an optional package.
+
+    Raises ConfigError, which says how to install the package, if it is missing or does not load.
     """
     try:
         return import_module(module)

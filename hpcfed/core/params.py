@@ -1,4 +1,4 @@
-"""Named tensors with + - *, and the one thing that is averaged: a weighted mean of them."""
+"""Named tensors with the operators + - *, and their partial weighted mean."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from torch import Tensor
 
 
 class Params(dict[str, Tensor]):
-    """Tensors by name, added and scaled as one vector, so that a formula reads as in the paper.
+    """Tensors by name, which are added and scaled as one vector.
 
-    `(1 - alpha) * old + alpha * new`. Both sides of + and - have the same names. Missing names:
-    KeyError.
+    A formula then reads as in the paper: `(1 - alpha) * old + alpha * new`. Both sides of + and -
+    have the same names.
+    Raises KeyError for a missing name.
     """
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Params:
         return Params({name: fn(value) for name, value in self.items()})
 
     def pick(self, wanted: Callable[[str], bool]) -> Params:
-        """Only the tensors whose name is wanted."""
+        """Return only the tensors with wanted names."""
         return Params({name: value for name, value in self.items() if wanted(name)})
 
     def clone(self) -> Params:
-        """A copy that shares no memory with this one."""
+        """Return a copy that shares no memory with this one."""
         return self.map(lambda value: value.detach().clone())
 
     def __add__(self, other: Mapping[str, Tensor]) -> Params:
@@ -39,11 +40,11 @@ class Params(dict[str, Tensor]):
     __rmul__ = __mul__
 
     def prefixed(self, prefix: str) -> Params:
-        """The same tensors under longer names, so that several Params fit into one."""
+        """Return the same tensors under prefixed names, so that several Params fit into one."""
         return Params({prefix + name: value for name, value in self.items()})
 
     def under(self, prefix: str) -> Params:
-        """The tensors whose names begin so, without that beginning: the inverse of `prefixed`."""
+        """Return the tensors with this prefix, without it: the inverse of `prefixed`."""
         return Params(
             {name[len(prefix) :]: value for name, value in self.items() if name.startswith(prefix)}
         )
@@ -56,14 +57,13 @@ class Params(dict[str, Tensor]):
 
 # one number for all tensors, or by name a tensor that broadcasts against the value
 Weight = float | Params
-At = Mapping[
-    str, tuple[Any, ...]
-]  # by name: for each of the first dimensions the indices that a value fills
+# by name: for each of the first dimensions the indices that a value fills
+At = Mapping[str, tuple[Any, ...]]
 Per = Literal["mean", "tensor", "row", "value"]  # what has a weight of its own
 
 
 class Part(NamedTuple):
-    """One client's contribution: values, their weight, and where they belong in larger tensors."""
+    """One client's contribution: values, their weight, and their positions in larger tensors."""
 
     value: Params
     weight: Weight
@@ -72,16 +72,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Mean:
-    """A partial weighted mean: what is known of sum(weight * value) / sum(weight) so far.
+    """A partial weighted mean: the terms of sum(weight * value) / sum(weight) so far.
 
-    `Mean.of(value, weight)` is one client's part; `a + b` joins parts without adding them, so that
-    the one division at the end sees an exact sum, whatever the order and the ranks (`averaging`).
-    Entries whose weights sum to 0 keep their old value. Weights are >= 0.
+    `Mean.of(value, weight)` is one client's part. `a + b` joins parts without adding the values, so
+    that the single division at the end has an exact sum, whatever the order and the ranks
+    (`averaging`). Entries whose weights sum to 0 keep their old value. Weights are >= 0.
 
-    at: where a value is a piece of the mean's tensor. {"w": (rows,)} fills these rows, {"w": (rows,
-    columns)} the places where they cross; all else gets weight 0, as do tensors that the value
-    lacks. Index tensors or arrays without repetition; they are not counted as traffic, for both
-    sides compute them.
+    at: positions, for values that are pieces of the mean's tensors. {"w": (rows,)} fills these
+    rows, and {"w": (rows, columns)} the entries at their intersections. All other entries get
+    weight 0, as do tensors that the value lacks. Indices are tensors or arrays without repetition.
+    They are not counted as traffic, because both sides compute them.
     """
 
     parts: tuple[Part, ...] = ()
@@ -95,8 +95,9 @@ class Mean:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values; weights that are numbers travel as part of the header and are not
-        counted.
+        """Bytes of the values and of tensor weights.
+
+        Weights that are numbers are part of a message's header and are not counted.
         """
         return sum(
             p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0)

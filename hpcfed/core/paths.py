@@ -1,6 +1,4 @@
-"""Paths from users' hands: what is read or written is a file, and nothing else; and names for
-them.
-"""
+"""Paths that users give: access to regular files only, expansion, and unique names."""
 
 import errno
 import os
@@ -13,18 +11,18 @@ from typing import Any
 
 from hpcfed.core.errors import ConfigError
 
-DEPTH = 200  # parts of a path: Python makes folders by calling itself for each
+DEPTH = 200  # maximum parts of a path: Python makes folders by one recursive call for each
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never
-    end.
+    """Return the path if it is that of a regular file.
 
-    Raises OSError with its reason: missing, a folder, a loop of links, too long, no name at all.
+    Opening a pipe would block, and reading a device such as /dev/zero would never end.
+    Raises OSError with the reason: missing, a folder, a loop of links, too long, or no valid name.
     """
     try:
         mode = os.stat(path).st_mode
-    except ValueError as error:  # a NUL
+    except ValueError as error:  # a NUL in the path
         raise OSError(errno.EINVAL, f"not the name of a file ({error})", str(path)) from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -34,10 +32,10 @@ def regular(path: Path) -> Path:
 
 
 def only_regular(path: str, flags: int) -> int:
-    """For `open(path, opener=only_regular)`: opens a file, and nothing else; a pipe would wait for
-    its writer.
+    """Open a regular file and nothing else; for `open(path, opener=only_regular)`.
 
-    Raises OSError as `regular`. What is opened is what was checked.
+    A pipe would wait for its writer. The file that is opened is the one that was checked.
+    Raises OSError as `regular`.
     """
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -48,13 +46,16 @@ def only_regular(path: str, flags: int) -> int:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. OSError as `regular`, ValueError for no UTF-8."""
+    """Return the text of a file.
+
+    Raises OSError as `regular`, and ValueError if the text is not UTF-8.
+    """
     with open(path, encoding="utf-8", opener=only_regular) as file:
         return file.read()
 
 
 def tail(path: Path, most: int) -> str:
-    """The end of a text file, so many bytes at most."""
+    """Return the end of a text file, at most so many bytes."""
     with open(path, "rb", opener=only_regular) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read().decode(errors="replace")
@@ -62,8 +63,9 @@ def tail(path: Path, most: int) -> str:
 
 @contextmanager
 def output(path: Path, what: str) -> Iterator[None]:
-    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or
-    is no file.
+    """Raise ConfigError if the block cannot write to this path, or if it is not a file.
+
+    what: what the user has asked to write, for the message.
     """
     try:
         if os.path.exists(path):
@@ -77,9 +79,7 @@ def output(path: Path, what: str) -> Iterator[None]:
 
 
 def glob_folder(folder: Path, pattern: str) -> list[Path]:
-    """What is in a folder under such names; nothing where there is no such folder, or it may not be
-    read.
-    """
+    """Return the entries of a folder that match a pattern; none if it is missing or unreadable."""
     try:
         return list(folder.glob(pattern))
     except (OSError, ValueError):
@@ -87,10 +87,10 @@ def glob_folder(folder: Path, pattern: str) -> list[Path]:
 
 
 def expand_path(value: Any) -> Any:
-    """A path as a job gives it, before it is checked, with ~ and ~NAME as the shell has them.
+    """Return a path from a job, before validation, with ~ and ~NAME expanded.
 
-    ValueError where it cannot name anything. The empty one is refused too: it would mean the
-    current folder, and comes from an unset variable of a shell.
+    Raises ValueError for a text that is no valid path. An empty text is refused too: it would mean
+    the current folder, and usually comes from an unset variable of a shell.
     """
     if not isinstance(value, str):
         return value
@@ -107,8 +107,7 @@ def expand_path(value: Any) -> Any:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each path: its last part, and as many before it as it takes to tell it from all
-    others.
+    """Return a name for each path: its shortest ending that no other path has.
 
     Equal paths have equal names.
     """

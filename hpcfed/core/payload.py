@@ -1,4 +1,4 @@
-"""What travels between clients and server: counted by client, moved to a device."""
+"""Values that are exchanged between clients and server: byte counts, devices and checks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hpcfed.core.params import Mean
 
 @dataclass
 class Tally:
-    """What one client did in one round. Bytes are those of tensors; numbers beside them are not
-    counted.
+    """Loss, work and traffic of one client in one round.
+
+    Bytes are those of tensors; numbers beside them are not counted.
     """
 
     loss: float = 0.0  # sum over examples
@@ -27,22 +28,20 @@ class Tally:
     down: int = 0
     up: int = 0
     work: float = (
-        0.0  # examples that went forward and backward, its own or not; forward alone counts a third
+        0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Nested dicts, lists and means of tensors and other things, with the tensors on the device."""
+    """Move all tensors in nested dicts, lists and means to the device."""
     return map_tensors(value, lambda tensor: tensor.to(device))
 
 
 def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
-    """Nested dicts, lists and means of tensors and other things, with something done to each
-    tensor.
-    """
+    """Apply a function to all tensors in nested dicts, lists and means; keep other values."""
     if isinstance(value, dict):
         return type(value)({name: map_tensors(v, how) for name, v in value.items()})
-    if isinstance(value, Mean):  # where a part belongs stays on the host
+    if isinstance(value, Mean):  # the positions of a part stay on the host
         return Mean(
             tuple(
                 p._replace(value=map_tensors(p.value, how), weight=map_tensors(p.weight, how))
@@ -55,12 +54,18 @@ def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_tree(state: Any) -> Any:
-    """A method's state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
+    """Return a method's state as nested dicts.
+
+    Params stay as they are; a dataclass becomes a dict of its fields.
+    """
     return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
 
 
 def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
-    """The inverse of `to_tree`; like: the method's initial state, for its type, or that type."""
+    """Return the state from a tree of `to_tree`.
+
+    like: the method's initial state, which gives the type, or that type.
+    """
     tree = on_device(tree, device)
     kind: Any = like if isinstance(like, type) else type(like)
     whole = is_dataclass(kind)
@@ -68,14 +73,12 @@ def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other
-    things are 0.
-    """
+    """Return the bytes of all tensors and arrays in nested mappings, sequences and means."""
     return sum(tensor.nbytes for _, tensor in tensors(value))
 
 
 def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.ndarray]]:
-    """The tensors and arrays in a value, each with its name; other things are passed over."""
+    """Iterate over the tensors and arrays in a value, each with its name; skip other values."""
     if isinstance(value, Tensor | np.ndarray):
         yield name, value
     elif isinstance(value, Mapping):
@@ -89,14 +92,15 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
 
 
 def not_finite(value: Any) -> str | None:
-    """The name of the first tensor in a value that holds nan or infinity; None if all is well."""
+    """Return the name of the first tensor in a value with nan or infinity, or None."""
     return next(
         (name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None
     )
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one
-    pass, no copy.
+    """Return whether all values are finite.
+
+    This checks the extremes, which are nan if a value is: one pass, no copy.
     """
     return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))

@@ -1,4 +1,4 @@
-"""How far slow work is, on stderr: a bar in a terminal, now and then a line elsewhere."""
+"""Progress of slow work on stderr: a bar in a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-SHOWN: list[Progress] = []  # the bars that are on the screen
-FIRST, EVERY = 5.0, 30.0  # seconds before the first line where there is no terminal, and the others
+SHOWN: list[Progress] = []  # displays in use; bars are added to the last
+FIRST, EVERY = 5.0, 30.0  # seconds before the first line without a terminal, and between lines
 
 
 def track(things: Iterable[T], what: str, named: bool = False) -> Iterator[T]:
-    """These things one after the other, while it is shown how many of them are done.
+    """Iterate over items while showing how many of them are done.
 
-    what: what is done to them, as `probing 20 models`.  named: say which of them is in hand too.
-    Work of less than five seconds says nothing where stderr is no terminal.
+    what: the work on them, such as `probing 20 models`.
+    named: also show the current item.
+    Work of less than five seconds prints nothing if stderr is no terminal.
     """
     total = len(things) if isinstance(things, Sized) else None
     yield from (bar if sys.stderr.isatty() else lines)(things, what, total, named)
 
 
 def title(what: str, thing: object, named: bool) -> str:
-    """What is done, and to which of them."""
+    """Return the description of the work, with the current item if it is named."""
     return f"{what}: {thing}" if named else what
 
 
 def bar(things: Iterable[T], what: str, total: int | None, named: bool) -> Iterator[T]:
-    """With a bar on stderr, which is gone when all are done; below another one where that is
-    shown.
+    """Show a bar on stderr while iterating; the bar is removed at the end.
+
+    If another bar is shown, the new one appears below it.
     """
     with display() as shown:
         task = shown.add_task(what, total=total)
@@ -51,14 +53,14 @@ def bar(things: Iterable[T], what: str, total: int | None, named: bool) -> Itera
 
 @contextmanager
 def display() -> Iterator[Progress]:
-    """The bars on stderr: new ones, or those that are shown already."""
+    """Yield the display of bars on stderr, which nested calls share."""
     if SHOWN:
         yield SHOWN[-1]
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    own = sys.stdout.isatty()  # what is printed there goes above the bars
+    own = sys.stdout.isatty()  # if stdout is a terminal too, its text is printed above the bars
     with Progress(
         *columns, console=on_stderr(), transient=True, redirect_stdout=own, redirect_stderr=True
     ) as shown:
@@ -70,14 +72,14 @@ def display() -> Iterator[Progress]:
 
 
 def on_stderr() -> Console:
-    """A console that writes to stderr as it is now, and takes no text for markup."""
+    """Return a console that writes to the present stderr and interprets no markup."""
     from rich.console import Console
 
     return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
 
 
 def lines(things: Iterable[T], what: str, total: int | None, named: bool) -> Iterator[T]:
-    """With a line on stderr when it takes long, and then every half minute."""
+    """Print a line on stderr after some seconds, and then every half minute."""
     due = monotonic() + FIRST
     for done, thing in enumerate(things):
         if monotonic() >= due:
@@ -88,5 +90,5 @@ def lines(things: Iterable[T], what: str, total: int | None, named: bool) -> Ite
 
 
 def say(text: str) -> None:
-    """A line on stderr, at once."""
+    """Print a line on stderr, and flush it."""
     print(plain(text), file=sys.stderr, flush=True)

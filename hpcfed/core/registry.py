@@ -1,5 +1,6 @@
-"""Names that a job may use: what each stands for, in one line, and where its code is, imported when
-needed.
+"""Registries of the names that a job may use.
+
+Each entry has a line of description and the location of its code, which is imported when needed.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,8 +16,11 @@ LIBRARIES = ("torchvision", "timm", "hf", "clip")
 
 @dataclass(frozen=True)
 class Entry:
-    """One name: `target` is "module:attribute"; `cite` holds keys of references.bib, separated by
-    commas.
+    """One registered name.
+
+    target: "module:attribute".
+    line: description.
+    cite: keys of references.bib, separated by commas.
     """
 
     target: str
@@ -32,7 +36,10 @@ E = TypeVar("E", bound=Entry)
 
 
 def find(what: str, name: str, entries: Mapping[str, E]) -> E:
-    """The entry of this name. ConfigError with the nearest valid names if there is none."""
+    """Return the entry of this name.
+
+    Raises ConfigError, with the nearest valid names, if there is none.
+    """
     if name not in entries:
         raise ConfigError(unknown(what, name, entries, f"hpcfed list {what.replace(' ', '')}s"))
     return entries[name]
@@ -41,9 +48,13 @@ def find(what: str, name: str, entries: Mapping[str, E]) -> E:
 def refuse_import(
     names: Iterable[str | None], own: Collection[str], where: str, advice: str
 ) -> None:
-    """ConfigError for a "module:attribute" that only a file gives: to import it is to run its code.
+    """Raise ConfigError for a "module:attribute" that only a file names.
 
-    own: those that the user gives.  where: names the file, and advice says how the user gives them.
+    Importing a module runs its code, so the user must name it too.
+    names: names from the file.
+    own: names that the user gives.
+    where: names the file.
+    advice: says how the user gives a name.
     """
     for name in (name for name in names if isinstance(name, str)):
         for part in name.split("+"):  # of models: a+b, and sub-models a@0.5, variants a~pan

@@ -1,9 +1,8 @@
-"""Randomness has a name: every draw comes from a stream that its purpose, round and client
-determine.
+"""Named random streams, each determined by the seed, its purpose, round and client.
 
-`stream(seed, "cohort", t)` is the same on all ranks; `stream(seed, "batches", t, k)` is the same
-wherever client k lives. So results do not depend on placement, and a checkpoint holds no generator
-state. This is the only module that touches torch's global generator.
+`stream(seed, "cohort", t)` is the same on all ranks. `stream(seed, "batches", t, k)` is the same on
+whichever rank client k lives. So results do not depend on placement, and a checkpoint holds no
+generator state. This is the only module that uses torch's global generator.
 """
 
 import hashlib
@@ -20,32 +19,33 @@ _GLOBAL = threading.RLock()  # ranks that are threads of one process share torch
 
 
 def number(seed: int, *key: str | int) -> int:
-    """A 128-bit integer that the seed and the key determine, the same on every machine."""
+    """Return the 128-bit integer of a seed and a key, the same on every machine."""
     parts = (_quoted(k) if isinstance(k, str) else str(int(k)) for k in (int(seed), *key))
     text = f"[{', '.join(parts)}]"  # as JSON writes it
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-_quoted = cache(json.dumps)  # of a part of a name; a run has few
+_quoted = cache(json.dumps)  # cached, because a run has few different parts of names
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
-    """The numpy generator of this name; for draws on the host (cohorts, partitions, batch
-    order).
+    """Return the NumPy generator of this name, for draws on the host.
+
+    Such draws are cohorts, partitions and the order of batches.
     """
     return np.random.Generator(np.random.Philox(key=number(seed, *key)))
 
 
 def torch_stream(seed: int, *key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """The torch generator of this name; for draws on a device (augmentation)."""
+    """Return the torch generator of this name, for draws on a device (augmentation)."""
     return torch.Generator(device).manual_seed(number(seed, *key) % 2**63)
 
 
 def shuffled(n: int, g: torch.Generator) -> list[int]:
-    """0..n-1 in an order that the generator's state determines, on the host.
+    """Return 0..n-1 in an order that the generator's state determines, on the host.
 
-    Where it is a GPU's its seed and offset, which the host knows, name a stream: to read a draw of
-    the GPU would be to wait for all its work.
+    For a generator of a GPU, its seed and offset, which the host knows, name a stream. Reading a
+    draw of the GPU would wait for all its work.
     """
     if g.device.type == "cpu":
         return torch.randperm(n, generator=g).tolist()
@@ -55,7 +55,7 @@ def shuffled(n: int, g: torch.Generator) -> list[int]:
 
 @contextmanager
 def keep_states() -> Iterator[None]:
-    """Afterwards torch's global generators, those of GPUs in use too, have the states of before."""
+    """Restore torch's global generators, including those of GPUs in use, after the block."""
     cpu = torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -68,10 +68,10 @@ def keep_states() -> Iterator[None]:
 
 @contextmanager
 def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch's global generator inside the block, restore it after.
+    """Seed torch's global generator inside the block, and restore it afterwards.
 
-    For library code that takes no generator (dropout, torch.nn.init). No collective may run inside:
-    where ranks are threads, they enter one after the other.
+    This serves library code that takes no generator (dropout, torch.nn.init). No collective may run
+    inside: ranks that are threads enter one after the other.
     """
     own, generators = (
         number(seed, *key) % 2**63,
@@ -89,7 +89,7 @@ def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
 
 
 def _on(device: torch.device) -> list[torch.Generator]:
-    """The GPU's global generator, where the device is one."""
+    """Return the GPU's global generator in a list; [] for a CPU."""
     if device.type != "cuda":
         return []
     torch.cuda.init()

@@ -1,4 +1,4 @@
-"""Content of files that anybody may have made: JSON with bounds, and errors as one message."""
+"""Reading of untrusted files: JSON with bounds, and errors as one message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from hpcfed.core.errors import DamagedError, first_line
 
-NESTED = 32  # tables and lists inside one another
-TEXT = 2**26  # bytes of a JSON text
-# what h5py, numpy and json raise over content that is not as they expect it
+NESTED = 32  # maximum levels of nested tables and lists
+TEXT = 2**26  # maximum bytes of a JSON text
+# exceptions of h5py, numpy and json for unexpected content
 UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -28,9 +28,7 @@ UNREADABLE = (
 
 @contextmanager
 def convert_read_errors(path: Path) -> Iterator[None]:
-    """Inside, the content of a file is read: what the libraries raise over it becomes a
-    DamagedError.
-    """
+    """Convert errors of libraries that read a file's content to DamagedError."""
     try:
         yield
     except UNREADABLE as error:
@@ -38,14 +36,15 @@ def convert_read_errors(path: Path) -> Iterator[None]:
         raise DamagedError(f"{path}: holds what hpcfed does not write: {what}") from error
 
 
-# what code raises over values that it takes for its own, and that are of other types or shapes
+# exceptions of our own code for values of unexpected types or shapes
 UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @contextmanager
 def convert_unfit_errors(path: Path) -> Iterator[None]:
-    """Inside, a run takes up what was read from a file: what is raised because that is not what
-    such a run saves becomes a DamagedError. A lack of memory does not.
+    """Convert errors from restoring a run to DamagedError: the file does not fit such a run.
+
+    A lack of memory is not converted.
     """
     try:
         yield
@@ -59,7 +58,7 @@ def convert_unfit_errors(path: Path) -> Iterator[None]:
 
 
 class Table(dict[str, Any]):
-    """A table of a file; a name that it lacks is the file's mistake, not one of hpcfed.
+    """A table of a file; a missing name raises DamagedError instead of KeyError.
 
     where: names the file, or the place in it.
     """
@@ -75,10 +74,10 @@ class Table(dict[str, Any]):
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """The value of a JSON text; its tables are `Table`. DamagedError for no JSON, or one that
-    is too long or nested too deep.
+    """Return the value of a JSON text, with its tables as `Table`.
 
-    what: how messages name it.
+    what: names the text in messages.
+    Raises DamagedError for a text that is not JSON, too long, or nested too deeply.
     """
     if len(text) > TEXT:
         raise DamagedError(f"{what}: a text of {len(text)} bytes; at most {TEXT} are read")
@@ -93,7 +92,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
 
 
 def check_depth(value: Any, what: str) -> None:
-    """DamagedError for tables and lists nested too deep."""
+    """Raise DamagedError for tables and lists that are nested too deeply."""
     level = [value]
     for _ in range(NESTED):
         below: list[Any] = []

@@ -1,6 +1,4 @@
-"""The shape of one example, of one kind of input or of several modalities, and inputs of either
-kind; without torch.
-"""
+"""Shapes of examples with one or several modalities, without torch."""
 
 from __future__ import annotations
 
@@ -9,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 A = TypeVar("A")
-Numbers = Sequence[float] | Mapping[str, Sequence[float]]  # one a channel, perhaps by modality
+# one per channel, by modality if there are several
+Numbers = Sequence[float] | Mapping[str, Sequence[float]]
 
 
 class Modality(NamedTuple):
-    """One modality of an example: its name, its shape, and how many different tokens there are; 0
-    where it is no row of tokens.
+    """One modality of an example: name, shape, and number of different tokens.
+
+    vocabulary: 0 if the modality is not a sequence of tokens.
     """
 
     name: str
@@ -23,14 +23,14 @@ class Modality(NamedTuple):
 
 
 class Shapes(tuple[Modality, ...]):
-    """What stands for the shape of one example that has several modalities, in their order."""
+    """Shape of one example with several modalities, in their order."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(modality.name for modality in self)
 
     def only(self, names: Collection[str]) -> Shapes:
-        """Those of these names, in the order that they have here."""
+        """Return the modalities of these names, in the order that they have here."""
         return Shapes(modality for modality in self if modality.name in names)
 
     def __str__(self) -> str:
@@ -38,8 +38,9 @@ class Shapes(tuple[Modality, ...]):
 
 
 def read_shape(stored: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of one example as JSON has it: whole numbers, or name, shape and vocabulary of each
-    modality.
+    """Return the shape of one example from its JSON form.
+
+    stored: whole numbers, or name, shape and vocabulary of each modality.
     """
     if stored and isinstance(stored[0], Mapping):
         rows = (Modality(**part | {"shape": tuple(part["shape"])}) for part in stored)
@@ -48,43 +49,43 @@ def read_shape(stored: Sequence[Any]) -> tuple[int, ...]:
 
 
 def write_shape(shape: tuple[int, ...]) -> list[Any]:
-    """What `read_shape` reads."""
+    """Return the JSON form of a shape, for `read_shape`."""
     if isinstance(shape, Shapes):
         return [part._asdict() | {"shape": list(part.shape)} for part in shape]
     return list(shape)
 
 
 def read_numbers(stored: Any) -> Any:
-    """Numbers of channels as JSON has them, perhaps by modality, as tuples."""
+    """Return numbers of channels from JSON as tuples, by modality if there are several."""
     if isinstance(stored, Mapping):
         return {name: tuple(values) for name, values in stored.items()}
     return tuple(stored)
 
 
 def write_numbers(numbers: Numbers) -> Any:
-    """What `read_numbers` reads."""
+    """Return the JSON form of numbers, for `read_numbers`."""
     if isinstance(numbers, Mapping):
         return {name: list(values) for name, values in numbers.items()}
     return list(numbers)
 
 
 def describe_shape(shape: tuple[int, ...]) -> str:
-    """The shape of one example in words, for messages."""
+    """Return the shape of one example as text, for messages."""
     return str(shape) if isinstance(shape, Shapes) else str(list(shape))
 
 
 def each(x: A | Mapping[str, A], change: Callable[[A], Any]) -> Any:
-    """`change` of the inputs, of each modality where there are several."""
+    """Apply a function to the inputs, or to each modality if there are several."""
     return {name: change(v) for name, v in x.items()} if isinstance(x, Mapping) else change(x)
 
 
 def parts(x: A | Mapping[str, A]) -> list[A]:
-    """The arrays or tensors of inputs: one, or one a modality."""
+    """Return the arrays or tensors of inputs as a list: one, or one per modality."""
     return list(x.values()) if isinstance(x, Mapping) else [x]
 
 
 def values(shape: tuple[int, ...]) -> int:
-    """Values of one example of this shape."""
+    """Return the number of values of one example of this shape."""
     if isinstance(shape, Shapes):
         return sum(math.prod(modality.shape) for modality in shape)
     return math.prod(shape)

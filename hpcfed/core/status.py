@@ -1,7 +1,7 @@
-"""Exit statuses: what a batch script goes by."""
+"""Exit statuses of the commands, for batch scripts."""
 
-DONE = 0  # also where ranks died and the others went on
-FAULT = 1  # a bug of hpcfed, with a traceback; or a rank's death where run.on_fault = "stop"
+DONE = 0  # also if ranks died and the others continued
+FAULT = 1  # a bug of hpcfed, with a traceback; or a rank's death with run.on_fault = "stop"
 WRONG = 2  # a mistake in job, data or files, with one message
 HUNG = 70  # ended by the watchdog; continue with --resume
 # EX_TEMPFAIL: stopped by a signal and saved, by a rank's death, or by a disk that has no room now;
@@ -10,5 +10,5 @@ RESUME_ME = 75
 
 
 def as_shells_count(status: int) -> int:
-    """A child's status as Python gives it, in that form: 128 + signal for one that was killed."""
+    """Return a child's status as a shell reports it: 128 + signal if a signal killed it."""
     return status if status >= 0 else 128 - status

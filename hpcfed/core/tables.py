@@ -1,4 +1,4 @@
-"""Tables for people: aligned columns, in colour on a terminal and plain elsewhere."""
+"""Printed tables: aligned columns, with colour on a terminal and plain elsewhere."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ from rich.text import Text
 
 from hpcfed.core.errors import plain, printable
 
-WIDTH = 200  # characters of a line that is not for a terminal: nothing is folded
+WIDTH = 200  # characters of a line without a terminal, so that nothing is wrapped
 
 
 class Plain(Console):
-    """A console that prints text alone: what a terminal would obey, in names say, is escaped."""
+    """A console that prints text alone; control characters, for instance in names, are escaped."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -26,7 +26,7 @@ class Plain(Console):
 
 
 def console() -> Console:
-    """Where commands print. Brackets in names and ranges are text, not markup."""
+    """Return the console on which commands print; brackets are text, not markup."""
     shown = terminal()
     return Plain(
         force_terminal=shown,
@@ -38,8 +38,9 @@ def console() -> Console:
 
 
 def terminal() -> bool:
-    """Whether stdout ends at a terminal: Open MPI's ranks have a pseudo-terminal, wherever mpirun
-    itself writes.
+    """Return whether stdout ends at a terminal.
+
+    Open MPI gives its ranks a pseudo-terminal in any case; then the output of mpirun decides.
     """
     try:
         beyond = (
@@ -47,13 +48,16 @@ def terminal() -> bool:
             if "OMPI_COMM_WORLD_SIZE" in os.environ
             else "/dev/"
         )
-    except OSError:  # no /proc, or a parent of somebody else's
+    except OSError:  # no /proc, or a parent of another user
         beyond = "/dev/"
     return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
 
 
 def table(heads: str, rows: Iterable[tuple[object, ...]]) -> Table:
-    """A table; heads: names of the columns, separated by commas, `>` before those of numbers."""
+    """Return a table with these rows.
+
+    heads: names of the columns, separated by commas, with `>` before those of numbers.
+    """
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads.split(","):
         grid.add_column(
@@ -65,7 +69,7 @@ def table(heads: str, rows: Iterable[tuple[object, ...]]) -> Table:
 
 
 def size(n: float) -> str:
-    """A number of bytes for people, in powers of 1000: `82.1 kB`."""
+    """Format a number of bytes in powers of 1000: `82.1 kB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if n < 999.95:
             return f"{n:.3g} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -74,7 +78,7 @@ def size(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: `0.25 s`, `41.3 s`, `2 min 5 s`, `3 h 20 min`."""
+    """Format a number of seconds: `0.25 s`, `41.3 s`, `2 min 5 s`, `3 h 20 min`."""
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

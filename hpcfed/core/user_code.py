@@ -1,8 +1,8 @@
-"""A user's own Python files: imported by name, and their mistakes told with file and line.
+"""Import of users' Python files, and messages about their errors with file and line.
 
-A job names a class or function of such a file as "module:attribute". What is wrong with it becomes
-one message, a `ConfigError`. An exception of the code itself, once it runs, is told with the part
-of its traceback that lies in the user's files.
+A job names a class or function of such a file as "module:attribute". An error in its definition
+becomes one message, a `ConfigError`. An exception that it raises later is reported with the part of
+the traceback that lies in the user's files.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
 LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-# in pydantic's messages: for a field without a type, of one that is not imported, or not for fields
+# parts of pydantic's messages: a field without a type, with an unimported or an unsuitable one
 NOT_ANNOTATED = re.compile(r"`(\w+) = ")
 UNDEFINED = re.compile(r"define `(\w+)`")
 UNKNOWN = re.compile(r"schema for <class '([\w.]+)'>")
 
 
 class OwnError(ConfigError):
-    """A mistake in a user's own class or function that shows when it is called."""
+    """A mistake in a user's own class or function that appears when it is called."""
 
 
-# Modules that files of users may still import by the names that they had once.
+# Former names of modules, under which users' files may still import them.
 FORMER_NAMES = {"hpcfed.params": "hpcfed.core.params", "hpcfed.rng": "hpcfed.core.rng"}
 roots: set[Path] = set()  # folders and files from which users' code was imported
 LENT: dict[str, Any] = {}  # classes and functions that `hpcfed.run` was given, by name
 
 
 def load(field: str, name: str, form: str) -> Any:
-    """What a user's "module:attribute" stands for.
+    """Return the object that a user's "module:attribute" names.
 
-    field: of the job, which names it so.  form: how it is written, for messages.
-    Raises ConfigError where there is no such file or attribute, or where the file raises when it is
-    imported; the message has the line.
+    field: the job's field that names it.
+    form: how the name is written, for messages.
+    Raises ConfigError if there is no such file or attribute, or if the file raises during import;
+    the message has the line.
     """
     where = f"{field} = {name!r}"
     module, _, attribute = name.partition(":")
@@ -65,7 +66,8 @@ def load(field: str, name: str, form: str) -> Any:
     for former, present in FORMER_NAMES.items():
         sys.modules.setdefault(former, import_module(present))
     try:
-        with warnings.catch_warnings():  # of what `algorithms.hooks` refuses
+        # `algorithms.hooks` refuses such fields with a message of its own
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
             found = import_module(module)
     except HpcfedError:
@@ -87,13 +89,14 @@ def load(field: str, name: str, form: str) -> Any:
 
 @contextmanager
 def lend(things: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, these names of a job stand for these classes and functions, whatever their modules
-    hold; for what a script or notebook defines.
+    """Make names of a job stand for these classes and functions inside the block.
+
+    This serves classes and functions that a script or notebook defines.
     """
     before = {name: LENT[name] for name in things if name in LENT}
     LENT.update(things)
     for thing in things.values():
-        with suppress(OSError, TypeError):  # of what has no source its messages name no line
+        with suppress(OSError, TypeError):  # without a source, messages name no line
             roots.add(Path(os.path.abspath(file_of(thing))))
     try:
         yield
@@ -104,21 +107,22 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
 
 
 def file_of(thing: Any) -> str:
-    """The file in which a function or class is defined; a cell of a notebook has a name too.
-    OSError or TypeError where it has none.
+    """Return the file that defines a function or class; a cell of a notebook also has a name.
+
+    Raises OSError or TypeError if there is none.
     """
     thing = inspect.unwrap(thing)
     if not isinstance(thing, type):
-        return inspect.getfile(getattr(thing, "func", thing))  # of a functools.partial its function
+        return inspect.getfile(getattr(thing, "func", thing))  # the function of a functools.partial
     code = (getattr(inspect.unwrap(fn), "__code__", None) for fn in vars(thing).values())
     own = next((c.co_filename for c in code if c), None)
     return own or inspect.getfile(thing)
 
 
 def register(where: str, module: str, form: str) -> None:
-    """From now on the files of this module, and those beside it, are the user's.
+    """Register the files of this module, and those beside it, as the user's.
 
-    Raises ConfigError for a module of Python's standard library, and where there is none.
+    Raises ConfigError for a module of Python's standard library, and for a missing one.
     """
     top = module.partition(".")[0]
     spec = specification(top)
@@ -131,7 +135,8 @@ def register(where: str, module: str, form: str) -> None:
             f"{where}: {top} is a module of Python's standard library; write {form} for a file of "
             f"your own, and rename your file if it has that name"
         )
-    from hpcfed.core.compat import prepare_torchvision  # here: `hpcfed list` needs no torch
+    # imported here because `hpcfed list` needs no torch
+    from hpcfed.core.compat import prepare_torchvision
 
     prepare_torchvision()
     if file is not None:
@@ -140,8 +145,9 @@ def register(where: str, module: str, form: str) -> None:
 
 
 def specification(top: str) -> ModuleSpec | None:
-    """Where Python would find a module; None where it would not, and for a script, which has no
-    name.
+    """Return the import specification of a module, or None.
+
+    None stands for a module that Python does not find, and for a script, which has no name.
     """
     try:
         return find_spec(top)
@@ -150,7 +156,7 @@ def specification(top: str) -> ModuleSpec | None:
 
 
 def origin(spec: ModuleSpec | None, top: str) -> Path | None:
-    """The file of a module, the folder's own of a package."""
+    """Return the file of a module; for a package, its __init__.py."""
     file = spec.origin if spec else getattr(sys.modules.get(top), "__file__", None)
     if file is None and spec and spec.submodule_search_locations:
         file = os.path.join(next(iter(spec.submodule_search_locations)), "__init__.py")
@@ -158,11 +164,9 @@ def origin(spec: ModuleSpec | None, top: str) -> Path | None:
 
 
 def explain_missing(where: str, module: str) -> str:
-    """The sentence for a module that is not there, with the files of this folder that are meant
-    perhaps.
-    """
+    """Return the message for a missing module, with similar files of the current folder."""
     file = module.replace(".", "/") + ".py"
-    if Path(file).is_file():  # the console command does not import from where it is started
+    if Path(file).is_file():  # the console command does not import from the current folder
         return (
             f"{where}: {file} is in {Path.cwd()}, which is not on Python's path; start with "
             f"`PYTHONPATH=.` before the command"
@@ -181,8 +185,9 @@ def under(path: Path, folders: set[Path]) -> bool:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: it lies where users' modules were imported from, and belongs to
-    no installed package.
+    """Return whether a file is the user's.
+
+    It lies where users' modules were imported from, and belongs to no installed package.
     """
     path = Path(os.path.abspath(file))
     holders = {root for root in roots if path.is_relative_to(root)}
@@ -192,13 +197,13 @@ def is_own(file: str) -> bool:
 
 
 def display_path(file: str | Path) -> str:
-    """A file as messages name it: relative to the current folder where it lies there."""
+    """Return a file as messages name it: relative to the current folder if it lies there."""
     path, here = Path(os.path.abspath(file)), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def line_of(thing: Any) -> str:
-    """Where a function or class is defined: `mine.py, line 12`; of what has no source its name."""
+    """Return where a function or class is defined: `mine.py, line 12`; its name if unknown."""
     thing = inspect.unwrap(thing)
     try:
         file = inspect.getsourcefile(thing) or inspect.getfile(thing)
@@ -208,14 +213,12 @@ def line_of(thing: Any) -> str:
 
 
 def frames(error: BaseException) -> list[FrameSummary]:
-    """The frames of an exception that are in the user's files, the innermost last."""
+    """Return the frames of an exception that are in the user's files, the innermost last."""
     return [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
 
 
 def caller() -> str:
-    """The line of the user's that is being run, as the beginning of a message; "" where there is
-    none.
-    """
+    """Return the user's current line as the beginning of a message; "" if there is none."""
     frame = inspect.currentframe()
     while frame is not None and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -223,12 +226,12 @@ def caller() -> str:
 
 
 def refusal(error: BaseException, file: str = "its file") -> str:
-    """One sentence for an exception that was raised when a user's file was imported, or a class of
-    it made: place, and what is wrong.
+    """Return one sentence, with place and cause, for an exception of a user's file.
 
-    file: how the place is named where the exception has none.
+    The exception was raised when the file was imported, or when an object of its class was made.
+    file: names the place if the exception has none.
     """
-    # here: a saved model is loaded without it
+    # imported here because a saved model is loaded without it
     from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     if isinstance(error, SyntaxError):
@@ -248,7 +251,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
 
 
 def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: str) -> str:
-    """What is wrong with the fields of a user's class."""
+    """Return one sentence for an error in the fields of a user's class."""
     if error.code == "class-not-fully-defined" and (name := UNDEFINED.search(error.message)):
         return f"{place}: a field has the type {name[1]}, which is not imported"
     if error.code in (None, "schema-for-unknown-type") and (name := UNKNOWN.search(error.message)):
@@ -273,7 +276,7 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
 
 
 def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
-    """Where a class that begins at this line or above gives a name a value."""
+    """Return the assignment to a name in the class whose body contains this line, or None."""
     found = [
         node
         for cls in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
@@ -287,11 +290,11 @@ def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
 
 @contextmanager
 def making(what: str, cls: type) -> Iterator[None]:
-    """Inside, something is made of a user's class; what that raises becomes one ConfigError.
+    """Convert errors from making an object of a user's class to one ConfigError.
 
-    what: how the message begins.
+    what: the beginning of the message.
     """
-    # here: a saved model is loaded without it
+    # imported here because a saved model is loaded without it
     from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     try:
@@ -307,13 +310,14 @@ def making(what: str, cls: type) -> Iterator[None]:
 
 
 def explain_error(error: BaseException) -> str:
-    """An exception of the user's own code: where, what, and the user's part of the traceback; ""
-    where none of it is theirs.
+    """Return place, message and traceback of an exception of the user's own code.
+
+    Only frames in the user's files are shown; "" if there are none.
     """
     own = frames(error)
     if not own:
         return ""
-    from pydantic import ValidationError  # here: a saved model is loaded without it
+    from pydantic import ValidationError  # imported here because a saved model is loaded without it
 
     last = own[-1]
     place = f"{display_path(last.filename)}, line {last.lineno}, in {last.name}"
@@ -331,7 +335,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def explain_assignment(name: object, method: str = "") -> str:
-    """The sentence for an assignment to self.name in a method of an algorithm."""
+    """Return the message for an assignment to self.name in a method of an algorithm."""
     if method == "__init__":
         return (
             f"self.{name} is assigned, but an algorithm has no __init__; write a parameter as a "
@@ -346,9 +350,7 @@ def explain_assignment(name: object, method: str = "") -> str:
 
 
 def parameters_of(fn: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
-    """The parameters of a function that must be given, all that may be given by name, and whether
-    it takes any number.
-    """
+    """Return a function's required parameters, its named ones, and whether it takes any number."""
     named, must, any_number = [], [], False
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):

@@ -1,3 +1,3 @@
-"""The version of hpcfed: of results, pages, the command and the package."""
+"""The version of hpcfed, for results, pages, the command and the package."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""How many there are, and a few of many, where nobody would look at all of them."""
+"""Counts and abbreviated lists for messages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import numpy as np
 
 
 def evenly(n: int, most: int) -> np.ndarray:
-    """At most so many of the places 0..n-1, evenly spread, first and last among them (of one: the
-    first).
+    """Return at most so many of the positions 0..n-1, evenly spread, including both ends.
+
+    If only one is returned, it is the first.
     """
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
 def count_noun(n: int, thing: str) -> str:
-    """So many of a thing: `1 client`, `1,000 clients`."""
+    """Return a count with its noun: `1 client`, `1,000 clients`."""
     return f"{n:,} {thing}{'s' * (n != 1)}"
 
 
 def join_few(things: Sequence[object], most: int, between: str = ", ") -> str:
-    """The first ones; the others are counted."""
+    """Join the first items, and count the others."""
     more = [f"and {len(things) - most} more"] if len(things) > most else []
     return between.join(map(str, [*things[:most], *more]))

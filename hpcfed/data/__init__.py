@@ -1,5 +1,6 @@
-"""Examples: where they come from, which client holds which, and how they are varied in training.
-The registries stand in `hpcfed.config.datasets`, for a job names them.
+"""Data sets, their partition among clients, and augmentation.
+
+The registries are in `hpcfed.config.datasets`, because a job names their entries.
 """
 
 from hpcfed.config.datasets import DATASETS as DATASETS

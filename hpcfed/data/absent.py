@@ -6,9 +6,10 @@ from hpcfed.core.errors import DataError
 
 
 def absent(name: str, root: Path, expected: str, source: str) -> DataError:
-    """What is expected where, and where people get it.
+    """Return the error for missing files of a data set.
 
-    expected: files or folders below root.  source: whence they come, in words.
+    expected: files or folders below root.
+    source: where to get them, in words.
     """
     return DataError(
         f"{name}: not found in {root}\n"

@@ -1,4 +1,4 @@
-"""Small rotations, shifts and changes of size: what leaves a digit or a letter the same."""
+"""Random affine augmentation: small rotations, shifts and zooms, for digits and letters."""
 
 import math
 
@@ -17,29 +17,28 @@ def affine(
     shift: float = 0.1,
     zoom: float = 0.1,
 ) -> Tensor:
-    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size; bilinear,
-    black outside.
+    """Rotate by up to `degrees`, scale by 1 +- zoom, and shift by up to `shift` of the size.
 
-    x: [B, C, H, W], float32.  Returns [n_views * B, C, H, W].
+    Interpolation is bilinear; pixels from outside are black.
+    x: [B, C, H, W], float32.
+    Returns [n_views * B, C, H, W].
     """
     x = x.repeat(n_views, 1, 1, 1)
     draws = 2 * uniform(g, len(x), 4, x.device) - 1  # [V * B, 4]: angle, size, right, down
     angle, size = draws[:, 0] * math.radians(degrees), 1 + draws[:, 1] * zoom
     cos, sin = angle.cos() / size, angle.sin() / size
-    right, down = (
-        2 * shift * draws[:, 2],
-        2 * shift * draws[:, 3],
-    )  # grid_sample's images are 2 wide
+    # in grid_sample's coordinates images are 2 wide
+    right, down = 2 * shift * draws[:, 2], 2 * shift * draws[:, 3]
     return warp(x, torch.stack([cos, -sin, right, sin, cos, down], 1).view(-1, 2, 3))
 
 
 def warp(x: Tensor, matrix: Tensor) -> Tensor:
-    """Pixel (a, b) of result i is what lies at matrix[i] @ (a, b, 1) in image i, where images are
-    -1..1 each way.
+    """Sample image i at matrix[i] @ (a, b, 1) for each pixel (a, b), in coordinates -1..1.
 
-    x: [B, C, H, W], float32.  matrix: [B, 2, 3].  Returns [B, C, H, W].  As affine_grid and
-    grid_sample, without affine_grid's product for each pixel, which takes four times as long as the
-    sampling of a small image.
+    x: [B, C, H, W], float32.
+    matrix: [B, 2, 3].
+    Returns [B, C, H, W], as affine_grid and grid_sample. It avoids affine_grid's product for each
+    pixel, which takes four times as long as the sampling of a small image.
     """
     a, b, start = (part[:, None, None] for part in matrix.unbind(2))  # [B, 1, 1, 2]
     grid = a * _centres(x, 3)[:, None] + (b * _centres(x, 2)[:, None, None] + start)  # [B, H, W, 2]
@@ -47,5 +46,5 @@ def warp(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _centres(x: Tensor, axis: int) -> Tensor:
-    """Where the pixels along an axis lie, -1..1."""
+    """Return the centres of the pixels along an axis, in -1..1."""
     return torch.arange(0.5, x.shape[axis], device=x.device) * (2 / x.shape[axis]) - 1

@@ -1,4 +1,4 @@
-"""How many examples of each class each client gets: whole numbers within what the classes have."""
+"""Allocation of the examples of each class to clients, in whole numbers within the supply."""
 
 from itertools import chain
 
@@ -10,23 +10,27 @@ EPS = 1e-6  # examples; smaller differences are rounding
 def allocate(
     mix: np.ndarray, supply: np.ndarray, size: int, spill: bool, g: np.random.Generator
 ) -> np.ndarray:
-    """Give every client `size` examples in the proportions of its mix, as far as the classes have
-    them.
+    """Give every client `size` examples in its class proportions, as far as the supply allows.
 
-    mix: [K, C], >= 0, each row a client's class proportions.  supply: [C] examples there are.
-    spill: whether a client whose classes have run out takes from the others; then every client gets
-    exactly `size`, provided K * size <= supply.sum().  Returns [K, C], int64, column sums <=
-    supply.
+    mix: [K, C], >= 0; row k holds the class proportions of client k.
+    supply: [C], examples of each class.
+    spill: whether a client whose classes are exhausted takes from the others. Then every client
+    gets exactly `size`, provided that K * size <= supply.sum().
+    Returns [K, C], int64, with column sums <= supply.
 
-    All clients ask at once; where a class is asked for more than it has, all its takers are cut by
-    the same factor, and what they lack they ask of the classes that have some left, again in their
-    own proportions, until nobody lacks anything.  So no client comes first.
+    All clients request at once. If the requests for a class exceed its supply, all of them are
+    reduced by the same factor. The clients request what they lack from the classes that have
+    examples left, again in their own proportions, until no client lacks any. So no client has
+    priority.
     """
     return _whole(_fill(mix, supply, size, spill), mix, supply, size, spill, g)
 
 
 def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.ndarray:
-    """The allocation in fractions, [K, C]; each pass satisfies all clients or empties a class."""
+    """Return the allocation in fractions, [K, C].
+
+    Each pass satisfies all clients or empties a class.
+    """
     got = np.zeros_like(mix)
     for _ in range(len(supply) + 1):  # so many passes suffice
         left = np.maximum(supply - got.sum(0), 0)
@@ -51,16 +55,16 @@ def _whole(
     spill: bool,
     g: np.random.Generator,
 ) -> np.ndarray:
-    """Round down, then give what is missing one by one, clients in random order, largest fraction
-    first.
+    """Round down, then add the missing examples one by one.
+
+    Clients come in random order, and their classes with the largest fraction first.
     """
     whole = np.floor(got + EPS).astype(np.int64)
     left, missing = supply - whole.sum(0), size - whole.sum(1)
     for k in g.permutation(len(whole)):
         order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
-        for c, most in chain(
-            ((c, 1) for c in order), ((c, size) for c in order)
-        ):  # one of each class before more
+        # first one of each class, then more
+        for c, most in chain(((c, 1) for c in order), ((c, size) for c in order)):
             if not missing[k]:
                 break
             extra = min(missing[k], left[c], most)
@@ -73,16 +77,16 @@ def _whole(
 def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list[np.ndarray]:
     """Draw counts[k, c] examples of class c for client k; no example goes to two clients.
 
-    labels: [n].  counts: [K, C], column sums within what there is.  Returns K index arrays.
+    labels: [n].
+    counts: [K, C], with column sums within the supply.
+    Returns K index arrays.
     """
     nobody, classes = counts.shape
     supply = np.bincount(labels, minlength=classes)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
     shuffled = np.concatenate([g.permutation(members) for members in by_class])
-    shares = np.vstack(
-        [counts, supply - counts.sum(0)]
-    ).T  # [C, K + 1], the last of what nobody gets
-    owner = np.repeat(
-        np.tile(np.arange(nobody + 1), classes), shares.ravel()
-    )  # of each of the shuffled
+    # [C, K + 1], the last column for examples that no client gets
+    shares = np.vstack([counts, supply - counts.sum(0)]).T
+    # the client of each shuffled example
+    owner = np.repeat(np.tile(np.arange(nobody + 1), classes), shares.ravel())
     return [shuffled[owner == k] for k in range(nobody)]

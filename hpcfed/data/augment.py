@@ -1,8 +1,8 @@
-"""Views of a batch of images: normalised, cropped, flipped and with changed colours, a whole batch
-at a time.
+"""Augmentation of batches of images: normalised views by crops, flips, colour and affine changes.
 
-Every draw comes from the given generator, on its device; parameters are drawn for each example on
-its own, so what becomes of an example does not depend on its neighbours.
+A whole batch is augmented at once. Every draw comes from the given generator, on its device.
+Parameters are drawn for each example on its own, so the result for an example does not depend on
+its neighbours.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,11 @@ from hpcfed.data.crop import uniform
 
 
 class Policy(NamedTuple):
-    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised;
-    a line about it.
+    """An augmentation policy.
+
+    apply: (x, g, V) -> V views of all images, [V * B, C, H, W], in new memory, view by view, not
+    normalised.
+    about: a line of description.
     """
 
     apply: Callable[[Tensor, torch.Generator, int], Tensor]
@@ -37,10 +40,12 @@ def views(
     std: Sequence[float],
     g: torch.Generator,
 ) -> list[Tensor]:
-    """Draw n_views independent views of every image, by one of POLICIES, normalised.
+    """Draw n_views independent, normalised views of every image by one of POLICIES.
 
-    x: [B, C, H, W], uint8, or float in 0..1 for "simclr", whose changes of colour end at 0 and 1.
-    Returns n_views tensors [B, C, H, W], float32.  Raises ConfigError for an unknown policy.
+    x: [B, C, H, W], uint8, or float in 0..1 for "simclr", whose changes of colour are clamped to
+    0..1.
+    Returns n_views tensors [B, C, H, W], float32.
+    Raises ConfigError for an unknown policy.
     """
     if policy not in POLICIES:
         raise ConfigError(unknown("augmentation", policy, POLICIES))
@@ -49,15 +54,16 @@ def views(
 
 
 def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -> Tensor:
-    """Crop and resize, flip, change colours with probability 0.8, make grey with probability 0.2.
+    """Crop and resize, flip, jitter colours with probability 0.8, turn grey with probability 0.2.
 
-    x: [B, C, H, W].  Returns [n_views * B, C, H, W], float32 in 0..1.  Other than three channels:
-    brightness and contrast only.  flip: probability of a horizontal flip; the authors flip digits
-    and letters too.
+    x: [B, C, H, W].
+    flip: probability of a horizontal flip; the authors flip digits and letters too.
+    Returns [n_views * B, C, H, W], float32 in 0..1. With another number of channels than three,
+    only brightness and contrast change.
 
     Chen et al. (SimCLR), ICML 2020, appendix A; settings of FedClassAvg's code (supcon_utils.py).
-    Deviations: the four changes of colour come in one random order a batch instead of one an image
-    and view; no rounding to 256 levels between the steps.
+    Deviations: the four changes of colour have one random order for each batch, instead of one for
+    each image and view; values are not rounded to 256 levels between the steps.
     """
     order = shuffled(4, g)
     boxes = uniform(g, n_views * len(x), crop.DRAWS, x.device)
@@ -68,28 +74,27 @@ def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -
 def crop_flip(
     x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5, padding: int = 4
 ) -> Tensor:
-    """Pad with black, crop at random to the old size, flip with probability `flip`.
+    """Pad with black, crop at random to the original size, and flip with probability `flip`.
 
-    x: [B, C, H, W], any type.  Returns [n_views * B, C, H, W], same type.  He et al., CVPR 2016,
-    section 4.2.
+    x: [B, C, H, W], any type.
+    Returns [n_views * B, C, H, W], same type.
+    He et al., CVPR 2016, section 4.2.
     """
     n, _, height, width = x.shape
     draws = uniform(g, n_views * n, 3, x.device)  # [V * B, 3]
     top, left = (draws[:, :2] * (2 * padding + 1)).long().unbind(1)
     mirrored = draws[:, 2] < flip
-    left = torch.where(
-        mirrored, 2 * padding - left, left
-    )  # of the same window in the flipped image
-    # whole windows are copied: to look up each pixel by its row and column takes four times as long
+    # position of the same window in the flipped image
+    left = torch.where(mirrored, 2 * padding - left, left)
+    # whole windows are copied, because indexing each pixel takes four times as long
     both = pad(torch.stack([x, x.flip(3)]), [padding] * 4)
-    windows = both.unfold(3, height, 1).unfold(
-        4, width, 1
-    )  # [2, B, C, top, left, H, W], not copied
+    # [2, B, C, top, left, H, W], not copied
+    windows = both.unfold(3, height, 1).unfold(4, width, 1)
     return windows[mirrored.long(), torch.arange(n, device=x.device).repeat(n_views), :, top, left]
 
 
 def no_augmentation(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
-    """The images as they are; nothing is drawn."""
+    """Return the images unchanged, n_views times; nothing is drawn."""
     return x.repeat(n_views, *[1] * (x.dim() - 1))
 
 

@@ -1,10 +1,10 @@
-"""CelebA as LEAF has it: photographs of celebrities, smiling or not. A celebrity is a natural
-client.
+"""CelebA as in LEAF: photographs of celebrities, smiling or not.
 
+A celebrity is a natural client. LEAF resizes the images to 84x84 and uses celebrities with at least
+five of them. The images come from torchvision's files, or its download. A random tenth of each
+celebrity's images, at least one, is for tests.
 Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; Caldas et al. (LEAF),
-arXiv:1812.01097: images brought to 84x84, celebrities with at least five of them. From
-torchvision's files, or its download. A tenth of each celebrity's images, at least one, drawn, is
-for tests.
+arXiv:1812.01097.
 Deviations: LEAF draws its test images from a generator of its own.
 """
 
@@ -30,8 +30,12 @@ ASKED = "Smiling"
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
-    """root/celeba/identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba/*.jpg, else
-    torchvision's download to root.  Raises DataError.
+    """Load CelebA from its files below root/celeba, else from torchvision's download to root.
+
+    The files are identity_CelebA.txt, list_attr_celeba.txt and img_align_celeba/*.jpg.
+    Images are [n, 3, 84, 84], uint8. A celebrity is a natural client, with test examples of its
+    own.
+    Raises DataError.
     """
     folder = root / FOLDER
     there = [folder / IDENTITY, folder / ATTRIBUTES, folder / IMAGES]
@@ -46,7 +50,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
             raise missing
         try:
             import_torchvision().datasets.CelebA(str(root), split="all", download=True)
-        except Exception as error:  # torchvision and the network raise every kind there is
+        except Exception as error:  # torchvision and the network raise exceptions of any type
             raise DataError(
                 f"{missing}\n  the download: {error or type(error).__name__}"
             ) from error
@@ -74,7 +78,11 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
 
 
 def faces(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The files of celebrities with enough images, whether they smile, and whose they are."""
+    """Return the files of celebrities with enough images, their labels, and their celebrities.
+
+    Labels say whether the celebrity smiles.
+    Raises DataError.
+    """
     with readable(folder / IDENTITY, "copy it again"):
         rows = [row.split() for row in regular(folder / IDENTITY).read_text().splitlines() if row]
         who = {file: int(number) for file, number in rows}
@@ -99,7 +107,7 @@ def faces(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def held_out(users: np.ndarray) -> np.ndarray:
-    """Which images are for tests, [n], bool."""
+    """Return which images are for tests, [n], bool."""
     test = np.zeros(len(users), bool)
     for user in np.unique(users):
         rows = np.flatnonzero(users == user)

@@ -1,20 +1,19 @@
-"""What users' files may hold: each check names the file, the array, the index and the value that is
-wrong.
-"""
+"""Checks of users' data; each error names the file, the array, the index and the wrong value."""
 
 import numpy as np
 
 from hpcfed.core.errors import DataError
 
-MOST = 2**31  # of labels, tokens and indices: more would be no array that fits in memory
+MOST = 2**31  # maximum label, token and index; no array in memory is larger
 
 
 def images(x: np.ndarray, where: str) -> np.ndarray:
-    """Images as [n, channels, height, width], uint8 or float32.
+    """Return images as [n, channels, height, width], uint8 or float32.
 
-    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] where only the second axis can be channels (1..4
-    of them). Integers must lie in 0..255, floats must be finite.  Raises DataError; `where` opens
-    its message.
+    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] if only the second axis can be channels (1..4 of
+    them). Integers must lie in 0..255, floats must be finite.
+    where: the beginning of messages.
+    Raises DataError.
     """
     if x.ndim not in (3, 4) or 0 in x.shape:
         raise DataError(
@@ -29,7 +28,7 @@ def images(x: np.ndarray, where: str) -> np.ndarray:
 
 
 def pixels(x: np.ndarray, where: str) -> np.ndarray:
-    """Pixel values as uint8 or float32, of any shape; raises DataError for anything else."""
+    """Return pixel values as uint8 or float32, of any shape; raises DataError for anything else."""
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind in "iu":
@@ -46,8 +45,11 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
 
 
 def numbers(x: np.ndarray, where: str) -> np.ndarray:
-    """One modality of the examples: rows of numbers [n, features], sequences [n, channels, steps],
-    both float32, or images as `images` takes them.  Raises DataError.
+    """Return one modality of the examples as float32, or as images.
+
+    x: rows of numbers [n, features], sequences [n, channels, steps], or images as `images` takes
+    them.
+    Raises DataError.
     """
     if x.ndim == 4:
         return images(x, where)
@@ -64,7 +66,10 @@ def numbers(x: np.ndarray, where: str) -> np.ndarray:
 
 
 def flags(x: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Whether each of n examples has something, [n], bool; 0 and 1 are accepted.  DataError."""
+    """Return whether each of n examples has something, [n], bool, from 0 and 1.
+
+    Raises DataError.
+    """
     if x.shape != (n,) or x.dtype.kind not in "biu":
         raise DataError(
             f"{where}: {x.dtype} {list(x.shape)}, but there are {n} examples; store 0 or 1 for each"
@@ -74,7 +79,10 @@ def flags(x: np.ndarray, n: int, where: str) -> np.ndarray:
 
 
 def texts(x: np.ndarray, where: str) -> np.ndarray:
-    """Texts as [n], str; bytes must be UTF-8.  Raises DataError."""
+    """Return texts as [n], str; bytes must be UTF-8.
+
+    Raises DataError.
+    """
     if x.ndim != 1 or not len(x) or not x.dtype.itemsize:
         raise DataError(
             f"{where}: {x.dtype} {list(x.shape)} holds no texts; store one string an example, [n]"
@@ -93,8 +101,9 @@ def texts(x: np.ndarray, where: str) -> np.ndarray:
 
 
 def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
-    """Tokens as [n, L], int32; raises DataError for anything but whole numbers in
-    0..vocabulary-1.
+    """Return tokens as [n, L], int32.
+
+    Raises DataError for anything but whole numbers in 0..vocabulary-1.
     """
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "iu":
         raise DataError(
@@ -112,8 +121,9 @@ def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
 
 
 def vocabulary(given: object, where: str) -> int:
-    """How many different tokens a file says there are; 0 for images. Raises DataError for anything
-    else.
+    """Return the number of different tokens that a file states; 0 for images.
+
+    Raises DataError for anything else.
     """
     number = np.asarray(given)
     if number.shape != () or number.dtype.kind not in "iu" or not 0 <= number <= MOST:
@@ -124,8 +134,9 @@ def vocabulary(given: object, where: str) -> int:
 
 
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises
-    DataError.
+    """Return labels as [n], int64, >= 0; [n, 1] and whole floats are accepted.
+
+    Raises DataError.
     """
     if y.shape == (n, 1):
         y = y[:, 0]
@@ -145,7 +156,8 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
 
 
 def survival(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Survival times as [n, 2], float32: time, >= 0, and whether the event was seen, 0 or 1.
+    """Return survival times as [n, 2], float32: time, >= 0, and whether the event was seen, 0 or 1.
+
     Raises DataError.
     """
     if y.shape != (n, 2) or y.dtype.kind not in "iuf":
@@ -159,17 +171,17 @@ def survival(y: np.ndarray, n: int, where: str) -> np.ndarray:
 
 
 def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ...]:
-    """The class names: those given, else "0".."C-1" with C from the largest label.
+    """Return the class names: those given, else "0".."C-1" with C from the largest label.
 
-    y: [n], the training labels.  Raises DataError for a label outside the names; without names,
-    from n on.
+    y: [n], the training labels.
+    Raises DataError for a label outside the names; without names, for a label >= n.
     """
     below(y, len(y) if given is None else len(given), where)
     return tuple(map(str, range(int(y.max()) + 1) if given is None else given))
 
 
 def text(name: str, where: str) -> None:
-    """DataError for a name that no file can hold, because it is no Unicode text."""
+    """Raise DataError for a name that is not valid Unicode, because no file can store it."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -186,7 +198,7 @@ def below(y: np.ndarray, n_classes: int, where: str) -> None:
 
 
 def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
-    """User ids, [n], integers or text; raises DataError."""
+    """Return user ids, [n], as integers or text; raises DataError."""
     if ids.shape != (n,) or ids.dtype.kind not in "iuSUO":
         raise DataError(
             f"{where}: {ids.dtype} {list(ids.shape)}; store one user an example, [{n}] integers "

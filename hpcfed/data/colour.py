@@ -1,8 +1,9 @@
-"""Changes of colour for a batch of images in 0..1, each image with its own factor, in place.
+"""Colour changes for a batch of images, in place, with a factor for each image.
 
-x: [B, C, H, W], float32, 0..1, overwritten; factor: [B].  All but grey return x, as the functions
-of the same names (without the underscore) in torchvision.transforms.v2.functional do for one
-factor.
+x: [B, C, H, W], float32, 0..1, overwritten.
+factor: [B].
+All functions but `grey` return x. They compute what the functions of the same names (without the
+underscore) in torchvision.transforms.v2.functional compute for one factor.
 """
 
 from collections.abc import Sequence
@@ -11,25 +12,22 @@ from functools import cache
 import torch
 from torch import Tensor
 
-GREY = (
-    0.2989,
-    0.587,
-    0.114,
-)  # weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
+# weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
+GREY = (0.2989, 0.587, 0.114)
 STRENGTH = (0.4, 0.4, 0.4, 0.1)  # of brightness, contrast, saturation, hue
 NEUTRAL = (1, 1, 1, 0)  # the factors that change nothing
 JITTERED, GREYED = 0.8, 0.2  # probabilities
-DRAWS = 6  # one a change, whether to change, whether to grey
+DRAWS = 6  # one for each change, whether to change, whether to turn grey
 PRIMARIES = (0, 2, -2)  # hues of red, green, blue in sixths of the circle
-TINY = 1e-30  # a chroma to divide by where there is none
+TINY = 1e-30  # divisor for pixels without chroma
 
 
 def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue in the given order with probability 0.8, then grey
-    with 0.2.
+    """Jitter brightness, contrast, saturation and hue with probability 0.8, turn grey with 0.2.
 
-    order: a permutation of 0..3.  draws: [B, DRAWS], uniform.
-    Saturation, hue and grey exist for three channels alone.  Sources: see
+    order: order of the four changes, a permutation of 0..3.
+    draws: [B, DRAWS], uniform.
+    Saturation, hue and grey need three channels; otherwise they are left out. Sources: see
     `hpcfed.data.augment.simclr`.
     """
     changed = draws[:, 4:5] < JITTERED
@@ -44,40 +42,40 @@ def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
 
 
 def adjust_brightness_(x: Tensor, factor: Tensor) -> Tensor:
-    """factor * x."""
+    """Multiply x by the factor."""
     return x.mul_(_each(factor)).clamp_(0, 1)
 
 
 def adjust_contrast_(x: Tensor, factor: Tensor) -> Tensor:
-    """Away from (factor > 1) or towards the image's mean grey level."""
+    """Move away from (factor > 1) or towards the image's mean grey level."""
     level = grey(x.mean((2, 3), keepdim=True))
-    return (
-        x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)
-    )  # lerp_ takes seven times as long
+    # lerp_ takes seven times as long
+    return x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)
 
 
 def adjust_saturation_(x: Tensor, factor: Tensor) -> Tensor:
-    """Away from (factor > 1) or towards the grey image; three channels."""
+    """Move away from (factor > 1) or towards the grey image; three channels."""
     return x.lerp_(grey(x), 1 - _each(factor)).clamp_(0, 1)
 
 
 def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by factor, -1/3..1/3 of the full circle; three channels.
+    """Rotate the hue by factor, -1/3..1/3 of the full circle; three channels.
 
-    A channel is the least of the three plus the chroma times 2 - d, clamped to 0..1, where d, 0..3,
-    is the distance on the circle, in sixths, from the hue to the channel's own.  Smith, SIGGRAPH
-    1978.
+    A channel is the minimum of the three plus the chroma times 2 - d, clamped to 0..1. Here d,
+    0..3, is the distance on the circle, in sixths, from the hue to the channel's own.
+    Smith, SIGGRAPH 1978.
     """
     hue, chroma, least = _hue_chroma_least(x)
     away = 6 * _each(factor) - _numbers(PRIMARIES, x.device).view(3, 1, 1)  # [B, 3, 1, 1]
-    torch.add(
-        hue, away, out=x
-    )  # how far it has turned from each primary, -7..7: | |x| - 3 | is 3 - d
+    torch.add(hue, away, out=x)  # x: distance from each primary, -7..7; | |x| - 3 | is 3 - d
     return x.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma).add_(least.sub_(chroma))
 
 
 def grey(x: Tensor) -> Tensor:
-    """Grey level of each pixel, [B, 1, H, W]; other than three channels: their mean."""
+    """Return the grey level of each pixel, [B, 1, H, W].
+
+    This is the mean of the channels unless there are three.
+    """
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     red, green, blue = x.split(1, 1)
@@ -85,11 +83,11 @@ def grey(x: Tensor) -> Tensor:
 
 
 def _hue_chroma_least(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue (in sixths of the circle, -3..3; any where grey), chroma and smallest channel, [B, 1, H,
-    W] each.
+    """Return hue, chroma and smallest channel, [B, 1, H, W] each.
 
-    The usual three cases in one: 1 + (green + blue - red - least) / chroma sixths from red, towards
-    green where there is no less of it than of blue, else towards blue.
+    The hue is in sixths of the circle, -3..3, and arbitrary for grey pixels. The usual three cases
+    are one formula: 1 + (green + blue - red - least) / chroma sixths from red, towards green if
+    green >= blue, else towards blue.
     """
     red, green, blue = x.split(1, 1)
     least, most = torch.minimum(red, green), torch.maximum(red, green)
@@ -104,5 +102,8 @@ def _each(factor: Tensor) -> Tensor:
 
 @cache
 def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """On the device; made once, for each time costs as much as a change of a small batch."""
+    """Return the values as a cached tensor on the device.
+
+    Making it costs as much as a change of a small batch.
+    """
     return torch.tensor(values, dtype=torch.float32, device=device)

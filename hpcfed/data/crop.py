@@ -1,4 +1,4 @@
-"""Random crops, resized to the full image, with the flip folded into the same interpolation."""
+"""Random resized crops, with the flip in the same interpolation."""
 
 import math
 
@@ -13,19 +13,19 @@ DRAWS = 2 * ATTEMPTS + 3  # areas, ratios, place, flip
 
 
 def uniform(g: torch.Generator, n: int, draws: int, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1), [n, draws], float32: row i belongs to example i."""
+    """Draw uniform numbers in [0, 1), [n, draws], float32; row i belongs to example i."""
     return torch.rand(n, draws, generator=g, device=g.device).to(device)
 
 
 def resized_crop(
     x: Tensor, draws: Tensor, flip: float, scale: tuple[float, float] = SCALE
 ) -> Tensor:
-    """Crop each image at random, resize the crop bilinearly to the full size, flip it with
-    probability flip.
+    """Crop each image at random, resize the crop bilinearly, and flip it with probability `flip`.
 
-    x: [B, C, H, W], float32.  draws: [V * B, DRAWS], uniform, those of view v and image i in row v
-    * B + i. Returns [V * B, C, H, W].  As torchvision's RandomResizedCrop and RandomHorizontalFlip,
-    with whole pixels as crop borders.
+    x: [B, C, H, W], float32.
+    draws: [V * B, DRAWS], uniform; row v * B + i belongs to view v of image i.
+    Returns [V * B, C, H, W], as torchvision's RandomResizedCrop and RandomHorizontalFlip, with
+    whole pixels as crop borders.
     """
     height, width = x.shape[2:]
     top, left, tall, wide = _boxes(draws, height, width, scale)
@@ -35,12 +35,14 @@ def resized_crop(
 def crop(
     x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirrored: Tensor
 ) -> Tensor:
-    """Cut box i out of image i modulo B and resize it bilinearly to the full size; nothing outside
-    the box is seen.
+    """Cut box i out of image i modulo B and resize it bilinearly to the full size.
 
-    x: [B, C, H, W], float32.  top, left, height, width: [V * B], pixels.  mirrored: [V * B], bool.
-    Returns [V * B, C, H, W].  Boxes have sides along the axes, so rows and columns are interpolated
-    one after the other, in 0.6 of grid_sample's time.
+    Pixels outside the box have no influence.
+    x: [B, C, H, W], float32.
+    top, left, height, width: [V * B], pixels.
+    mirrored: [V * B], bool.
+    Returns [V * B, C, H, W]. The sides of boxes are parallel to the axes, so rows and columns are
+    interpolated one after the other, in 0.6 of grid_sample's time.
     """
     down, right = _positions(top, height, x.shape[2]), _positions(left, width, x.shape[3])
     right = torch.where(mirrored[:, None], right.flip(1), right)
@@ -48,8 +50,9 @@ def crop(
 
 
 def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where `size` pixels of the result lie along one axis of the image, [V * B, size], in
-    pixels.
+    """Return the positions of `size` result pixels along one axis of the image, [V * B, size].
+
+    The unit is one pixel of the image.
     """
     start, end = start[:, None], (start + length - 1)[:, None]
     centres = torch.arange(0.5, size, device=start.device) / size
@@ -57,15 +60,14 @@ def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:
-    """What lies at the heights `at`, [V * B, H], in [B, C, H, W]: rows of the result, [V * B, C *
-    H, W].
+    """Interpolate rows of [B, C, H, W] at the heights `at`, [V * B, H].
 
-    A row is the weighted sum of two rows of the image, as a bag is of the vectors of two words.
+    Returns [V * B, C * H, W]. A row is the weighted sum of two rows of the image, which
+    embedding_bag computes.
     """
     n, channels, height, width = x.shape
-    pair = at.floor()[:, :, None] + torch.arange(
-        2, device=x.device
-    )  # [V * B, H, 2]; the rows above and below
+    # [V * B, H, 2]; the rows above and below
+    pair = at.floor()[:, :, None] + torch.arange(2, device=x.device)
     weights = _weights(at[:, :, None] - pair)[:, None].expand(-1, channels, -1, -1)
     top = height * torch.arange(n * channels, device=x.device).view(n, channels).repeat(
         len(at) // n, 1
@@ -81,24 +83,26 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
 
 
 def _columns(rows: Tensor, at: Tensor) -> Tensor:
-    """What lies at the widths `at`, [V * B, W], in each row of [V * B, C * H, W]: the same
-    shape.
+    """Interpolate the columns of rows [V * B, C * H, W] at the widths `at`, [V * B, W].
+
+    Returns the same shape.
     """
     columns = torch.arange(rows.shape[2], device=rows.device)
     return torch.bmm(rows, _weights(at[:, None] - columns[:, None]))
 
 
 def _weights(distance: Tensor) -> Tensor:
-    """Of pixels at this distance, in bilinear interpolation; overwrites it."""
+    """Return the bilinear weights of pixels at this distance; overwrites it."""
     return distance.abs_().neg_().add_(1).clamp_(min=0)
 
 
 def _boxes(
     draws: Tensor, height: int, width: int, scale: tuple[float, float]
 ) -> tuple[Tensor, ...]:
-    """top, left, height, width of a crop for each example, [B] each, whole numbers as floats.
+    """Return top, left, height and width of a crop for each example, [B] each.
 
-    draws: [B, DRAWS]: areas, ratios, place; the first attempt that fits is taken.
+    They are whole numbers as floats.
+    draws: [B, DRAWS], areas, ratios and position; the first attempt that fits is taken.
     """
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :ATTEMPTS])
     low, high = math.log(RATIO[0]), math.log(RATIO[1])

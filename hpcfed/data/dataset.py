@@ -1,6 +1,4 @@
-"""A data set in memory: two splits as arrays, and the few facts that models and augmentation
-need.
-"""
+"""Data sets in memory: two splits as arrays, and facts for models and augmentation."""
 
 from __future__ import annotations
 
@@ -22,8 +20,10 @@ Task = Literal["classes", "binary", "next", "survival"]
 
 
 class Text(NamedTuple):
-    """How texts become rows of numbers: at most `vocabulary` different ones, `tokens` of them in a
-    row.
+    """Settings for the conversion of texts to rows of numbers.
+
+    vocabulary: maximum number of different tokens.
+    tokens: length of a row.
     """
 
     vocabulary: int = 10_000
@@ -31,16 +31,18 @@ class Text(NamedTuple):
 
 
 TEXT = Text()
-HELD_OUT = 0.2  # share of the examples that serves as test split where own data have none
+HELD_OUT = 0.2  # share of the examples for the test split of own data that have none
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a user's own data are read: the fields of the job that say it.
+    """Settings for reading a user's own data, from the fields of the job.
 
-    columns: which column of a table is what.  test_file: the table of the test examples.  held_out:
-    share of the examples that serves as test split where there is none.  image_size: pixels, in
-    height and width, that images of a folder are scaled to; 0: they are alike.
+    columns: the roles of a table's columns.
+    test_file: the table of the test examples.
+    held_out: share of the examples that becomes the test split if there is none.
+    image_size: pixels, in height and width, to which images of a folder are scaled; 0: all have the
+    same size.
     """
 
     text: Text = TEXT
@@ -50,9 +52,9 @@ class Reading:
     image_size: int = 0
 
     def refuse_others(self, where: str, what: str, taken: Collection[str]) -> None:
-        """DataError for a field of the job that is set and has no effect on such data.
+        """Raise DataError for a field that is set but has no effect on such data.
 
-        taken: the fields that have one, as "data.held_out" and "columns.label".
+        taken: the fields that have an effect, such as "data.held_out" and "columns.label".
         """
         usual = Reading()
         names = [f"data.{name}" for name in ("test_file", "held_out", "image_size")]
@@ -69,16 +71,16 @@ COLUMNS = tuple(f"columns.{name}" for name in Columns.model_fields if name != "i
 
 @dataclass(frozen=True)
 class Split:
-    """One split.
+    """One split of a data set.
 
-    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0
-    is padding; or sequences, [n, channels, L], or rows of numbers, [n, features], float32. Of data
-    with several modalities: a dict of such arrays by modality.
-    y: [n], int64, 0..C-1; or survival times, [n, 2], float32: time, and 1 where the event was seen
-    then, 0 where it had not come yet (censored).
-    users: [n], int64, the natural client of each example, or None where the data name none.
-    present: by modality, [n], bool, which examples have it; a modality that is not named is in all
-    of them. Where an example lacks one, x holds the mean there (`fill_absent`), which is 0 once
+    x: images [n, channels, height, width], uint8 (0..255) or float32 (0..1); tokens [n, L], int32,
+    with 0 for padding; sequences [n, channels, L] or rows of numbers [n, features], float32. With
+    several modalities, a dict of such arrays by modality.
+    y: [n], int64, 0..C-1; or survival times, [n, 2], float32: the time, and 1 if the event was seen
+    at that time, 0 if it was not (censored).
+    users: [n], int64, the natural client of each example, or None if the data name none.
+    present: by modality, [n], bool, which examples have it. All examples have a modality that is
+    not named. Where an example lacks one, x holds the mean (`fill_absent`), which is 0 once
     normalised.
     """
 
@@ -88,16 +90,14 @@ class Split:
     present: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, rows: np.ndarray | slice) -> Split:
-        """The examples of these rows."""
+        """Return the examples of these rows."""
         users = None if self.users is None else self.users[rows]
         there = {name: v[rows] for name, v in self.present.items()}
         return Split(each(self.x, lambda v: v[rows]), self.y[rows], users, there)
 
     @property
     def strata(self) -> np.ndarray:
-        """[n], int64, by what examples are drawn in proportion: labels; of survival times whether
-        the event was seen.
-        """
+        """Groups for proportional sampling, [n], int64: labels, or whether the event was seen."""
         return self.y if self.y.ndim == 1 else self.y[:, 1].astype(np.int64)
 
 
@@ -105,17 +105,19 @@ class Split:
 class DataSet:
     """Training and test split of one data set.
 
-    classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on
-    the scale of x; over the training split; empty for tokens.  vocabulary: how many different
-    tokens there are, padding included; 0 for images. Of data with several modalities mean and std
-    are dicts by modality, vocabulary is 0, and vocabularies has that of each.
-    task: what the labels are, one of `hpcfed.config.metrics.TASKS`: "classes"; "binary", two
-    classes of which the second is positive and rare; "next", the token that follows; "survival",
-    times, and a model has one output, the logarithm of the risk, which `classes` names.
+    classes: C names.
+    mean, std: one number per channel, of the training split, on the 0..1 scale if x is uint8, else
+    on the scale of x; empty for tokens. With several modalities, dicts by modality.
+    vocabulary: number of different tokens, including padding; 0 for images and for several
+    modalities.
+    vocabularies: the vocabulary of each modality.
+    task: kind of the labels, one of `hpcfed.config.metrics.TASKS`. "classes"; "binary", two classes
+    of which the second is positive and rare; "next", the token that follows; "survival", times. For
+    "survival" a model has one output, the logarithm of the risk, which `classes` names.
     own_tests: test examples belong to the users that they name. In the natural partition a client
-    is then tested on those of its own users, otherwise on examples that mirror its labels.
-    notes: what was done to the data as they were read, such as gaps that were filled in; a line
-    each.
+    is then tested on the test examples of its own users, otherwise on examples that mirror its
+    labels.
+    notes: changes that were made to the data while reading, such as filled gaps; one line each.
     """
 
     name: str
@@ -132,7 +134,7 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example: whole numbers, or `Shapes` of several modalities."""
+        """Shape of one example: whole numbers, or `Shapes` for several modalities."""
         x = self.train.x
         if not isinstance(x, Mapping):
             return x.shape[1:]
@@ -142,18 +144,18 @@ class DataSet:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The names of its modalities; none where inputs are of one kind."""
+        """Names of the modalities; empty for inputs of one kind."""
         return tuple(self.train.x) if isinstance(self.train.x, Mapping) else ()
 
     @property
     def text(self) -> bool:
-        """Whether its inputs, or those of some modality, are tokens."""
+        """Whether the inputs, or those of some modality, are tokens."""
         return bool(self.vocabulary) or any(self.vocabularies.values())
 
     def only(self, names: Collection[str]) -> DataSet:
-        """The same examples with these modalities alone, in the data set's order.
+        """Return the same examples with these modalities alone, in the data set's order.
 
-        Raises ConfigError for one that the data do not have.
+        Raises ConfigError for a modality that the data do not have.
         """
         for name in names:
             if name not in self.modalities:
@@ -179,9 +181,11 @@ def several(
     vocabulary: Mapping[str, int] | None = None,
     **facts: Any,
 ) -> DataSet:
-    """A data set with several modalities, normalised by the training examples that have each.
+    """Make a data set with several modalities.
 
-    vocabulary: of the modalities that are tokens.  facts: further fields of `DataSet`.
+    Each modality is normalised by the training examples that have it.
+    vocabulary: of the modalities that are tokens.
+    facts: further fields of `DataSet`.
     """
     tokens = dict.fromkeys(train.x, 0) | dict(vocabulary or {})
     mean, std = {}, {}
@@ -194,8 +198,9 @@ def several(
 
 
 def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
-    """The split with the mean of each channel where an example lacks a modality; of tokens padding,
-    of uint8 0.
+    """Fill in the mean of each channel where an example lacks a modality.
+
+    Tokens are filled with padding, uint8 with 0.
     """
     filled = dict(split.x)
     for name, there in split.present.items():
@@ -214,8 +219,9 @@ FACTS = (
 
 
 def to_arrays(data: DataSet) -> Arrays:
-    """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
-    bytes.
+    """Return the data set as arrays alone, to be shared between the ranks of a node.
+
+    The facts become JSON bytes.
     """
     facts = {name: getattr(data, name) for name in FACTS} | {"modalities": data.modalities}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
@@ -231,7 +237,7 @@ def to_arrays(data: DataSet) -> Arrays:
 
 
 def from_arrays(arrays: Arrays) -> DataSet:
-    """What `to_arrays` took apart; the splits are views of the given arrays, nothing is copied."""
+    """Return the data set from `to_arrays`; its splits are views of the given arrays."""
     facts = json.loads(arrays["facts"].tobytes())
     names = facts.pop("modalities")
 

@@ -1,4 +1,4 @@
-"""A data set by its name; the path of a file, or of a folder of images, is a name too."""
+"""Loading of a data set by its name, or from the path of a file or a folder of images."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 ARRAYS = (".h5", ".hdf5", ".npz")
 TABLES = (".csv", ".parquet")
-HUGGING_FACE = "hf:"  # begins the name of a data set that Hugging Face's `datasets` loads
+HUGGING_FACE = "hf:"  # prefix of data sets that Hugging Face's `datasets` loads
 READING = Reading()
 
 
 def load(name: str, root: Path, download: bool = True, how: Reading = READING) -> DataSet:
-    """The data set of that name, or the one in the file or folder of that name.
+    """Load the data set of this name, or the one in the file or folder of this name.
 
     name: one of DATASETS; a path that ends in .h5, .hdf5, .npz, .csv or .parquet, or that of a
     folder of images (as it stands, else below root); or hf:NAME.
-    root: folder of the data files, where downloads go too.  how: how own data are read.  Call it
-    once a node: it reads all examples.
-    Raises ConfigError for an unknown name, DataError for data that are missing, damaged or
+    root: folder of the data files, which also receives downloads.
+    how: settings for reading own data.
+    Call it once per node, because it reads all examples.
+    Raises ConfigError for an unknown name, and DataError for data that are missing, damaged or
     unusable.
     """
     if name in DATASETS:
@@ -59,7 +60,7 @@ def load(name: str, root: Path, download: bool = True, how: Reading = READING) -
 
 
 def load_for(job: Job, name: str) -> DataSet:
-    """A data set that a job names, read as the job says; raises as `load`."""
+    """Load a data set that a job names, with the job's settings; raises as `load`."""
     data = job.data
     test = data.test_file if name == data.name else None
     text = Text(data.vocabulary, data.tokens)

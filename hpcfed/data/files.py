@@ -1,4 +1,4 @@
-"""Users' own data: HDF5 and NPZ files, read without pickle and checked before use."""
+"""Users' own data in HDF5 and NPZ files, read without pickle and checked before use."""
 
 import io
 import re
@@ -24,16 +24,19 @@ from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, reada
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
-OUTPUTS = {"binary": 2, "survival": 1}  # of models, where a task says how many
-RISK = ("log risk",)  # what a model of survival times gives
-MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of one
+OUTPUTS = {"binary": 2, "survival": 1}  # number of classes of tasks that fix it
+RISK = ("log risk",)  # output of a model of survival times
+MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
 USERS = ("users", "user_hash")
 
 
 @dataclass(frozen=True)
 class Raw:
-    """One split as a file has it; the names say where each array stands, for messages."""
+    """One split as stored in a file.
+
+    names: the places of x, y and users in the file, for messages.
+    """
 
     x: Any
     y: np.ndarray
@@ -44,8 +47,13 @@ class Raw:
 
 @dataclass(frozen=True)
 class File:
-    """What a file holds: its splits, the names of the classes, and where x is tokens how many there
-    are; by modality where there are several.
+    """Content of a file: its splits, and facts about them.
+
+    classes: names of the classes, or None.
+    vocabulary: number of different tokens if x is tokens, else 0.
+    vocabularies: the same by modality, if there are several.
+    tables: training and test table, for rows of numbers.
+    label: of tables, the array of labels 0..C-1.
     """
 
     train: Raw | None
@@ -60,28 +68,33 @@ class File:
 
 
 def read(path: Path, how: Reading | None = None) -> DataSet:
-    """The data set in an .h5, .hdf5 or .npz file.
+    """Read the data set in an .h5, .hdf5 or .npz file.
 
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
-    beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or
-    `user_hash`); attribute `classes`: JSON list of names.  With an attribute `vocabulary` V, x is
-    tokens, [n, L], 0..V-1, 0 for padding; attribute `task`: "binary" where the second of two
-    classes is positive and rare, "next" where the label is the token that follows, "survival" where
-    labels are [n, 2], time and whether the event was seen. Of data with several modalities `x` is a
-    group, with an array for each, and perhaps a group `present`, with an array [n] of 0 and 1 for
-    each that some examples lack; what is there in their place is not read. An array of tokens has
-    the attribute `vocabulary`. Attribute `own_tests` (1: a user's test examples test the client
-    that has this user) is that of `DataSet`.
-    NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
-    vocabulary. Without a test split, a fixed, stratified share of the training examples is held
-    out.  Mean and deviation, and the vocabulary of texts, are those of the training split.
-    Rows of numbers, [n, features], named images, x or features, are a table (`hpcfed.data.tables`)
-    whose columns are named by an array `columns` (NPZ) or an attribute `columns` or `features`
-    (HDF5: a JSON list), else x0, x1, ...; the other arrays [n] beside them are columns too, which
+    beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and optionally `users` (or
+    `user_hash`). The attribute `classes` is a JSON list of names. With an attribute `vocabulary` V,
+    x is tokens, [n, L], 0..V-1, with 0 for padding. The attribute `task` is "binary" for two
+    classes of which the second is positive and rare, "next" if the label is the token that follows,
+    and "survival" if labels are [n, 2], time and whether the event was seen. The attribute
+    `own_tests` (1: a user's test examples test the client that has this user) is that of `DataSet`.
+
+    HDF5 with several modalities: `x` is a group with an array for each, and an array of tokens has
+    the attribute `vocabulary`. An optional group `present` has an array [n] of 0 and 1 for each
+    modality that some examples lack; the values in their place are not read.
+
+    NPZ: x_train (or text_train), y_train, x_test, y_test, and optionally users_train, users_test,
+    and vocabulary.
+
+    Without a test split, a fixed, stratified share of the training examples is held out. Mean and
+    deviation, and the vocabulary of texts, are those of the training split.
+
+    Rows of numbers, [n, features], named images, x or features, are a table (`hpcfed.data.tables`).
+    An array `columns` (NPZ) or an attribute `columns` or `features` (HDF5: a JSON list) names its
+    columns; otherwise they are x0, x1, .... The other arrays [n] beside them are columns too, which
     the job may name.
-    how: how texts become numbers, and what else the job says of own data. `columns.client` names
-    the array of users.  Raises DataError with file, array, index and value for whatever cannot be
-    used.
+
+    how: settings for texts and for own data. `columns.client` names the array of users.
+    Raises DataError with file, array, index and value for whatever cannot be used.
     """
     how = how or Reading()
     with readable(path, ADVICE):
@@ -102,7 +115,7 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
 
 
 def check_idle(path: Path, file: File, how: Reading) -> None:
-    """DataError for what the job says of own data that has no effect on this file."""
+    """Raise DataError for a setting of the job that has no effect on this file."""
     tested = file.test is not None or (file.tables is not None and file.tables[1] is not None)
     taken = {"columns.client"} if file.tables is None else set(COLUMNS)
     what = ("arrays" if file.tables is None else "rows of numbers") + " in HDF5 or NPZ"
@@ -178,7 +191,7 @@ def _read_hdf5(path: Path, how: Reading) -> File:
 
 
 def _check_facts(path: Path, task: str, names: Any) -> None:
-    """DataError for a task or names of classes that cannot be."""
+    """Raise DataError for an invalid task or invalid names of classes."""
     if task not in TASKS:
         raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
     if names is not None and not (isinstance(names, list) and names):
@@ -190,7 +203,7 @@ def _check_facts(path: Path, task: str, names: Any) -> None:
 
 
 def is_table(x: Any, y: Any) -> bool:
-    """Whether inputs are rows of numbers, each with one label."""
+    """Return whether inputs are rows of numbers, each with one label."""
     shapes = [getattr(v, "shape", None) for v in (x, y)]
     if None in shapes or len(shapes[0]) != 2 or x.dtype.kind not in "biuf":
         return False
@@ -198,7 +211,7 @@ def is_table(x: Any, y: Any) -> bool:
 
 
 def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
-    """The arrays of one split of an .npz file, by their names without its own."""
+    """Return the arrays of one split of an .npz file, by their names without the split's ending."""
     end = f"_{part}"
     return {name.removesuffix(end): file[name] for name in file if name.endswith(end)}
 
@@ -206,8 +219,9 @@ def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
 def _hdf5_tables(
     path: Path, file: Nodes, opened: h5py.File
 ) -> tuple[Table, Table | None, str] | None:
-    """The tables of an HDF5 file whose inputs are rows of numbers, and the name of their labels;
-    else None.
+    """Return the tables of an HDF5 file, and the name of their labels.
+
+    Returns None unless the inputs are rows of numbers.
     """
     if not isinstance(file["train"], h5py.Group) or attribute(opened, "vocabulary", 0):
         return None
@@ -241,9 +255,9 @@ def _table(
     named: Any,
     place: str,
 ) -> Table:
-    """The columns of rows of numbers and of the arrays beside them.
+    """Return rows of numbers, and the arrays beside them, as a table.
 
-    place: where an array stands, as in "train/{}".
+    place: the place of an array, as in "train/{}".
     """
     for name in (inputs, *labels):
         if name not in arrays:
@@ -298,7 +312,7 @@ def _raw_group(path: Path, file: Nodes, part: str, client: str = "") -> Raw:
 
 
 def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
-    """A split whose inputs are a group with an array for each modality, in alphabetical order."""
+    """Return a split whose inputs are a group of modalities, in alphabetical order."""
     place = f"{part}/x"
     names = sorted(file[place])
     if not names:
@@ -327,7 +341,11 @@ def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
 
 
 def users_place(path: Path, arrays: Mapping, place: str, client: str) -> str:
-    """Where the users of the examples stand, or would. client: the array that the job names."""
+    """Return the place of the examples' users, whether or not it exists.
+
+    client: the array that the job names.
+    Raises DataError if that array is missing.
+    """
     if client and place.format(client) not in arrays:
         raise DataError(
             f"{path}: has no {place.format(client)}, which columns.client names; name an array "
@@ -345,8 +363,10 @@ def _raw(
     y: tuple[str, ...],
     client: str = "",
 ) -> Raw:
-    """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or
-    "{}_train". client: the array of users that the job names.
+    """Return the inputs, labels and users of one split.
+
+    place: the place of an array, as in "train/{}" or "{}_train".
+    client: the array of users that the job names.
     """
     names = [
         next((place.format(n) for n in any_of if place.format(n) in arrays), None)
@@ -370,8 +390,9 @@ def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
 
 
 def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
-    """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i +
-    1]].
+    """Decode JPEG files that share a header.
+
+    File i is the header followed by jpeg_body[offsets[i] : offsets[i + 1]].
     """
     names = ("jpeg_header", f"{part}/jpeg_body", f"{part}/jpeg_offsets")
     header, body, offsets = (_values(path, file, name) for name in names)
@@ -439,7 +460,7 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
 
 
 def _alike(path: Path, x: Any, first: Any) -> None:
-    """DataError where the test split has other modalities, or other shapes of them."""
+    """Raise DataError if the test split has other modalities, or other shapes of them."""
     kinds = [
         {name: (v.shape[1:], v.dtype) for name, v in part.items()}
         if isinstance(part, Mapping)
@@ -457,7 +478,7 @@ def _alike(path: Path, x: Any, first: Any) -> None:
 
 
 def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
-    """The split of several modalities; each has as many examples as there are labels."""
+    """Return the split of several modalities; each has as many examples as there are labels."""
     n = len(raw.y) if raw.y.ndim else 0
     as_task = check.survival if file.task == "survival" else check.labels
     y = as_task(raw.y, n, f"{path}: {raw.names[1]}")
@@ -471,7 +492,7 @@ def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
         if name in raw.present:
             there[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
             given = given.copy()
-            given[~there[name]] = 0  # what is not there may be nan
+            given[~there[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
         x[name] = check.tokens(given, tokens, where) if tokens else check.numbers(given, where)
     return Split(x, y, users, there)
@@ -494,7 +515,10 @@ def _split(path: Path, raw: Raw, file: File) -> Split:
 
 
 def number_users(splits: list[Split]) -> list[Split]:
-    """The splits with users as int64; users named by text are numbered, alike in both splits."""
+    """Return the splits with users as int64.
+
+    Users with text ids are numbered, consistently in both splits.
+    """
     known = [split.users for split in splits if split.users is not None]
     if not all(ids.dtype.kind in "iu" for ids in known):
         names = np.unique(np.concatenate([ids.astype(str) for ids in known]))

@@ -1,10 +1,10 @@
-"""UCI-HAR: six activities of 30 people, windows of a smartphone's accelerometer and gyroscope.
+"""UCI-HAR: six activities of 30 people, from a smartphone's accelerometer and gyroscope.
 
 Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", ESANN
-2013. 7,352 + 2,947 windows of 128 steps, 50 a second. A person is a natural client; the authors'
-test people are others than their training people.
-Deviations from Feng et al. (FedMultimodal), KDD 2023: they cut each person into five clients by
-Dirichlet(alpha); here a person is one, or partitions are drawn by label.
+2013. There are 7,352 + 2,947 windows of 128 steps at 50 Hz. A person is a natural client. The
+authors' test people are not among their training people.
+Deviations from Feng et al. (FedMultimodal), KDD 2023: they divide each person into five clients by
+Dirichlet(alpha); here a person is one client, or partitions are drawn by label.
 """
 
 import os
@@ -31,10 +31,12 @@ TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
-    """The authors' text files in root/UCI HAR Dataset, else a download of their archive to root.
+    """Load the authors' text files in root/UCI HAR Dataset, else download their archive to root.
 
-    train/Inertial Signals/total_acc_x_train.txt and the like, train/y_train.txt,
-    train/subject_train.txt; the same for test.  Raises DataError.
+    The files are train/Inertial Signals/total_acc_x_train.txt and the other signals,
+    train/y_train.txt, train/subject_train.txt, and the same for test. The modalities are
+    accelerometer and gyroscope, [n, 3, 128] each. A person is a natural client.
+    Raises DataError.
     """
     if not os.path.isdir(root / FOLDER):
         if not download:
@@ -55,7 +57,7 @@ def missing(name: str, root: Path) -> DataError:
 
 
 def fetch(name: str, root: Path, url: str = URL) -> None:
-    """Download the archive and unpack what is read. Raises DataError."""
+    """Download the archive and unpack the files that are read; raises DataError."""
     archive = root / "uci-har.zip.new"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,10 @@ def fetch(name: str, root: Path, url: str = URL) -> None:
 
 
 def unpack(archive: Path, root: Path) -> None:
-    """The files that are read, beside their place and renamed, so that no half folder is seen."""
+    """Unpack the files that are read beside their place, then rename the whole folder.
+
+    So no incomplete folder is visible.
+    """
     new = root / f"{FOLDER}.new"
     shutil.rmtree(new, ignore_errors=True)
     with zipfile.ZipFile(archive) as packed:
@@ -83,7 +88,7 @@ def unpack(archive: Path, root: Path) -> None:
 
 
 def files(part: str) -> list[str]:
-    """What is read of a split."""
+    """Return the files that are read for a split."""
     signals = [
         f"{part}/Inertial Signals/{sensor}_{axis}_{part}.txt"
         for sensor in SENSORS.values()
@@ -93,7 +98,7 @@ def files(part: str) -> list[str]:
 
 
 def read(folder: Path, part: str) -> Split:
-    """One split: accelerometer and gyroscope, [n, 3, 128]."""
+    """Read one split: accelerometer and gyroscope, [n, 3, 128] each."""
     *signals, y, users = [table(folder / file) for file in files(part)]
     n = len(y)
     for file, values in zip(files(part), signals, strict=False):
@@ -111,7 +116,7 @@ def read(folder: Path, part: str) -> Split:
 
 
 def table(path: Path) -> np.ndarray:
-    """Numbers of a text file, [n, columns]. Raises DataError."""
+    """Return the numbers of a text file, [n, columns]; raises DataError."""
     with readable(path, "unpack it again"):
         found = np.loadtxt(regular(path), ndmin=2)
     if not found.size or not np.isfinite(found).all():

@@ -1,8 +1,8 @@
-"""Read all that an HDF5 file holds, and keep nothing: over damaged bytes HDF5 may crash, and here
-that harms nobody.
+"""Trial read of a whole HDF5 file in a process of its own.
 
-A program of its own, `python trial.py FILE`: status 0 where the file can be read to
-its end, else 1 and the reason, or the signal that ended it.
+HDF5 may crash over damaged bytes; a crash here harms no other process. The program is called as
+`python hdf5_check.py FILE`. Its exit status is 0 if the file can be read to its end. Otherwise it
+is 1, with the reason on stderr, or a signal ends the process.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import h5py
 
-# a script has its own folder on the path; what is imported needs neither torch nor MPI
+# a script finds modules in its own folder only; the modules imported here need no torch or MPI
 sys.path[0:0] = [str(Path(__file__).resolve().parents[2])]
 
 from hpcfed.core.errors import DamagedError, plain  # noqa: E402
@@ -21,19 +21,19 @@ CHUNK = 2**26  # bytes read at a time
 
 
 def memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Return the bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read(name: str, node: h5py.Group | h5py.Dataset) -> None:
-    """All attributes and values of one group or dataset."""
+    """Read all attributes and values of one group or dataset."""
     dict(node.attrs)
     if not isinstance(node, h5py.Dataset) or node.shape is None or node.nbytes > memory():
-        return  # hpcfed.data.user_arrays refuses what does not fit
+        return  # hpcfed.data.user_arrays refuses arrays that do not fit
     try:
         check_dataset(node, NUMBERS + STRINGS, filters=True)
     except DamagedError:
-        return  # refused there too, where it is one that is used
+        return  # user_arrays refuses it too, if it is used
     if not node.shape:
         node[()]
         return
@@ -43,11 +43,11 @@ def read(name: str, node: h5py.Group | h5py.Dataset) -> None:
 
 
 def main(path: str) -> int:
-    """Read the file; the exit status."""
+    """Read the file and return the exit status."""
     try:
         with h5py.File(path, "r") as file:
             file.visititems(read)
-    except Exception as error:  # HDF5 raises every kind there is
+    except Exception as error:  # HDF5 raises exceptions of any type
         print(plain(error), file=sys.stderr)
         return 1
     return 0

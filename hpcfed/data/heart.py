@@ -1,10 +1,11 @@
-"""Heart disease at four hospitals, as FLamby prepares it: Ogier du Terrail et al., "FLamby",
-NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al., UCI, 1988.
+"""Heart disease at four hospitals, prepared as in FLamby.
 
-The last three of the 13 columns, mostly empty, are left out, then the rows with gaps, of which 740
-stay; chest pain and resting electrocardiogram become 0 and 1 for each kind but the first; numbers
-are standardised by the training examples of their own hospital. 13 features. A hospital is a
-natural client, with test examples of its own, 34 % of each label.
+The last three of the 13 columns, mostly empty, are left out, then the rows with gaps; 740 rows
+remain. Chest pain and resting electrocardiogram become a 0 or 1 for each kind but the first.
+Numbers are standardised by the training examples of their own hospital. There are 13 features. A
+hospital is a natural client, with test examples of its own, 34 % of each label.
+Ogier du Terrail et al., "FLamby", NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al.,
+UCI, 1988.
 Deviations: the rows of the test examples are drawn from a stream of hpcfed; their numbers are
 FLamby's.
 """
@@ -30,7 +31,8 @@ URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
 FILE = "heart_disease.h5"
 COLUMNS, USED = 13, 10
-KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # columns that are kinds: chest pain, electrocardiogram
+# categorical columns and their categories: chest pain, electrocardiogram
+KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}
 TEST = 0.34
 PARTS = ("train", "test")
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
@@ -38,10 +40,12 @@ TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
-    """UCI's four files below root, else root/heart_disease.h5, else a download of the four.
+    """Load UCI's four files below root, else root/heart_disease.h5, else download the four.
 
-    HDF5: groups `train` and `test` with `features` [n, 13], nan where one is missing, `labels` and
-    `hospital`, 0..3; all are shared out anew.  Raises DataError.
+    HDF5: groups `train` and `test` with `features` [n, 13], nan for missing values, `labels` and
+    `hospital`, 0..3. All examples are divided anew into training and test examples. A hospital is a
+    natural client, with test examples of its own.
+    Raises DataError.
     """
     if all(os.path.exists(root / file) for file in FILES):
         rows = [read(root / file) for file in FILES]
@@ -56,13 +60,13 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
     train, test = (join([part[which] for part in parts]) for which in (0, 1))
     width = train.x.shape[1]
-    still = (0.0,) * width, (1.0,) * width  # each hospital's are standardised by its own
+    still = (0.0,) * width, (1.0,) * width  # each hospital has standardised its own
     classes = ("absent", "present")
     return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
 
 
 def join(parts: list[Part]) -> Split:
-    """The examples of all hospitals."""
+    """Return the examples of all hospitals."""
     x, y, hospital = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Split(x, y, hospital)
 
@@ -72,7 +76,7 @@ def missing(name: str, root: Path) -> DataError:
 
 
 def fetch(root: Path, url: str = URL) -> None:
-    """Download the four files to root. Raises DataError."""
+    """Download the four files to root; raises DataError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         for file in FILES:
@@ -87,8 +91,10 @@ def fetch(root: Path, url: str = URL) -> None:
 
 
 def read(path: Path) -> np.ndarray:
-    """One of UCI's files: [n, 14], float64, nan where a value is "?"; the last column is the
-    label.
+    """Read one of UCI's files: [n, 14], float64, with nan for "?".
+
+    The last column is the label.
+    Raises DataError.
     """
     rows = []
     with readable(path, "download it again"):
@@ -110,7 +116,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_hdf5(path: Path) -> list[np.ndarray]:
-    """The same of the four hospitals from one file."""
+    """Read the tables of the four hospitals, as `read`, from one HDF5 file."""
     with readable(path, "copy it again"), hdf5(path) as file:
         nodes = Nodes(file)
         x, y, hospital = (
@@ -127,7 +133,10 @@ def read_hdf5(path: Path) -> list[np.ndarray]:
 
 
 def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
-    """A hospital's training and test examples. table: [n, 14]."""
+    """Return a hospital's training and test examples.
+
+    table: [n, 14].
+    """
     x, y = table[:, :USED], (table[:, -1] > 0).astype(np.int64)
     full = ~np.isnan(x).any(1)
     x, y = x[full], y[full]
@@ -150,7 +159,7 @@ def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
 
 
 def stratified(y: np.ndarray, hospital: int) -> np.ndarray:
-    """Which examples are for tests, [n], bool: ceil(0.34 n), of each label in proportion."""
+    """Return which examples are for tests, [n], bool: ceil(0.34 n), of each label in proportion."""
     from hpcfed.data.sampling import apportion, take
 
     rows = take(

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, `hf:NAME`, by its package `datasets`: an extra, `hpcfed[hf]`."""
+"""Data sets of Hugging Face, `hf:NAME`, through its package `datasets` (the extra `hpcfed[hf]`)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from hpcfed.data.user_arrays import fits
 
 START = "hf:"
 TRAIN, TEST = "train", ("test", "validation", "valid", "dev")
-FEW = 8  # names that a message lists
+FEW = 8  # maximum names in a message
 
 
 def load(name: str, download: bool, how: Reading) -> DataSet:
-    """The data set that hf:NAME, hf:NAME:CONFIGURATION or hf:FOLDER names.
+    """Load the data set that hf:NAME, hf:NAME:CONFIGURATION or hf:FOLDER names.
 
-    NAME is one of the hub's, which is taken from the cache of `datasets` and is downloaded only
-    where it is not there and data.download allows it; FOLDER is one that its `save_to_disk` wrote.
-    No code of a data set is run. Its split train is the training part; test, else validation, is
-    the test part, else a share of train is held out.
-    columns.label, columns.client and so on say which column is what, as in a table
+    NAME is a data set of the hub. It is taken from the cache of `datasets`, and downloaded only if
+    it is not there and data.download allows it. FOLDER was written by `save_to_disk`. No code of a
+    data set is run. The split train is the training part. The test part is the split test, else
+    validation, else a share of train that is held out.
+    The fields columns.label, columns.client and so on give the roles of columns, as in a table
     (`hpcfed.data.tables.read`); with columns.text or columns.image that one column is the input. A
-    single column of images is found by itself. Labels that have names (ClassLabel) keep them, in
-    their order. Images are grey where all of them are, else RGB; data.image_size scales them.
-    Raises ConfigError where the package is not there, DataError for data that are missing or cannot
+    single column of images is found automatically. Labels with names (ClassLabel) keep them, in
+    their order. Images are grey if all of them are, else RGB; data.image_size scales them.
+    Raises ConfigError if the package is missing, and DataError for data that are missing or cannot
     be used.
     """
     library = import_extra("datasets", "hf", f"data.name = {name}")
@@ -66,12 +66,12 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
 
 
 def title(name: str) -> str:
-    """What the data are called: the last part of the name."""
+    """Return the title of the data: the last part of the name."""
     return Path(name.removeprefix(START)).stem
 
 
 def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]:
-    """The splits of a data set by name. DataError where there is none."""
+    """Return the splits of a data set by name; raises DataError if there is none."""
     given = name.removeprefix(START)
     folder = os.path.expanduser(given)
     try:
@@ -83,7 +83,7 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
                 found = library.load_dataset(
                     base, configuration or None, download_mode="reuse_dataset_if_exists"
                 )
-    except Exception as error:  # the hub's client raises every kind there is
+    except Exception as error:  # the hub's client raises exceptions of any type
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = (
             "check the name and the network"
@@ -102,12 +102,13 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
 
 @contextmanager
 def offline(library: ModuleType) -> Iterator[None]:
-    """Inside, `datasets` and the hub's client read their caches, and ask no other machine."""
+    """Make `datasets` and the hub's client read only their caches inside the block."""
     places = [library.config, import_module("huggingface_hub.constants")]
     before = [place.HF_HUB_OFFLINE for place in places]
     try:
         for place in places:
-            place.HF_HUB_OFFLINE = True  # as the variable of this name, which is read at import
+            # like the environment variable, which is read only at import
+            place.HF_HUB_OFFLINE = True
         yield
     finally:
         for place, value in zip(places, before, strict=True):
@@ -115,7 +116,7 @@ def offline(library: ModuleType) -> Iterator[None]:
 
 
 def hidden(test: Any, how: Reading) -> bool:
-    """Whether a split's labels are not public: all of them are -1."""
+    """Return whether a split's labels are not public, that is, all of them are -1."""
     label = how.columns.label or next(
         (c for c in (test.column_names if test is not None else ()) if c.lower() in tables.LABELS),
         "",
@@ -127,7 +128,7 @@ def hidden(test: Any, how: Reading) -> bool:
 
 
 def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str:
-    """The column of images that is the input; "" for none."""
+    """Return the column of images that is the input; "" for none."""
     images = [c for c, kind in part.features.items() if isinstance(kind, library.Image)]
     wanted = how.columns.image
     if wanted and wanted not in images:
@@ -140,13 +141,13 @@ def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str
 
 
 def names_of(library: ModuleType, part: Any, label: str) -> list[str] | None:
-    """The names of the labels 0..C-1, where they have some."""
+    """Return the names of the labels 0..C-1, or None if they have no names."""
     kind = part.features[label]
     return list(kind.names) if isinstance(kind, library.ClassLabel) else None
 
 
 def table_of(library: ModuleType, part: Any, where: str) -> tables.Table:
-    """All columns but those of images and the like, as a table."""
+    """Return all columns as a table, except images and other media."""
     plain = [c for c, kind in part.features.items() if not hasattr(kind, "decode_example")]
     plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
     kept = [c for c in part.column_names if c in plain]
@@ -157,7 +158,7 @@ def table_of(library: ModuleType, part: Any, where: str) -> tables.Table:
 def of_images(
     library: ModuleType, name: str, train: Any, test: Any, image: str, how: Reading
 ) -> DataSet:
-    """A data set whose inputs are the images of one column."""
+    """Make a data set whose inputs are the images of one column."""
     both = [train] if test is None else [train, test]
     made = [
         table_of(library, part, f"{name}: {which}")
@@ -197,7 +198,10 @@ def of_images(
 
 
 def survey(parts: list[Any], image: str, wanted: int, name: str) -> tuple[tuple[int, int], bool]:
-    """The width and height that all images get, and whether all are grey. DataError."""
+    """Return the width and height that all images get, and whether all are grey.
+
+    Raises DataError.
+    """
     grey, first = True, None
     for part in parts:
         for i, row in enumerate(part.select_columns([image])):

@@ -1,4 +1,4 @@
-"""A folder of images, one folder a class."""
+"""Data sets from a folder of images, with one folder per class."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ TRAIN, TEST = "train", "test"
 
 
 def read(folder: Path, how: Reading) -> DataSet:
-    """FOLDER/CLASS/images, or FOLDER/train/CLASS/images and perhaps FOLDER/test/CLASS/images.
+    """Read FOLDER/CLASS/images, or FOLDER/train/CLASS/images and, if present, FOLDER/test.
 
-    Classes are the names of the folders, in the order of the alphabet; so are the images of one.
-    Images are grey where all of them are, else RGB (transparency is left away), uint8.
-    `data.image_size` scales them, width and height apart; without it they are of one size. Files
-    with other ends than those of images are passed over. Raises DataError.
+    Classes are the names of the folders, in alphabetical order, as are the images of each class.
+    Images are uint8, grey if all of them are, else RGB without transparency. `data.image_size`
+    scales them, width and height independently; without it all must have the same size. Files whose
+    endings are not those of images are ignored.
+    Raises DataError.
     """
     parted = (folder / TRAIN).is_dir()
     train = folder / TRAIN if parted else folder
@@ -58,14 +59,14 @@ def read(folder: Path, how: Reading) -> DataSet:
 
 
 def classes_of(folder: Path) -> list[str]:
-    """The names of the folders in one."""
+    """Return the names of the folders in a folder."""
     return sorted(
         entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
     )
 
 
 def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
-    """The images of all classes, and their labels."""
+    """Return the image files of all classes, and their labels."""
     files, labels = [], []
     for label, name in enumerate(classes):
         place = folder / name
@@ -77,7 +78,7 @@ def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
 
 
 def opened(file: Path) -> Image.Image:
-    """An image whose header is read. Raises DataError."""
+    """Open an image and read its header; raises DataError."""
     try:
         return Image.open(regular(file), formats=FORMATS)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -85,7 +86,7 @@ def opened(file: Path) -> Image.Image:
 
 
 def survey(files: list[Path], wanted: int) -> tuple[bool, tuple[int, int]]:
-    """Whether all images are grey, and the width and height that all get."""
+    """Return whether all images are grey, and the width and height that all get."""
     grey, first = True, None
     for file in files:
         with opened(file) as image:
@@ -102,7 +103,7 @@ def survey(files: list[Path], wanted: int) -> tuple[bool, tuple[int, int]]:
 
 
 def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
-    """Images as [n, channels, height, width], uint8."""
+    """Return images as [n, channels, height, width], uint8."""
     x = np.empty((len(files), 1 if grey else 3, size[1], size[0]), np.uint8)
     for row, file in zip(x, files, strict=True):
         row[:] = as_array(opened(file), grey, size, str(file))
@@ -110,7 +111,7 @@ def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
 
 
 def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) -> np.ndarray:
-    """One image, [channels, height, width], uint8, scaled where it is of another size."""
+    """Return one image, [channels, height, width], uint8, scaled if it has another size."""
     try:
         if image.mode in ("I;16", "I"):  # 16 bits; "L" would cut them at 255
             image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))

@@ -1,9 +1,10 @@
-"""LEAF's data sets, whose clients are people: Caldas et al., arXiv:1812.01097.
+"""LEAF's data sets femnist and shakespeare, whose clients are people.
 
-femnist: handwritten digits and letters by writer; shakespeare: the next character of a role's
-lines. From LEAF's own JSON files, which its scripts write: `users`, and `user_data` with x and y of
-each user, the same users in `train` and `test` (`preprocess.sh -s niid -t sample`). A user is a
-natural client, with test examples of its own.
+femnist: handwritten digits and letters by writer. shakespeare: the next character of a role's
+lines. They come from LEAF's own JSON files, which its scripts write (`preprocess.sh -s niid -t
+sample`): `users`, and `user_data` with x and y of each user, with the same users in `train` and
+`test`. A user is a natural client, with test examples of its own.
+Caldas et al., arXiv:1812.01097.
 """
 
 import json
@@ -27,15 +28,19 @@ FEMNIST = (*DIGITS, *UPPER, *UPPER.lower())
 SIZE = 28  # pixels
 # LEAF's alphabet (models/utils/language_utils.py)
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-LENGTH = 80  # characters before the one that is asked for
+LENGTH = 80  # characters before the one to be predicted
 PARTS = ("train", "test")
 SOURCE = "LEAF's scripts (github.com/TalwalkarLab/leaf, data/{}/preprocess.sh) write them"
 
 
 def femnist(name: str, root: Path, *_: object) -> DataSet:
-    """Images [n, 1, 28, 28], uint8, white paper as in LEAF (255), 62 classes.
+    """Load images of digits and letters, [n, 1, 28, 28], uint8, 62 classes.
 
-    root/femnist/train/*.json and root/femnist/test/*.json: x are rows of 784 numbers in 0..1.
+    The paper is white (255), as in LEAF. A writer is a natural client, with test examples of its
+    own.
+    The files are root/femnist/train/*.json and root/femnist/test/*.json, in which x are rows of 784
+    numbers in 0..1.
+    Raises DataError.
     """
     splits = []
     for x, y, users in users_of(name, root):
@@ -54,12 +59,15 @@ def femnist(name: str, root: Path, *_: object) -> DataSet:
 
 
 def shakespeare(name: str, root: Path, *_: object) -> DataSet:
-    """The next of LEAF's 80 characters after 80 of them: tokens [n, 80], 1 for the first character,
-    0 for one that is not among them.
+    """Load sequences of 80 characters, each with the next character as label.
 
-    root/shakespeare/train/*.json and test: x are texts of 80 characters, y the next one. Else
-    root/shakespeare.h5: groups `train` and `test` with `text`, all that a role says in each; cut
-    into pieces of 81 characters here, so that none is in two examples. LEAF's windows overlap.
+    Inputs are tokens [n, 80]: 1 for the first of LEAF's 80 characters, and 0 for a character that
+    is not among them. A role is a natural client, with test examples of its own.
+    The files are root/shakespeare/train/*.json and the same for test: x are texts of 80 characters,
+    y the next one. If they are missing, root/shakespeare.h5 is read: groups `train` and `test` with
+    `text`, all that a role says in each. It is cut into pieces of 81 characters, so that no
+    character is in two examples. LEAF's windows overlap.
+    Raises DataError.
     """
     if os.path.exists(root / f"{name}.h5") and not os.path.isdir(root / name):
         pairs = list(pieces(root / f"{name}.h5"))
@@ -80,7 +88,10 @@ def shakespeare(name: str, root: Path, *_: object) -> DataSet:
 
 
 def codes(texts: list[str]) -> np.ndarray:
-    """Texts of one length as numbers of their characters, [n, L], int32; 0: not in the alphabet."""
+    """Return texts of one length as numbers of characters, [n, L], int32.
+
+    0 stands for a character that is not in the alphabet.
+    """
     if not texts:
         return np.zeros((0, 1), np.int32)
     points = np.array([list(map(ord, text)) for text in texts])
@@ -90,7 +101,7 @@ def codes(texts: list[str]) -> np.ndarray:
 
 
 def known(x: np.ndarray, y: np.ndarray, users: np.ndarray) -> Split:
-    """The examples whose next character is in the alphabet, labels from 0."""
+    """Return the examples whose next character is in the alphabet, with labels from 0."""
     kept = y > 0
     return Split(x[kept], y[kept].astype(np.int64) - 1, users[kept])
 
@@ -99,7 +110,7 @@ Users = tuple[list[Any], list[Any], np.ndarray]  # x, y and the number of the us
 
 
 def users_of(name: str, root: Path) -> Iterator[Users]:
-    """All examples of the training files, then of the test files; users numbered by name."""
+    """Yield all examples of the training files, then of the test files; users numbered by name."""
     folders = [root / name / part for part in PARTS]
     found = [sorted(f.glob("*.json")) if os.path.isdir(f) else [] for f in folders]
     if not all(found):
@@ -128,9 +139,9 @@ def users_of(name: str, root: Path) -> Iterator[Users]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """One file's `user_data`. Raises DataError."""
+    """Return one file's `user_data`; raises DataError."""
     with readable(path, "run LEAF's script again"):
-        fits(12 * os.stat(regular(path)).st_size, str(path))  # what Python makes of its numbers
+        fits(12 * os.stat(regular(path)).st_size, str(path))  # memory of the parsed numbers
         held = json.loads(path.read_text(encoding="utf-8"))
     data = held.get("user_data") if isinstance(held, dict) else None
     if not isinstance(data, dict):
@@ -143,7 +154,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def pieces(path: Path) -> Iterator[Users]:
-    """A role's texts cut into pieces of 80 characters and the next one."""
+    """Yield each split with the roles' texts cut into pieces of 80 characters and the next one."""
     with readable(path, "copy it again"), hdf5(path) as file:
         nodes = Nodes(file)
         texts = [

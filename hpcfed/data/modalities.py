@@ -1,9 +1,9 @@
-"""Which client has which modalities, of data with several; and labels that are wrong or missing.
+"""Modalities of each client, and wrong or missing labels.
 
-As Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.3, simulate them.
-Deviations: a client that would lack all its modalities in training keeps one, drawn; theirs is left
-out of the run. A wrong label is any other class, each as likely; theirs leave out some pairs of
-classes.
+Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.3.
+Deviations: a client that would lack all its modalities in training keeps one, drawn at random;
+theirs is left out of the run. A wrong label is any other class, all equally likely; theirs exclude
+some pairs of classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Set = tuple[str, ...]  # modalities of one client, in the order of the data set
 
 
 class Settings(Protocol):
-    """The fields of a job's modalities part that are read here."""
+    """Fields of a job's modalities part that this module reads."""
 
     use: tuple[str, ...]
     clients: str
@@ -33,23 +33,27 @@ class Settings(Protocol):
 
 
 class Held(NamedTuple):
-    """The modalities of each client, and of these those that its training examples have."""
+    """Modalities of each client, and those of them that its training examples have."""
 
     own: tuple[Set, ...]
     train: tuple[Set, ...]
 
 
 def select(data: DataSet, settings: Settings) -> DataSet:
-    """The data with the modalities that the job uses. ConfigError for what the data do not have."""
+    """Return the data with the modalities that the job uses.
+
+    Raises ConfigError for a modality that the data do not have.
+    """
     return data.only(settings.use) if settings.use else data
 
 
 def assign(
     names: Set, settings: Settings, clients: int, seed: int, natural: Callable[[int], Set]
 ) -> Held:
-    """Which client has which, the same on any number of ranks.
+    """Assign modalities to clients, the same on any number of ranks.
 
-    names: those of the data.  natural: those that client k's own examples have.
+    names: those of the data.
+    natural: returns those that client k's own examples have.
     Raises ConfigError for a set that names others, and for a natural client that has none.
     """
     options = [parse(text, names) for text in settings.sets]
@@ -85,7 +89,7 @@ def assign(
 
 
 def some(names: Set, rate: float, g: np.random.Generator) -> Set:
-    """Each of these with probability `rate`; where that is none, one of them."""
+    """Draw each name with probability `rate`; if none is drawn, draw one of them."""
     kept = tuple(
         name for name, draw in zip(names, g.random(len(names)), strict=True) if draw < rate
     )
@@ -93,7 +97,10 @@ def some(names: Set, rate: float, g: np.random.Generator) -> Set:
 
 
 def parse(text: str, names: Set) -> Set:
-    """A set as a job has it, "accelerometer+skeleton", in the order of the data."""
+    """Return a set from the job's form, "accelerometer+skeleton", in the order of the data.
+
+    Raises ConfigError for a modality that the data do not have.
+    """
     wanted = {part.strip() for part in text.split("+")}
     for name in sorted(wanted):
         if name not in names:
@@ -104,7 +111,7 @@ def parse(text: str, names: Set) -> Set:
 
 
 def present(split: Split, rows: np.ndarray) -> Set:
-    """The modalities that some of these examples have."""
+    """Return the modalities that some of these examples have."""
     return tuple(
         name for name in split.x if name not in split.present or split.present[name][rows].any()
     )
@@ -113,10 +120,10 @@ def present(split: Split, rows: np.ndarray) -> Set:
 def mislabel(
     y: np.ndarray, partition: Partition, share: float, classes: int, seed: int
 ) -> np.ndarray:
-    """Training labels, of which this share of each client's, drawn, is another class; public
-    examples keep theirs.
+    """Return training labels of which a random share of each client's is another class.
 
-    y: [n], not changed.  Returns [n].
+    y: [n], not changed. Public examples keep their labels.
+    Returns [n].
     """
     wrong = y.copy()
     for k, rows in enumerate(partition.train):
@@ -129,8 +136,9 @@ def mislabel(
 def labelled(
     parts: Sequence[np.ndarray], share: float, g: Callable[[int], np.random.Generator]
 ) -> list[np.ndarray]:
-    """The clients' examples without this share of each one's, drawn, which has no label; at least
-    one is left.
+    """Return the clients' examples without a random share of each, which has no label.
+
+    Each client keeps at least one.
     """
     kept = []
     for k, rows in enumerate(parts):
@@ -142,7 +150,7 @@ def labelled(
 
 
 def check_idle(data: DataSet, settings: Settings) -> None:
-    """ConfigError where a job says something of modalities, and inputs are of one kind."""
+    """Raise ConfigError for a setting of modalities if inputs are of one kind."""
     usual = type(settings)()
     for name in (*Settings.__annotations__, "encoders"):
         value = getattr(settings, name)

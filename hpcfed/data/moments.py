@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the channels, for normalisation."""
+"""Mean and standard deviation of channels, for normalisation."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ CHUNK = 4096  # examples at a time, so that no float copy of all images is neede
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel; a constant channel gets 1, so that it can be
-    divided by.
+    """Return the mean and standard deviation of each channel.
 
-    x: [n, channels, ...].  Returns two tuples of `channels` numbers, on the 0..1 scale where x is
-    uint8.
+    x: [n, channels, ...].
+    Returns two tuples of `channels` numbers, on the 0..1 scale if x is uint8. The deviation of a
+    constant channel is 1, so that one can divide by it.
     """
     axes = (0, *range(2, x.ndim))
     scale = 255.0 if x.dtype == np.uint8 else 1.0

@@ -1,6 +1,4 @@
-"""Which client holds what: training examples, test examples, and the public data that no client
-holds.
-"""
+"""Partition of a data set: training and test examples of each client, and public examples."""
 
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +18,7 @@ from hpcfed.data.user_arrays import readable
 
 
 class Settings(Protocol):
-    """The fields of a job's data part that `split` reads."""
+    """Fields of a job's data part that `split` reads."""
 
     partition: str  # one of PARTITIONS
     sizes: str  # "equal" or "free"; of dirichlet
@@ -44,12 +42,19 @@ class Settings(Protocol):
 
 
 def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """The clients' shares of the pool; all the schemes below take and return the same."""
+    """Deal the examples at random.
+
+    pool: the examples to share out.
+    Returns K index arrays into the pool. The schemes below have the same parameters and result.
+    """
     return schemes.iid(pool.y, clients, g)
 
 
 def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Raises ConfigError for sizes that are neither equal nor free."""
+    """Draw class proportions from Dirichlet(alpha), with equal or free sizes.
+
+    Raises ConfigError for sizes that are neither "equal" nor "free".
+    """
     draws = {"equal": schemes.dirichlet, "free": schemes.dirichlet_free}
     if s.sizes not in draws:
         raise ConfigError(unknown("value of data.sizes", s.sizes, draws))
@@ -57,22 +62,25 @@ def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) ->
 
 
 def classes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """So many classes a client."""
+    """Give each client a fixed number of classes."""
     return schemes.classes(pool.y, clients, s.classes_per_client, g)
 
 
 def shards(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """So many label-sorted pieces a client."""
+    """Give each client a fixed number of label-sorted shards."""
     return schemes.shards(pool.y, clients, s.shards_per_client, g)
 
 
 def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Log-normal sizes."""
+    """Draw log-normal sizes."""
     return schemes.quantity(pool.y, clients, s.spread, g)
 
 
 def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Raises DataError for data that name no users."""
+    """Group the examples by the users that the data name.
+
+    Raises DataError for data that name no users.
+    """
     if pool.users is None:
         raise DataError(
             "data.partition is 'natural', but these data name no users; take another partition"
@@ -81,49 +89,55 @@ def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> s
 
 
 def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """So many examples each, at random. ConfigError where the job does not say how many."""
+    """Deal the numbers of examples that the job gives at random.
+
+    Raises ConfigError if the job does not give them.
+    """
     if not s.client_sizes:
         raise ConfigError("data.partition = 'sizes' needs data.client_sizes, as [100, 50, 50]")
     return schemes.sizes(pool.y, clients, s.client_sizes, g)
 
 
 def linear(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Sizes in proportion to 1, 2, 3, ..."""
+    """Deal sizes in proportion to 1, 2, 3, ..."""
     return schemes.linear(pool.y, clients, g)
 
 
 def square(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Sizes in proportion to 1, 4, 9, ..."""
+    """Deal sizes in proportion to 1, 4, 9, ..."""
     return schemes.square(pool.y, clients, g)
 
 
 def exponential(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """Sizes in proportion to e, e^2, e^3, ..."""
+    """Deal sizes in proportion to e, e^2, e^3, ..."""
     return schemes.exponential(pool.y, clients, g)
 
 
 def inner_dirichlet(
     pool: Split, s: Settings, clients: int, g: np.random.Generator
 ) -> schemes.Parts:
-    """Given sizes, class by class as each client's draw from Dirichlet(alpha) has it."""
+    """Fill given sizes by class, with each client's own draw from Dirichlet(alpha)."""
     given = s.client_sizes or (len(pool.y) // clients,) * clients
     return schemes.inner_dirichlet(pool.y, clients, s.alpha, given, g)
 
 
 def pathological(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """So many classes a client, chosen in one of three ways."""
+    """Give each client a fixed number of classes, chosen in one of three ways."""
     return schemes.pathological(pool.y, clients, s.classes_per_client, s.class_choice, g)
 
 
 def distribution(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
-    """So many neighbouring classes a client, in the shares of a table. Raises DataError."""
+    """Give each client neighbouring classes, in the shares of a table.
+
+    Raises DataError for a table that cannot be read.
+    """
     table = None if s.distribution is None else read_shares(s.distribution)
     n, many = s.classes_per_client, s.preassigned
     return schemes.distribution(pool.y, clients, n, table, many, s.rescale, s.spread, g)
 
 
 def read_shares(path: Path) -> np.ndarray:
-    """The numbers of a .csv file, [C, m]. Raises DataError."""
+    """Return the numbers of a .csv file, [C, m]; raises DataError."""
     with readable(path, "write rows of numbers, separated by commas"):
         lines = [line for line in read_text(path).splitlines() if line.strip()]
         rows = [[float(value) for value in line.split(",")] for line in lines]
@@ -136,12 +150,13 @@ def read_shares(path: Path) -> np.ndarray:
 def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partition:
     """Draw the partition that the job describes, or read it from settings.partition_file.
 
-    First the public examples are taken out of the training split, then train_limit of the others
-    are kept, then the clients share these out; at last each client gets a test set that mirrors its
-    training labels (`sampling.mirror`), or all test examples of its users (`own_tests`). Examples
-    without a label are taken out after that. The same on every rank for the same seed.
-    Raises DataError where a client gets no example, the data are too few or the file holds another
-    number of public examples than are wanted, ConfigError for settings that the data cannot meet.
+    First the public examples are taken out of the training split, and train_limit of the others are
+    kept. The clients share these. Then each client gets a test set that mirrors its training labels
+    (`sampling.mirror`), or all test examples of its users (`own_tests`). Examples without a label
+    are taken out after that. The result is the same on every rank for the same seed.
+    Raises DataError if a client gets no example, the data are too few, or the file has another
+    number of public examples than the job. Raises ConfigError for settings that the data cannot
+    meet.
     """
     if settings.partition_file is not None:
         return _from_file(settings.partition_file, data, clients, settings.public)
@@ -165,13 +180,13 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
 
 
 def _of_users(data: DataSet, part: np.ndarray) -> np.ndarray:
-    """The test examples of the users that these training examples are of."""
+    """Return the test examples of the users of these training examples."""
     assert data.train.users is not None and data.test.users is not None
     return np.flatnonzero(np.isin(data.test.users, np.unique(data.train.users[part])))
 
 
 def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
-    """Those of the pool whose users have as many examples there as the job asks for."""
+    """Return those of the pool whose users have as many examples there as the job requires."""
     if not settings.least:
         return pool
     if settings.partition != "natural" or train.users is None:
@@ -192,7 +207,7 @@ def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
 def _draw(
     train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int
 ) -> schemes.Parts:
-    """The clients' shares of the pool, as indices into the pool."""
+    """Return the clients' shares of the pool, as indices into the pool."""
     draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):
         raise DataError(

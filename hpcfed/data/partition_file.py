@@ -1,4 +1,4 @@
-"""A partition as it is kept: index arrays in memory, and the HDF5 file that holds them."""
+"""Partitions as index arrays in memory, and as HDF5 files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +14,19 @@ from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
 from hpcfed.storage.untrusted import child
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the beginning of an HDF5 file that is not sealed
-_NAMES = (
-    "train",
-    "train_sizes",
-    "test",
-    "test_sizes",
-    "public",
-)  # of the arrays in a partition file
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file without checksums
+# names of the arrays in a partition file
+_NAMES = ("train", "train_sizes", "test", "test_sizes", "public")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Index arrays (int64, sorted): K into the training split, K into the test split, one of public
-    examples.
+    """Sorted index arrays, int64, of a partition.
 
-    Training sets and public examples are disjoint; test sets of different clients may overlap.
+    train: K arrays, into the training split.
+    test: K arrays, into the test split.
+    public: public examples, in the training split.
+    Training sets and public examples are disjoint. Test sets of different clients may overlap.
     """
 
     train: tuple[np.ndarray, ...]
@@ -38,23 +35,23 @@ class Partition:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Training examples of each client."""
+        """Number of training examples of each client."""
         return tuple(map(len, self.train))
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """Test examples of each client, [K], int64."""
+        """Number of test examples of each client, [K], int64."""
         return np.array([len(part) for part in self.test])
 
     @property
     def everything(self) -> np.ndarray:
-        """All clients' training examples."""
+        """Training examples of all clients."""
         return np.concatenate(self.train)
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Training examples of each client and class, [K, C]; of survival times of each client,
-        [K, 1].
+        """Return the number of training examples of each client and class, [K, C].
 
+        For survival times, the number of each client, [K, 1].
         labels: y of the training split.
         """
         if labels.ndim > 1:
@@ -62,11 +59,13 @@ class Partition:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
     def save(self, path: Path, run_id: str = "") -> None:
-        """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K];
-        `public`; and the attribute `run_id`, which names the run that it is of, "": none.
+        """Write the partition to an HDF5 file.
 
-        Sealed with checksums, written beside the file and renamed, so that no half file is ever
-        seen. WriteError where the disk refuses.
+        The arrays are `train` and `test`, all indices in a row; `train_sizes` and `test_sizes`,
+        [K]; and `public`. The attribute `run_id` names the partition's run; "" is none. The file
+        has checksums. It is written beside its place and renamed, so that no incomplete file is
+        visible.
+        Raises WriteError if the file cannot be written.
         """
         with replace_file(path, names.PARTITION) as file:
             for name, parts in (("train", self.train), ("test", self.test)):
@@ -77,12 +76,12 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path, run_id: str = "") -> "Partition":
-        """Read what `save` wrote, or a file made like it, which needs no checksums.
+        """Read a partition file of `save`, or one with the same arrays and without checksums.
 
-        run_id: of the run that it must be of, where it says of which it is; "": of any.
-        Raises DataError where it is damaged, of another run, lacks an array, or where an index is
-        negative, a training example belongs to two holders or a test example is twice in one
-        client's set.
+        run_id: the run to which the partition must belong, if the file names a run; "" for any.
+        Raises DataError if the file is damaged, belongs to another run or lacks an array, if an
+        index is negative, if a training example belongs to two holders, or if a test example occurs
+        twice in one client's set.
         """
         with readable(path, "write it with Partition.save, or check data.partition_file"):
             check_seal(path)
@@ -107,7 +106,9 @@ class Partition:
     def check(self, path: Path, clients: int, data: str, n_train: int, n_test: int) -> None:
         """Raise DataError unless this is a partition for so many clients of these data.
 
-        path: of the file that it came from.  data: their name; n_train, n_test: their examples.
+        path: the file that it came from.
+        data: name of the data.
+        n_train, n_test: numbers of examples of the data.
         """
         if len(self.train) != clients:
             raise DataError(
@@ -125,9 +126,9 @@ class Partition:
 
 
 def check_seal(path: Path) -> None:
-    """Raise DataError where a file of `Partition.save` was altered or cut short.
+    """Raise DataError if a file of `Partition.save` was altered or truncated.
 
-    Partition files from before they had checksums pass, and so do those that others made.
+    Files without checksums pass: those of older versions, and those of other programs.
     """
     with open(regular(path), "rb") as raw:
         if raw.read(len(SIGNATURE)) == SIGNATURE:
@@ -150,7 +151,7 @@ def _below(rows: np.ndarray, n: int, where: str, data: str) -> None:
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
-    if not values.size:  # of whatever type: numpy makes an empty list one of floats
+    if not values.size:  # of any type, because numpy gives an empty list floats
         return np.zeros(0, np.int64)
     check.first_bad(
         values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}"

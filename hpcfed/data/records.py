@@ -1,13 +1,15 @@
-"""Health records as FedCovid describes its own, which are not public: made from one fixed stream.
+"""Synthetic health records with the statistics of FedCovid's, which are not public.
 
 Wang et al., "Towards federated covid-19 vaccine side effect prediction", ECML-PKDD 2022, tables 1
 and 2: 29 states, 6,526 patients, of which 1,097 had a side effect (879 of 5,006 in training, 218 of
-1,520 in tests), 1,761 men and 4,765 women, three brands, 803 diagnosis codes. These numbers are
-met exactly. So skewed as theirs are the states' sizes: ten have most patients.
-What is chosen here: codes are used as often as 1 / rank; each patient has some of 24 conditions, a
-condition makes a group of codes likely, states differ in how common conditions are; the side effect
-hangs on three conditions, on two pairs of codes, age, brand and chance.
-A state is a natural client, with test examples of its own.
+1,520 in tests), 1,761 men and 4,765 women, three brands, 803 diagnosis codes. The records have
+exactly these numbers. The sizes of the states are as skewed as in the paper: ten have most
+patients.
+All else is an assumption. The use of codes is proportional to 1 / rank. Each patient has some of 24
+conditions, a condition makes a group of codes likely, and states differ in how common conditions
+are. The side effect depends on three conditions, on two pairs of conditions, on age and brand, and
+on noise.
+All draws come from one fixed stream. A state is a natural client, with test examples of its own.
 """
 
 import numpy as np
@@ -16,21 +18,23 @@ from hpcfed.core.rng import stream
 from hpcfed.data.dataset import DataSet, Split, several
 from hpcfed.data.sampling import apportion
 
-STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: of the last codes of a patient
+STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: number of a patient's last codes
 TRAIN, TEST = (4127, 879), (1302, 218)  # patients without and with a side effect
 PATIENTS, POSITIVE = sum(TRAIN) + sum(TEST), TRAIN[1] + TEST[1]
 MEN, BRANDS = 1761, (3355, 2159, 1012)  # Moderna, Pfizer-BioNTech, Janssen
 CONDITIONS, GROUP = 24, 30  # GROUP: codes that a condition makes likely
-LEAST = 20  # patients of a state
-SPECIAL = 0.6  # share of a patient's codes that its conditions bring
-NOISE = 0.8  # standard deviation of chance in what decides the side effect
+LEAST = 20  # minimum patients of a state
+SPECIAL = 0.6  # share of a patient's codes that come from its conditions
+NOISE = 0.8  # standard deviation of the noise in the score of the side effect
 
 
 def load(name: str, *_: object) -> DataSet:
-    """5,006 training and 1,520 test patients; neither folder nor download matters.
+    """Load synthetic records of 5,006 training and 1,520 test patients.
 
     Modalities: age, [1], years; person, [5], gender and brand as 0 and 1; visits, [50], the last
-    codes, 1..803, filled up with 0 on the left.
+    codes, 1..803, padded with 0 on the left. A state is a natural client, with test examples of its
+    own. Folder and download have no effect.
+    Wang et al. (FedCovid), ECML-PKDD 2022, tables 1 and 2, for the statistics.
     """
     x, y, state = make()
     train, test = share_out(y, state)
@@ -47,7 +51,7 @@ def load(name: str, *_: object) -> DataSet:
 
 
 def make() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Inputs, labels and states of all patients."""
+    """Return inputs, labels and states of all patients."""
     g = stream(0, "health records")
     weight = 1 / (1 + np.arange(STATES)) ** 1.3
     sizes = LEAST + apportion(PATIENTS - LEAST * STATES, weight)
@@ -80,13 +84,15 @@ def make() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
 
 
 def exact(g: np.random.Generator, n: int, counts: tuple[int, ...] | list[int]) -> np.ndarray:
-    """Kinds 0, 1, ... of n patients, so many of each, in random order."""
+    """Return kinds 0, 1, ... of n patients, counts[i] of kind i, in random order."""
     return g.permutation(np.repeat(np.arange(len(counts)), counts))
 
 
 def share_out(y: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training and of the test patients: of each state about the same share, of both
-    labels the numbers of table 2.
+    """Return the rows of the training and of the test patients.
+
+    About the same share of each state is for tests. The numbers of both labels are those of table
+    2.
     """
     g, test = stream(0, "health records", "test"), np.zeros(len(y), bool)
     for label, wanted in enumerate(TEST):

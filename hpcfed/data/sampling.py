@@ -1,4 +1,4 @@
-"""Draws without replacement: part of the training data, test sets of clients, public data."""
+"""Sampling without replacement: training subsets, clients' test sets, and public data."""
 
 import numpy as np
 
@@ -6,24 +6,25 @@ from hpcfed.core.errors import DataError
 
 
 def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.ndarray:
-    """Draw counts[c] examples of each class c, without replacement; all of a class that has fewer.
+    """Draw counts[c] examples of each class c without replacement, or all if there are fewer.
 
-    labels: [n], 0..C-1.  counts: [C].  Returns sorted indices into labels, int64.
+    labels: [n], 0..C-1.
+    counts: [C].
+    Returns sorted indices into labels, int64.
     """
     order = g.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, shuffled inside each class
     grouped = labels[order]
-    place = np.arange(len(grouped)) - np.searchsorted(
-        grouped, grouped
-    )  # how many of its class come before
+    # number of examples of the same class before it
+    place = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)
     return np.sort(order[place < counts[grouped]])
 
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers that add up to total, as near to proportional to weights as can be (largest
-    remainder).
+    """Return whole numbers that add up to total, in proportion to weights (largest remainder).
 
-    weights: [C], >= 0, not all 0.  Returns [C], int64; each is its exact quota rounded down or up.
+    weights: [C], >= 0, not all 0.
+    Returns [C], int64; each is its exact quota rounded down or up.
     """
     quota = total * weights / weights.sum()
     whole = np.floor(quota + 1e-9).astype(np.int64)
@@ -33,10 +34,12 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarray:
-    """Draw n examples, every class in proportion; all of them where n is None or more than there
-    are.
+    """Draw n examples, every class in proportion.
 
-    labels: [m].  Returns sorted indices.  Raises DataError for n < 1.
+    n: None, or a number above that of the examples, takes all.
+    labels: [m].
+    Returns sorted indices.
+    Raises DataError for n < 1.
     """
     if n is not None and n < 1:
         raise DataError(
@@ -50,12 +53,12 @@ def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarr
 def hold_out(
     labels: np.ndarray, part: np.ndarray, share: float, g: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide a client's training examples into what it trains on and what is held out for
-    validation, every class in proportion.
+    """Divide a client's examples into training and validation examples, every class in proportion.
 
-    part: the client's indices into labels, n of them.  share: of them that is held out, 0..1; the
-    number is rounded down, so that one example at least is left to train on.  Returns both parts,
-    sorted.
+    part: the client's indices into labels, n of them.
+    share: share of them for validation, 0..1. The number is rounded down, so that at least one
+    example is left for training.
+    Returns both parts, sorted.
     """
     n = int(share * len(part) + 1e-9)
     held = part[limit(labels[part], n, g)] if n else part[:0]
@@ -63,10 +66,11 @@ def hold_out(
 
 
 def public(labels: np.ndarray, size: int, g: np.random.Generator) -> np.ndarray:
-    """Draw the public examples, uniformly; what is left is the clients', so the two are disjoint.
+    """Draw the public examples uniformly; the clients share only the others.
 
-    labels: [n] of the training split.  Returns sorted indices, [size].  Raises DataError if nothing
-    is left.
+    labels: [n] of the training split.
+    Returns sorted indices, [size].
+    Raises DataError if no example is left.
     """
     if not 0 <= size < len(labels):
         raise DataError(
@@ -82,14 +86,14 @@ def mirror(
     share: float,
     g: np.random.Generator,
 ) -> np.ndarray:
-    """Draw a client's test set: the test split in the class proportions of the client's training
-    examples.
+    """Draw a client's test set, in the class proportions of the client's training examples.
 
-    part: the client's indices into labels_train, n of them.  labels_test: the pool, common to all
-    clients. Returns sorted indices into labels_test: share * n of them (rounded down, at least 1),
-    no example twice. Where the pool has too few of a class, the whole set shrinks until that class
-    suffices, so that the proportions stay; classes that the pool lacks entirely are left out, and
-    if it lacks all of them the set is empty.
+    part: the client's indices into labels_train, n of them.
+    labels_test: labels of the test split, which all clients draw from.
+    Returns sorted indices into labels_test: share * n of them (rounded down, at least 1), no
+    example twice. If the test split has too few examples of a class, the whole set shrinks until
+    that class suffices, so that the proportions stay. Classes that the test split lacks entirely
+    are left out; if it lacks all of them, the set is empty.
 
     Deviations: the authors draw with replacement, anew in every round, and round down per class
     (FedClassAvg, github.com/hukla/FedClassAvg, utils.py); a fixed set without repetition has no

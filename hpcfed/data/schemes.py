@@ -1,8 +1,9 @@
-"""The partitions: which client holds which training examples.
+"""Partition schemes: assignment of training examples to clients.
 
 Every function takes labels [n] (int64, 0..C-1) and the number of clients K, draws from the
-generator g, and returns K index arrays (int64) into labels, disjoint and without repetition. A
-client can come out empty; `hpcfed.data.partition.split` refuses that.
+generator g, and returns K index arrays (int64) into labels, disjoint and without repetition.
+"Complete" means that every example goes to a client. A client may get no example;
+`hpcfed.data.partition.split` refuses that.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,24 @@ Parts = list[np.ndarray]
 
 
 def iid(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
-    """Deal the examples at random; sizes differ by one at most. Complete."""
+    """Deal all examples at random; sizes differ by at most one."""
     return np.array_split(g.permutation(len(labels)), clients)
 
 
 def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Generator) -> Parts:
-    """Equal sizes: each client gets floor(n / K) examples, mixed by its own draw from
-    Dirichlet(alpha).
+    """Give clients equal sizes, with class proportions from Dirichlet(alpha).
 
-    alpha: > 0; smaller is more skewed.  The drawn proportions are followed as far as the classes
-    suffice (`allocate.allocate` says how); n mod K examples, fewer than K, go to nobody.
+    Each client gets floor(n / K) examples, in the proportions of its own draw.
+    alpha: > 0; smaller is more skewed.
+
+    The drawn proportions are followed as far as the classes suffice (see `allocate.allocate`). The
+    n mod K remaining examples, fewer than K, go to no client.
 
     FedClassAvg, ICPP 2022, section 4.1: "data sizes of all clients were equally distributed".
-    Deviations: the authors' code draws free sizes; that is `dirichlet_free`. Equal sizes are milder
-    than the draws, for the classes run out: at alpha = 0.5 and ten classes the mean total variation
-    from uniform is 0.42, that of the draws 0.455, that of the authors' free sizes 0.49.
+    Deviations: the authors' code draws free sizes; that is `dirichlet_free`. Equal sizes are less
+    skewed than the draws, because classes are exhausted: at alpha = 0.5 and ten classes the mean
+    total variation from uniform is 0.42, that of the draws 0.455, that of the authors' free sizes
+    0.49.
     """
     mix = g.dirichlet(np.full(labels.max() + 1, _positive("alpha", alpha)), clients)  # [K, C]
     return deal(labels, allocate(mix, np.bincount(labels), len(labels) // clients, True, g), g)
@@ -45,12 +49,14 @@ def dirichlet_free(
     smallest: int = 10,
     draws: int = 100,
 ) -> Parts:
-    """Free sizes: each class is shared out by its own Dirichlet(alpha) draw over the clients.
-    Complete.
+    """Share out each class by its own Dirichlet(alpha) draw over the clients; sizes are free.
 
-    alpha: > 0.  A client that already holds n / K examples gets nothing of the further classes.
-    Drawn again until every client holds `smallest` examples (or half of n / K, if that is less),
-    `draws` times at most; then the draw with the largest smallest client stands.
+    Every example goes to a client.
+    alpha: > 0; smaller is more skewed.
+
+    A client that already holds n / K examples gets nothing of the further classes. The draw is
+    repeated until every client holds `smallest` examples (or half of n / K, if that is less), at
+    most `draws` times; then the draw with the largest smallest client is used.
 
     Yurochkin et al., ICML 2019, arXiv:1905.12022; Li et al. (NIID-Bench), arXiv:2102.02079,
     noniid-labeldir.
@@ -71,7 +77,7 @@ def dirichlet_free(
 def _share_classes(
     supply: np.ndarray, clients: int, alpha: float, g: np.random.Generator
 ) -> np.ndarray:
-    """One draw of NIID-Bench's loop over classes: [K, C] examples, column sums equal to supply."""
+    """Return one draw of NIID-Bench's loop over classes, [K, C]; its column sums equal supply."""
     counts = np.zeros((clients, len(supply)), np.int64)
     for c, n in enumerate(supply):
         open_to = counts.sum(1) < supply.sum() / clients
@@ -84,13 +90,15 @@ def _share_classes(
 
 
 def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
-    """Every client holds examples of `per_client` classes; the clients of a class share it out
-    among them.
+    """Give every client `per_client` classes; the clients of a class share its examples.
 
-    per_client: 1..C; 2 is FedClassAvg's "skewed".  Each client in turn gets the classes least used
-    so far (in proportion to their examples), ties at random, so all classes occur if K * per_client
-    >= C.  Sizes are equal, floor(n / K), as far as the client's classes have so many examples; the
-    rest goes to nobody. Raises ConfigError for per_client outside 1..C.
+    per_client: 1..C; 2 is FedClassAvg's "skewed".
+
+    Each client in turn gets the classes least used so far (in proportion to their examples), with
+    ties broken at random, so that all classes occur if K * per_client >= C. Sizes are equal,
+    floor(n / K), as far as the client's classes have so many examples; the remaining examples go to
+    no client.
+    Raises ConfigError for per_client outside 1..C.
 
     Deviations: the authors draw each client's examples with replacement, so that clients overlap
     and classes can be missing altogether (github.com/hukla/FedClassAvg, utils.py, noniid-twoclass).
@@ -107,11 +115,11 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
 
 
 def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
-    """Sort by label, cut into K * per_client shards, deal each client `per_client` of them.
-    Complete.
+    """Sort by label, cut into K * per_client shards, and deal each client `per_client` of them.
 
-    Raises ConfigError where there are more shards than examples.  McMahan et al., AISTATS 2017,
-    section 3.
+    Every example goes to a client.
+    Raises ConfigError if there are more shards than examples.
+    McMahan et al., AISTATS 2017, section 3.
     """
     total = clients * per_client
     if not 1 <= per_client <= len(labels) // clients:
@@ -126,9 +134,9 @@ def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gener
 
 
 def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Generator) -> Parts:
-    """Sizes differ, labels do not: sizes in proportion to exp(spread * normal), at least 1.
-    Complete.
+    """Draw log-normal sizes: only sizes differ between clients, not the distribution of labels.
 
+    Sizes are in proportion to exp(spread * normal), at least 1. Every example goes to a client.
     spread: >= 0, the standard deviation of the logarithm of the sizes; 0 is `iid`.
     """
     if not 0 <= spread <= 50:
@@ -138,10 +146,12 @@ def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Gener
 
 
 def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
-    """The clients that the data come from. Complete.
+    """Give each client the examples of its own users, from whom the data come.
 
-    users: [n], a user id for each example.  As many users as clients: client k is the k-th id.
-    More users: they are grouped at random, as many in each group.  Raises DataError for fewer.
+    Every example goes to a client.
+    users: [n], a user id for each example. If there are as many users as clients, client k is the
+    k-th id. More users are grouped at random, with equal numbers in all groups, to one user.
+    Raises DataError for fewer users than clients.
     """
     ids = np.unique(users)
     if len(ids) < clients:
@@ -154,44 +164,49 @@ def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
 
 
 def sizes(labels: np.ndarray, clients: int, wanted: Sequence[int], g: np.random.Generator) -> Parts:
-    """Deal the examples at random, wanted[k] of them to client k; the rest goes to nobody.
+    """Deal the examples at random, wanted[k] of them to client k; the others go to no client.
 
-    Raises ConfigError for another number of sizes than of clients, and for more than there are.
-    Flower Datasets, SizePartitioner. Deviations: it gives out the examples in the data's order.
+    Raises ConfigError if the number of sizes is not K, and if they exceed the number of examples.
+    Flower Datasets, SizePartitioner.
+    Deviations: it assigns the examples in the data's order.
     """
     _check_sizes(wanted, clients, len(labels))
     return np.split(g.permutation(len(labels)), np.cumsum(wanted))[:-1]
 
 
 def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
-    """Sizes in proportion to k + 1, rounded down; what is left over is the last client's. Complete.
+    """Deal sizes in proportion to k + 1, rounded down; the last client also gets the remainder.
 
-    Flower Datasets, LinearPartitioner. Deviations: it gives out the examples in the data's order.
+    Every example goes to a client.
+    Flower Datasets, LinearPartitioner.
+    Deviations: it assigns the examples in the data's order.
     """
     return _by_weight(labels, np.arange(1.0, clients + 1), g)
 
 
 def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
-    """Sizes in proportion to (k + 1)^2, rounded down; what is left over is the last client's.
-    Complete.
+    """Deal sizes in proportion to (k + 1)^2, rounded down; the last client also gets the remainder.
 
-    Flower Datasets, SquarePartitioner. Deviations: it gives out the examples in the data's order.
+    Every example goes to a client.
+    Flower Datasets, SquarePartitioner.
+    Deviations: it assigns the examples in the data's order.
     """
     return _by_weight(labels, np.arange(1.0, clients + 1) ** 2, g)
 
 
 def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
-    """Sizes in proportion to exp(k + 1), rounded down; what is left over is the last client's.
-    Complete; so steep that more than about log(n) clients leave the first without an example.
+    """Deal sizes in proportion to exp(k + 1), rounded down; the last client gets the remainder too.
 
-    Flower Datasets, ExponentialPartitioner. Deviations: it gives out the examples in the data's
-    order.
+    Every example goes to a client. With more than about log(n) clients the first ones get no
+    example.
+    Flower Datasets, ExponentialPartitioner.
+    Deviations: it assigns the examples in the data's order.
     """
     return _by_weight(labels, np.exp(np.arange(1.0 - clients, 1)), g)
 
 
 def _by_weight(labels: np.ndarray, weights: np.ndarray, g: np.random.Generator) -> Parts:
-    """The examples in random order, cut in proportion to the weights; the last gets the rest."""
+    """Cut the shuffled examples in proportion to the weights; the last client gets the rest."""
     n = len(labels)
     share = np.floor(n * weights / weights.sum() + 1e-9).astype(np.int64)
     return np.split(g.permutation(n), np.cumsum(share)[:-1])
@@ -204,16 +219,20 @@ def inner_dirichlet(
     wanted: Sequence[int],
     g: np.random.Generator,
 ) -> Parts:
-    """Given sizes: examples are handed out one by one, to a random client that lacks some, from a
-    class drawn from this client's own Dirichlet(alpha). Who comes late takes what is left.
+    """Fill given sizes one example at a time, by each client's own draw from Dirichlet(alpha).
 
-    wanted: [K] sizes; what is left over goes to nobody. A class without examples is drawn no more:
-    the others keep their proportions.  Raises ConfigError as `sizes`.
+    Each example goes to a random client that lacks some, from a class drawn with this client's
+    proportions. When a class is exhausted, the others keep their proportions; clients that are
+    filled late therefore deviate from their draw.
+
+    alpha: > 0; smaller is more skewed.
+    wanted: [K], sizes; the remaining examples go to no client.
+    Raises ConfigError as `sizes`.
 
     Acar et al. (FedDyn), ICLR 2021, arXiv:2111.04263, as in their code; Flower Datasets,
     InnerDirichletPartitioner.
-    Deviations: one alpha for all classes; a client of whose classes none is left takes from the
-    others in proportion to what they have (there this divides by 0).
+    Deviations: one alpha for all classes. A client whose classes are all exhausted takes from the
+    others in proportion to what they have (theirs divides by 0).
     """
     _check_sizes(wanted, clients, len(labels))
     left = np.bincount(labels)
@@ -237,17 +256,20 @@ def inner_dirichlet(
 def pathological(
     labels: np.ndarray, clients: int, per_client: int, how: str, g: np.random.Generator
 ) -> Parts:
-    """Every client holds `per_client` classes; the clients of a class have equal parts of it, to
-    one example. Sizes differ. Every example of a class that some client holds goes to a client.
+    """Give every client `per_client` classes; the clients of a class share it equally.
 
-    how: "random", each client's classes are drawn; "first-deterministic", of the C classes client k
-    gets the (k modulo C)-th, the others are drawn; "deterministic", it gets the (k + i modulo C)-th
-    for i = 0..per_client - 1. C: classes that occur.  Raises ConfigError for per_client outside
-    1..C, and where a class has fewer examples than clients.
+    The parts of a class differ by at most one example, but the sizes of clients differ. Every
+    example of a class that some client holds goes to a client.
+
+    how: "random": each client's classes are drawn. "first-deterministic": client k gets the (k
+    modulo C)-th class, and the others are drawn. "deterministic": client k gets the (k + i modulo
+    C)-th for i = 0..per_client - 1. Here C is the number of classes that occur.
+
+    Raises ConfigError for per_client outside 1..C, and if a class has fewer examples than clients.
 
     Li et al. (NIID-Bench), ICDE 2022, arXiv:2102.02079, quantity-based label imbalance, which is
     first-deterministic; Flower Datasets, PathologicalPartitioner.
-    Deviations: a class's examples are shared out in random order, there in that of the data.
+    Deviations: a class's examples are shared out in random order, theirs in the data's order.
     """
     supply = np.bincount(labels)
     there = np.flatnonzero(supply)
@@ -288,20 +310,23 @@ def distribution(
     spread: float,
     g: np.random.Generator,
 ) -> Parts:
-    """Client k holds the classes k, k + 1, ..., k + per_client - 1, modulo C; a table says how much
-    of each class its holders get. Complete.
+    """Give client k the classes k, ..., k + per_client - 1, modulo C, in the shares of a table.
 
-    table: [C, K * per_client / C], not negative: row c is for the clients that hold class c, in
-    their order; None: log-normal of this spread, as in FedProx.  rescale: a row is in proportion:
-    floor(share * what is left) + preassigned examples; else it is numbers of examples.  What
-    rounding leaves of a class, or the numbers, goes to one of its clients, drawn.  C: classes that
-    occur. Raises ConfigError where K is no multiple of C, the table has another shape, or asks for
+    Every example goes to a client. C is the number of classes that occur.
+
+    table: [C, K * per_client / C], >= 0; row c is for the clients that hold class c, in their
+    order. None: log-normal values of this spread, as in FedProx.
+    rescale: a row holds proportions: a client gets floor(share * what is left) + preassigned
+    examples. Otherwise a row holds numbers of examples. The remaining examples of a class go to one
+    of its clients, drawn at random.
+
+    Raises ConfigError if K is not a multiple of C, or if the table has another shape or asks for
     more examples than a class has.
 
     Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, MNIST and FEMNIST; Flower Datasets,
     DistributionPartitioner.
-    Deviations: a class's examples are shared out in random order, there in that of the data; there
-    preassigned is passed over, not refused, without rescale.
+    Deviations: a class's examples are shared out in random order, theirs in the data's order.
+    Without rescale, preassigned is refused; theirs ignores it.
     """
     supply = np.bincount(labels)
     there = np.flatnonzero(supply)
@@ -364,7 +389,8 @@ def _check_classes(per_client: int, C: int) -> None:
 def halve(parts: Parts, share: float, g: np.random.Generator) -> Parts:
     """Take half of their examples (rounded up) from round(share * K) clients drawn at random.
 
-    share: 0..1.  Makhija et al. (FedHeNN), ICML 2022, "Sensitivity to Changing Amount of Data".
+    share: 0..1.
+    Makhija et al. (FedHeNN), ICML 2022, "Sensitivity to Changing Amount of Data".
     """
     if not 0 <= share <= 1:
         raise ConfigError(f"data.halve is {share}; it is a share of the clients, 0..1")

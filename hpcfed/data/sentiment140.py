@@ -1,9 +1,8 @@
-"""Sentiment140: tweets, negative or positive, from the authors' CSV files or an HDF5 file of the
-name.
+"""Sentiment140: negative and positive tweets, from the authors' CSV files or an HDF5 file.
 
 Go, Bhayani and Huang, "Twitter Sentiment Classification using Distant Supervision", Stanford, 2009.
-The HDF5 file is one as `hpcfed.data.files` reads, with `text`, `labels` and, for the natural
-partition, `users`.
+The HDF5 file has the form that `hpcfed.data.files` reads, with `text`, `labels` and, for the
+natural partition, `users`.
 """
 
 import csv
@@ -25,22 +24,21 @@ from hpcfed.data.dataset import TEXT, DataSet, Reading, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.storage.atomic import instead
 
-URL = (
-    "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
-)
+# 81 MB; not available by https
+URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"
 SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
 FILES = ("training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv")
 CLASSES = ("negative", "positive")
-LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, is in the test file alone and left out
+LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, occurs only in the test file and is left out
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
-    """The authors' two CSV files below root, else root/sentiment140.h5, else a download of the
-    first to root.
+    """Load the authors' two CSV files below root, or root/sentiment140.h5, or download the former.
 
-    1,600,000 tweets labelled by their emoticons, 359 by hand.  Raises DataError naming the files,
-    the folder and the way out.
+    There are 1,600,000 training tweets labelled by their emoticons, and 359 test tweets labelled by
+    hand. The author of a tweet is its user in the natural partition.
+    Raises DataError that names the files, the folder and what to do.
     """
     present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
@@ -54,10 +52,10 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
 
 
 def read(path: Path) -> Split:
-    """The texts of one CSV file, latin-1, without its neutral ones: polarity, id, date, query,
-    user, text.
+    """Read the texts of one CSV file, without the neutral ones.
 
-    Raises DataError with the line for what is no such row.
+    The file is latin-1, with the columns polarity, id, date, query, user, text.
+    Raises DataError with the number of a row that has another form.
     """
     try:
         with regular(path).open(encoding="latin-1", newline="") as file:
@@ -71,7 +69,7 @@ def read(path: Path) -> Split:
 
 
 def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, str]]:
-    """Label, user and text of each row that is not neutral."""
+    """Yield label, user and text of each row that is not neutral."""
     for number, fields in enumerate(lines, start=1):
         if len(fields) != 6 or fields[0] not in (*LABELS, "2"):
             raise DataError(
@@ -84,8 +82,9 @@ def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, st
 
 
 def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
-    """Download the archive, compare its checksum and leave its two files below root.  Raises
-    DataError.
+    """Download the archive, verify its checksum, and unpack its two files below root.
+
+    Raises DataError.
     """
     archive = root / "trainingandtestdata.zip.new"
     try:
@@ -108,7 +107,7 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
 
 
 def _unpack(packed: zipfile.ZipFile, name: str, path: Path) -> None:
-    """One file of an archive, so that no half file is ever seen."""
+    """Unpack one file of an archive, so that no incomplete file is visible."""
     with instead(path) as new, packed.open(name) as source, new.open("wb") as target:
         shutil.copyfileobj(source, target)
 

@@ -1,6 +1,4 @@
-"""Synthetic(alpha, beta): a population of any size, whose clients make their examples when they are
-used.
-"""
+"""Synthetic(alpha, beta): a population of any size, whose clients make their examples on demand."""
 
 from __future__ import annotations
 
@@ -19,22 +17,28 @@ COMMON = 100  # clients whose test examples are the common test split, if there 
 
 
 def load(*_: object) -> DataSet:
-    """The data set without examples: these are the clients' own (`Synthetic`)."""
+    """Load the data set without examples: each client of `Synthetic` makes its own.
+
+    Inputs are [n, 1, 1, 60], float32, with 10 classes. Name, folder and download have no effect.
+    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1.
+    """
     none = Split(np.zeros((0, *SHAPE), np.float32), np.zeros(0, np.int64))
     return DataSet("synthetic", none, none, tuple(map(str, range(CLASSES))), (0.0,), (1.0,))
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Who holds what. Nothing is stored but the clients' sizes: 8 bytes a client.
+    """Population of clients, of which only the sizes are stored: 8 bytes per client.
 
-    alpha: how much the clients' models differ.  beta: how much their inputs do.  examples: of each
-    client; none: log-normal sizes.  test_share: size of a client's test set as a share of its
-    training set.
+    alpha: variation of the clients' models.
+    beta: variation of the clients' inputs.
+    examples: training examples of each client; None for log-normal sizes.
+    test_share: size of a client's test set as a share of its training set.
 
-    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1, sizes as in the authors' code
-    (at least 50).
-    Deviations: test examples are drawn beside the training examples, which the authors split.
+    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1, with sizes as in the authors'
+    code (at least 50).
+    Deviations: test examples are drawn in addition to the training examples, which the authors
+    split.
     """
 
     seed: int
@@ -46,7 +50,7 @@ class Synthetic:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Training examples of each client, [K], int64."""
+        """Number of training examples of each client, [K], int64."""
         if self.examples is not None:
             return np.full(self.clients, self.examples)
         return (
@@ -56,11 +60,11 @@ class Synthetic:
 
     @cached_property
     def test_sizes(self) -> np.ndarray:
-        """Test examples of each client, [K], int64."""
+        """Number of test examples of each client, [K], int64."""
         return np.maximum(1, (self.sizes * self.test_share).astype(np.int64))
 
     def client_data(self, k: int) -> tuple[Split, Split]:
-        """Training and test examples of client k: the same wherever and whenever they are made."""
+        """Return the training and test examples of client k, which are the same at every call."""
         g, n = stream(self.seed, "synthetic", k), int(self.sizes[k])
         u, v = g.normal(0, self.alpha), g.normal(g.normal(0, self.beta), 1, len(SPREAD))
         weight, bias = g.normal(u, 1, (len(SPREAD), CLASSES)), g.normal(u, 1, CLASSES)
@@ -71,25 +75,26 @@ class Synthetic:
         return Split(images[:n], y[:n]), Split(images[n:], y[n:])
 
     def common(self) -> Split:
-        """The test examples of the first clients, as the common test split."""
+        """Return the test examples of the first clients, as the common test split."""
         tests = [self.client_data(k)[1] for k in range(min(COMMON, self.clients))]
         return Split(np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests]))
 
     @property
     def public(self) -> np.ndarray:
-        """No example is without a client."""
+        """Public examples: none, because every example belongs to a client."""
         return np.zeros(0, np.int64)
 
     @property
     def everything(self) -> np.ndarray:
-        """No row of any table is a client's."""
+        """Rows of the training split that clients hold: none, as clients make their own."""
         return np.zeros(0, np.int64)
 
     def __getitem__(self, k: int) -> np.ndarray:
-        """Training examples of each class that client k has, [C]: a row of the label counts, made
-        when it is wanted.
+        """Return the number of training examples of each class that client k has, [C].
+
+        This row of the label counts is computed on demand.
         """
         return np.bincount(self.client_data(k)[0].y, minlength=CLASSES)
 
     def save(self, path: Path, run_id: str = "") -> None:
-        """Nothing: the job says all about a population."""
+        """Do nothing: the job describes a population completely."""

@@ -1,7 +1,7 @@
-"""Tables: rows of examples, columns of numbers or words, as CSV, Parquet and other files hold them.
+"""Data sets from tables, with examples as rows, in CSV, Parquet and other files.
 
-CSV is read by Python's own `csv`, so that it needs no other package, and Parquet by pyarrow, which
-reads it without code from the file: an extra, `hpcfed[tables]`.
+CSV is read by Python's own `csv`, so that it needs no other package. Parquet is read by pyarrow,
+which runs no code from the file: an extra, `hpcfed[tables]`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LABELS = ("label", "labels", "target", "class", "y")  # names that a column of l
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none", "-"))  # in any case of letters
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 DELIMITERS = ",;\t|"
-KINDS = 100  # of a column of words that is nowhere named: more are names or texts, not kinds
-FEW = 8  # columns or values that a message names
-CELL = 2**24  # characters of one value of a CSV file
+KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
+FEW = 8  # maximum columns or values in a message
+CELL = 2**24  # maximum characters of one value of a CSV file
 
 
 @dataclass(frozen=True)
 class Table:
     """A table of n rows.
 
-    columns: by name [n], float64 with nan where a value is missing, or str objects with None.
-    odd: what else a column holds, such as dates; it is refused where it is used.  classes: names of
-    the labels' values, where these are numbers 0..C-1.
+    where: the beginning of messages.
+    columns: by name, [n], float64 with nan for missing values, or str objects with None.
+    odd: columns of other types, such as dates, with the type; they are refused if they are used.
     """
 
     where: str  # opens messages
@@ -64,21 +64,22 @@ class Table:
         return [*self.columns, *self.odd]
 
     def take(self, rows: np.ndarray) -> Table:
-        """The table with these rows alone."""
+        """Return the table with these rows alone."""
         found = {name: values[rows] for name, values in self.columns.items()}
         return replace(self, columns=found, n=len(next(iter(found.values()), rows)))
 
 
 def read(path: Path, how: Reading) -> DataSet:
-    """The data set in a .csv or .parquet file, or of the two files of data.name and data.test_file.
+    """Read the data set in a .csv or .parquet file, with its test rows in a second file if given.
 
-    The first row of a CSV file names the columns, which are separated by commas, semicolons, tabs
-    or |. `columns` of the job says which column is what; all that are nothing else are inputs.
-    Numbers are standardised by the training part (its mean and deviation become those of the data
-    set); a column of kinds becomes a 0 or 1 for each kind that the training part has, or codes,
-    which count as numbers. Labels may be words or numbers: classes are their different values.
-    Values that are missing (empty, ?, NA, nan, null, none, -) are refused, filled in or their rows
-    dropped. Where a column names clients, each natural client is tested on its own test examples.
+    The files are data.name and data.test_file. The first row of a CSV file names the columns, which
+    are separated by commas, semicolons, tabs or |. The job's `columns` gives the roles of columns;
+    all columns without a role are inputs. Numbers are standardised by the training part (its mean
+    and deviation become those of the data set). A categorical column becomes a 0 or 1 for each
+    category of the training part, or codes, which count as numbers. Labels may be words or numbers:
+    classes are their different values. Missing values (empty, ?, NA, nan, null, none, -) are
+    refused or filled in, or their rows are dropped. If a column names clients, each natural client
+    is tested on its own test examples.
     Raises DataError with file, column, row (from 1) and value for whatever cannot be used.
     """
     tested = how.test_file is not None or how.columns.test
@@ -89,7 +90,7 @@ def read(path: Path, how: Reading) -> DataSet:
 
 
 def read_table(path: Path) -> Table:
-    """The columns of a .csv or .parquet file. Raises DataError."""
+    """Return the columns of a .csv or .parquet file; raises DataError."""
     with readable(path, ADVICE):
         if path.suffix == ".csv":
             return read_csv(path)
@@ -99,7 +100,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_csv(path: Path) -> Table:
-    """The columns of a CSV file with a first row of names."""
+    """Return the columns of a CSV file whose first row holds their names."""
     csv.field_size_limit(CELL)
     with open(path, encoding="utf-8-sig", newline="", opener=only_regular) as file:
         first = file.readline()
@@ -128,7 +129,7 @@ def read_csv(path: Path) -> Table:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """DataError for a first row that names no columns, or two alike."""
+    """Raise DataError for a first row with no names, or with equal ones."""
     if not names:
         raise DataError(f"{path}: is empty; {ADVICE}")
     if all(is_number(name) for name in names):
@@ -151,8 +152,9 @@ def is_number(text: str) -> bool:
 
 
 def to_column(values: Sequence[str]) -> np.ndarray:
-    """Words of a file as numbers, float64, where all that are there are some; else str, None where
-    one is missing.
+    """Return the values of a column as numbers, float64, if all that are present are numbers.
+
+    Otherwise returns str objects, with None for missing values.
     """
     stripped = [value.strip() for value in values]
     gaps = np.array([value.lower() in MISSING for value in stripped])
@@ -167,7 +169,7 @@ def to_column(values: Sequence[str]) -> np.ndarray:
 
 
 def read_parquet(path: Path) -> Table:
-    """The columns of a Parquet file."""
+    """Return the columns of a Parquet file."""
     parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
     with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
         about = file.metadata
@@ -178,7 +180,7 @@ def read_parquet(path: Path) -> Table:
 
 
 def from_arrow(table: Any, where: str) -> Table:
-    """A pyarrow table as a `Table`: numbers, truth values and words; all else is odd."""
+    """Return a pyarrow table as a `Table`: numbers, truth values and words; other types are odd."""
     import pyarrow as pa
 
     found, odd = {}, {}
@@ -209,7 +211,7 @@ def from_arrow(table: Any, where: str) -> Table:
 
 
 def label_column(table: Table, wanted: str) -> str:
-    """The name of the column of labels. DataError where there is none."""
+    """Return the name of the column of labels; raises DataError if there is none."""
     if wanted:
         known(table, "label", wanted)
         return wanted
@@ -224,7 +226,10 @@ def label_column(table: Table, wanted: str) -> str:
 
 
 def known(table: Table, what: str, *names: str) -> None:
-    """DataError for a name that is no column of the table. what: the field that gives it."""
+    """Raise DataError for a name that is no column of the table.
+
+    what: the field that gives the name.
+    """
     for name in names:
         if name not in table.names:
             raise DataError(
@@ -234,7 +239,7 @@ def known(table: Table, what: str, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column of a table is what."""
+    """Roles of a table's columns: label, client and inputs."""
 
     label: str
     client: str
@@ -247,7 +252,10 @@ class Roles:
 
 
 def roles(table: Table, how: Reading) -> Roles:
-    """What the columns of the training table are. DataError for names that contradict it."""
+    """Return the roles of the training table's columns.
+
+    Raises DataError for names that are unknown or contradict each other.
+    """
     c = how.columns
     label = label_column(table, c.label)
     for what in ("client", "test", "text"):
@@ -283,11 +291,11 @@ def to_dataset(
     numbered: bool = False,
     task: Task = "classes",
 ) -> DataSet:
-    """A data set of tables.
+    """Make a data set from tables.
 
-    test: rows that are tests; None: those that a column says, else a share that is held out.
-    classes: names of the labels, which are then 0..C-1.  numbered: labels are 0..C-1, without
-    names.
+    test: test rows; None: those that a column marks, else a share that is held out.
+    classes: names of the labels, which are then 0..C-1.
+    numbered: labels are 0..C-1, without names.
     """
     notes: list[str] = []
     role = roles(train, how)
@@ -322,7 +330,7 @@ def to_dataset(
 
 
 def words(table: Table, name: str) -> np.ndarray:
-    """A column of texts; a missing one is an empty text."""
+    """Return a column of texts, in which a missing text is empty."""
     column = table[name]
     if column.dtype != object:
         raise DataError(f"{table.where}: columns.text: {name!r} holds numbers; name one of texts")
@@ -330,7 +338,7 @@ def words(table: Table, name: str) -> np.ndarray:
 
 
 def by_column(table: Table, name: str) -> tuple[Table, Table]:
-    """The training and the test rows, as the column says."""
+    """Return the training and the test rows, as the column marks them."""
     values = table[name]
     told = [kind_name(v).lower() for v in values]
     for row, value in enumerate(told):
@@ -349,7 +357,7 @@ def by_column(table: Table, name: str) -> tuple[Table, Table]:
 
 
 def gaps(values: np.ndarray) -> np.ndarray:
-    """Where values are missing, [n], bool."""
+    """Return where values are missing, [n], bool."""
     return np.array([v is None for v in values]) if values.dtype == object else np.isnan(values)
 
 
@@ -363,9 +371,9 @@ def refuse_gaps(table: Table, name: str, why: str) -> None:
 
 
 def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> Table:
-    """The table with the columns that are used, and without gaps where these are to be dropped.
+    """Return the table, without the rows that have gaps if these are to be dropped.
 
-    DataError for gaps that are refused, and values that are infinite.
+    Raises DataError for gaps if they are to be refused, and for infinite values.
     """
     known(table, "inputs", role.label, *role.inputs)
     used = [name for name in role.used if name in table.names]
@@ -411,7 +419,7 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
 
 
 def filling(values: np.ndarray, name: str, how: Reading) -> str:
-    """What stands in a column's gaps, in words."""
+    """Return, in words, the value that fills a column's gaps."""
     if name in how.columns.codes:
         return "the most frequent code"
     kinds = name in how.columns.one_hot or values.dtype == object
@@ -419,18 +427,20 @@ def filling(values: np.ndarray, name: str, how: Reading) -> str:
 
 
 def kind_name(value: Any) -> str:
-    """A value as it is written: words as they are, whole numbers without a point."""
+    """Return a value as text: words unchanged, whole numbers without a decimal point."""
     return value if isinstance(value, str) else str(value) if value is None else f"{value:.12g}"
 
 
 def kinds(values: np.ndarray) -> list[Any]:
-    """The different values that are there, in order."""
+    """Return the different values that occur, in order."""
     return sorted(set(values[~gaps(values)].tolist()))
 
 
 def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
-    """Clients' numbers from 0 in each part, [n], in the order of their values; None for a part
-    without that column. Numbers are alike in all parts. name: "" for no column.
+    """Return clients' numbers in each part, [n], from 0 in the order of their values.
+
+    Numbers are consistent in all parts. The result is None for a part without that column.
+    name: the column; "" for none.
     """
     whose = [part for part in parts if name in part.names]
     for part in whose:
@@ -447,7 +457,10 @@ def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
 def kinds_of_labels(
     parts: list[Table], role: Roles, labels: list[np.ndarray]
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Labels as numbers of their different values, and the names of these."""
+    """Return labels as class indices, and the names of the classes.
+
+    Classes are the different values of the labels.
+    """
     for part, values in zip(parts, labels, strict=True):
         refuse_gaps(part, role.label, "each example needs a label")
         if values.dtype == object:
@@ -473,7 +486,7 @@ def kinds_of_labels(
 def whole_labels(
     parts: list[Table], role: Roles, classes: list[str] | None
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Labels that are numbers of classes already, and the names of these."""
+    """Return labels that are class indices already, and the names of the classes."""
     where = [f"{part.where}: {role.label}" for part in parts]
     y = [check.labels(p[role.label], p.n, w) for p, w in zip(parts, where, strict=True)]
     names = check.classes(classes, y[0], where[0])
@@ -485,8 +498,9 @@ def whole_labels(
 def held_out(
     where: str, y: np.ndarray, users: np.ndarray | None, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the training and of the test part, of each label in proportion; where there are
-    clients, of each of their labels.
+    """Return the rows of the training and of the test part, each label in proportion.
+
+    If there are clients, each label of each client is in proportion.
     """
     C = int(y.max()) + 1
     strata = y if users is None else np.unique(users * C + y, return_inverse=True)[1]
@@ -502,10 +516,10 @@ def held_out(
 def encode(
     parts: list[Table], role: Roles, how: Reading, notes: list[str]
 ) -> tuple[list[np.ndarray], tuple[float, ...], tuple[float, ...]]:
-    """The inputs of both parts, [n, features], float32, with mean and deviation of each feature.
+    """Return the inputs of both parts, and mean and deviation of each feature.
 
-    All that is learnt of the data is learnt of the first part. A 0 or 1 has mean 0 and deviation 1,
-    so that it stays as it is.
+    The inputs are [n, features], float32. All statistics come from the first part. A feature of 0
+    and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
     """
     made: list[tuple[np.ndarray, ...]] = []
     still: list[bool] = []

@@ -1,12 +1,14 @@
-"""Survival after breast cancer in six regions, as FLamby has it: Ogier du Terrail et al., "FLamby",
-NeurIPS 2022, arXiv:2210.04620, Fed-TCGA-BRCA; The Cancer Genome Atlas.
+"""Survival after breast cancer in six regions, as in FLamby.
 
-Clinical data of 1,088 patients in 39 columns, the age in years and 38 of 0 and 1, after Andreux et
-al., arXiv:2006.08997; days until death, or until the last contact where that had not come. A region
-is a natural client, with the test patients that FLamby names. Numbers are as in FLamby's file, not
-standardised. Patients that its split does not name are left out, as there.
-Deviations: none. Who uses the data agrees with the terms of the Genomic Data Commons, so they are
-not downloaded.
+The data are clinical data of 1,088 patients in 39 columns, the age in years and 38 of 0 and 1,
+after Andreux et al., arXiv:2006.08997. Labels are days until death, or until the last contact if
+the patient was alive then. A region is a natural client, with the test patients that FLamby names.
+Numbers are as in FLamby's file, not standardised. Patients that FLamby's split does not name are
+left out, as there.
+Ogier du Terrail et al., "FLamby", NeurIPS 2022, arXiv:2210.04620, Fed-TCGA-BRCA; The Cancer Genome
+Atlas.
+Deviations: none.
+The data are not downloaded, because users have to agree to the terms of the Genomic Data Commons.
 """
 
 import csv
@@ -35,9 +37,11 @@ AGAIN = "copy it again"
 
 
 def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
-    """root/brca.csv and the split beside it, or below it as in FLamby's folder. Raises DataError.
+    """Load root/brca.csv and its split, which is beside it or below it as in FLamby's folder.
 
-    A label is the time in days, and 1 where the patient died then.
+    A label is the time in days, and 1 if the patient died at that time, else 0. A region is a
+    natural client, with test patients of its own.
+    Raises DataError.
     """
     found = [root / split for split in SPLITS if os.path.exists(root / split)]
     if not (found and os.path.exists(root / FILE)):
@@ -63,7 +67,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
 
 
 def read_folds(path: Path) -> dict[str, tuple[str, int]]:
-    """Part and region of each patient, by FLamby's split: columns pid, fold, fold2."""
+    """Return the part and region of each patient in FLamby's split: columns pid, fold, fold2."""
     found = {}
     for number, line in enumerate(lines(path), start=2):
         fold = FOLD.fullmatch(line.get("fold2") or "")
@@ -77,7 +81,7 @@ def read_folds(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Ids, features [n, 39] and survival times [n, 2], float32. Raises DataError."""
+    """Return ids, features [n, 39] and survival times [n, 2], float32; raises DataError."""
     rows = lines(path)
     names = list(rows[0]) if rows else []
     if len(names) != FEATURES + 3 or (*names[:2], *names[-2:]) != HEAD:
@@ -101,7 +105,7 @@ def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def lines(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file by column. Raises DataError where there is none."""
+    """Return the lines of a CSV file by column; raises DataError if there are none."""
     with readable(path, AGAIN), regular(path).open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     if not found:

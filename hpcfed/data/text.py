@@ -1,9 +1,9 @@
-"""Texts as tokens: words and marks, a vocabulary of the most frequent ones, rows of one length.
+"""Conversion of texts to tokens: words and punctuation, a vocabulary, and rows of equal length.
 
-What is done to tweets follows Go, Bhayani and Huang, "Twitter Sentiment Classification using
-Distant Supervision", Stanford, 2009, section 2.2: one token for all user names, one for all links,
-and a letter that is repeated more than twice is written twice. Deviations: marks are kept, runs of
-them as one token.
+Tweets are prepared as by Go, Bhayani and Huang, "Twitter Sentiment Classification using Distant
+Supervision", Stanford, 2009, section 2.2: one token for all user names, one for all links, and a
+letter that is repeated more than twice is written twice.
+Deviations: punctuation is kept, with a run of equal marks as one token.
 """
 
 import html
@@ -17,20 +17,20 @@ import numpy as np
 from hpcfed.core.errors import DataError
 from hpcfed.data.dataset import Split, Text
 
-PADDING, UNKNOWN = 0, 1  # numbers that are no word's
-RULES = (  # what is replaced by what, one after the other
+PADDING, UNKNOWN = 0, 1  # numbers that stand for no word
+RULES = (  # patterns and their replacements, in order
     (re.compile(r"https?://\S+|www\.\S+"), " <url> "),
     (re.compile(r"@\w+"), " <user> "),
     (re.compile(r"([^\s\d])\1{2,}"), r"\1\1"),  # sooooo, soooo: soo
 )
-TOKEN = re.compile(
-    r"<url>|<user>|\w+(?:['’]\w+)*|([^\w\s])\1*"
-)  # a word, perhaps with an apostrophe, or a mark
+# a word, perhaps with an apostrophe, or a mark
+TOKEN = re.compile(r"<url>|<user>|\w+(?:['’]\w+)*|([^\w\s])\1*")
 
 
 def tokenise(text: str) -> list[str]:
-    """The tokens of a text, in lower case: "@Ann: soooo cool!!!" is <user>, ":", "soo", "cool",
-    "!!".
+    """Return the tokens of a text, in lower case.
+
+    For instance, "@Ann: soooo cool!!!" gives <user>, ":", "soo", "cool", "!!".
     """
     text = html.unescape(text).lower()
     for pattern, replacement in RULES:
@@ -39,10 +39,10 @@ def tokenise(text: str) -> list[str]:
 
 
 def numbers(texts: Iterable[list[str]], size: int) -> dict[str, int]:
-    """The numbers of the most frequent tokens, from 2 on, so that there are at most `size` with 0
-    and 1.
+    """Return the numbers, from 2 on, of the most frequent tokens: the vocabulary.
 
-    Equally frequent ones by the alphabet: the same texts in any order have the same vocabulary.
+    size: of the vocabulary, including 0 (padding) and 1 (unknown).
+    Equally frequent tokens are in alphabetical order, so the order of the texts has no effect.
     """
     counts = Counter(token for text in texts for token in text)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
@@ -50,8 +50,9 @@ def numbers(texts: Iterable[list[str]], size: int) -> dict[str, int]:
 
 
 def rows(texts: Sequence[list[str]], known: dict[str, int], length: int) -> np.ndarray:
-    """Texts as rows of `length` numbers, [n, length], int32: cut at the end, or filled up with
-    0.
+    """Return texts as rows of `length` numbers, [n, length], int32.
+
+    Longer texts are truncated at the end, shorter ones are padded with 0.
     """
     x = np.full((len(texts), length), PADDING, np.int32)
     for row, text in zip(x, texts, strict=True):
@@ -61,10 +62,10 @@ def rows(texts: Sequence[list[str]], known: dict[str, int], length: int) -> np.n
 
 
 def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], int]:
-    """Splits whose x is texts, [n], as splits whose x is tokens, and the size of the vocabulary.
+    """Return splits of texts, [n], as splits of tokens, and the size of the vocabulary.
 
-    The first split is the training one: the vocabulary is that of its texts alone.  Raises
-    DataError where these hold no word.
+    The vocabulary is that of the first split, which is the training split.
+    Raises DataError if its texts hold no word.
     """
     texts = [[tokenise(example) for example in split.x] for split in splits]
     known = numbers(texts[0], text.vocabulary)

@@ -1,6 +1,4 @@
-"""Users' files of arrays, opened with care: whatever a library makes of damaged bytes becomes one
-message.
-"""
+"""Safe opening of users' files of arrays; each error of a library becomes one message."""
 
 import os
 import signal
@@ -19,27 +17,23 @@ from hpcfed.core.paths import regular
 from hpcfed.data import hdf5_check
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
-START, PACE = (
-    60,
-    2**20,
-)  # seconds, and bytes a second, that the trial may take; a damaged file may never end
+# time limit of the trial: seconds, plus one per so many bytes; a damaged file may never end
+START, PACE = 60, 2**20
 
 
 @contextmanager
 def readable(path: Path, advice: str) -> Iterator[None]:
-    """Turn what the libraries raise inside, over a missing, damaged or foreign file, into a
-    DataError.
-    """
+    """Convert errors of libraries over a missing, damaged or foreign file to DataError."""
     try:
         regular(path)
         yield
-    except DamagedError as error:  # of `untrusted`, which knows no advice
+    except DamagedError as error:  # from `untrusted`, whose message lacks the advice
         raise DataError(f"{path}: cannot be read: {error}; {advice}") from error
     except HpcfedError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; {advice}") from error
-    except Exception as error:  # h5py, numpy, zipfile and Pillow raise every kind there is
+    except Exception as error:  # h5py, numpy, zipfile and Pillow raise exceptions of any type
         raise DataError(
             f"{path}: cannot be read: {error or type(error).__name__}; {advice}"
         ) from error
@@ -47,7 +41,7 @@ def readable(path: Path, advice: str) -> Iterator[None]:
 
 @contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """A DataError that does not know the file gets its name."""
+    """Add the file's path to the message of a DataError."""
     try:
         yield
     except DataError as error:
@@ -56,10 +50,10 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError
-    or OSError.
+    """Open an HDF5 file after a separate process has read all of it without a crash.
 
-    What is in it is opened by `untrusted.child`, or through `Nodes`.
+    Its contents are opened by `untrusted.child`, or through `Nodes`.
+    Raises DataError or OSError.
     """
     check_hdf5(path)
     with h5py.File(path, "r") as file:
@@ -67,7 +61,7 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
-    """Groups and arrays of a file by their path; no link to another place is followed."""
+    """Groups and arrays of a file by their path; links to other places are not followed."""
 
     def __init__(self, file: h5py.File):
         self.file = file
@@ -88,17 +82,17 @@ class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
 
 
 def check_hdf5(path: Path) -> None:
-    """OSError for a file that HDF5 cannot read, crashes over, or does not come to the end of.
+    """Raise OSError for a file that HDF5 cannot read, crashes over, or does not finish reading.
 
-    A file that has passed and has not changed since is not read again by this process.
+    A file that has passed and has not changed since is not checked again by this process.
     """
     now = os.stat(path)
     check_once(path, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
 
-@lru_cache(maxsize=1024)  # an error is not kept: what failed is tried again
+@lru_cache(maxsize=1024)  # errors are not cached: a failed check is repeated
 def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> None:
-    """`check_hdf5` of one state of a file, of which the arguments tell."""
+    """Check one state of a file, which the arguments identify, for `check_hdf5`."""
     limit = START + size // PACE
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
     command = [sys.executable, "-P", hdf5_check.__file__, str(path)]
@@ -121,8 +115,9 @@ def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> N
 
 
 def whole(node: h5py.Dataset, where: str) -> np.ndarray:
-    """All values of a dataset. DataError for what is none, or declares more than this machine has
-    memory for.
+    """Return all values of a dataset.
+
+    Raises DataError for another object, and for a size that exceeds this machine's memory.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is no array; store one there")
@@ -132,7 +127,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
 
 
 def fits(size: int, where: str) -> None:
-    """DataError where an array of so many bytes cannot be held; small files can declare it."""
+    """Raise DataError for an array of more bytes than memory; even a small file can declare it."""
     if size > hdf5_check.memory():
         raise DataError(
             f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "

@@ -1,10 +1,11 @@
-"""UTD-MHAD: 27 actions of 8 people, each four times, as accelerometer, gyroscope and skeleton.
+"""UTD-MHAD: 27 actions of 8 people, each four times, by accelerometer, gyroscope and skeleton.
 
 Chen, Jafari and Kehtarnavaz, "UTD-MHAD: A Multimodal Dataset for Human Action Recognition Utilizing
-a Depth Camera and a Wearable Inertial Sensor", ICIP 2015. 861 sequences; their video is not read.
-A person is a natural client. Training examples are the first three times, test examples the fourth.
-Deviations: the authors train on four people and test on the others, which leaves no client that
-could be tested on its own; sequences are brought to one length by linear interpolation in time.
+a Depth Camera and a Wearable Inertial Sensor", ICIP 2015. There are 861 sequences; their video is
+not read. A person is a natural client. Training examples are the first three trials, test examples
+the fourth.
+Deviations: the authors train on four people and test on the others, so that no client could be
+tested on its own examples. Sequences are resampled to one length by linear interpolation in time.
 """
 
 import os
@@ -22,7 +23,7 @@ from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 
 INERTIAL, SKELETON = 128, 48  # steps in time
 JOINTS = 20
-SUBJECTS, TRIALS, TEST = 8, 4, 4  # TEST: the trial that is for tests
+SUBJECTS, TRIALS, TEST = 8, 4, 4  # TEST: the trial for tests
 CLASSES = (
     "swipe left",
     "swipe right",
@@ -58,12 +59,14 @@ NAME = re.compile(r"a(\d+)_s(\d+)_t(\d+)_inertial\.mat")
 
 
 def load(name: str, root: Path, *_: object) -> DataSet:
-    """The authors' MATLAB files below root/UTD-MHAD, else root/utd_mhad.h5.
+    """Load the authors' MATLAB files below root/UTD-MHAD, else root/utd_mhad.h5.
 
     MATLAB: Inertial/a1_s1_t1_inertial.mat with d_iner [T, 6], Skeleton/a1_s1_t1_skeleton.mat with
-    d_skel [20, 3, T], for each action, subject and trial.  HDF5: groups `train` and `test`, with
-    `inertial` [n, 128, 6], `skeleton` [n, 48, 20, 3], `labels`, `subject` and `trial`; all are
-    shared out anew.  Raises DataError.
+    d_skel [20, 3, T], for each action, subject and trial.
+    HDF5: groups `train` and `test`, with `inertial` [n, 128, 6], `skeleton` [n, 48, 20, 3],
+    `labels`, `subject` and `trial`. All examples are divided anew into training and test examples.
+    A person is a natural client. The fourth trial of each action is for tests.
+    Raises DataError.
     """
     folders = [root / folder for folder in FOLDERS]
     if all(os.path.isdir(folder) for folder in folders):
@@ -95,8 +98,9 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def read_hdf5(path: Path) -> Arrays:
-    """Inertial [n, 6, 128], skeleton [n, 20, 3, 48], labels, subjects and trials of all
-    sequences.
+    """Read inertial data, skeletons, labels, subjects and trials of all sequences.
+
+    Inertial data are [n, 6, 128], skeletons [n, 20, 3, 48].
     """
     keys = ("inertial", "skeleton", "labels", "subject", "trial")
     with readable(path, "copy it again"), hdf5(path) as file:
@@ -129,7 +133,7 @@ PARTS = ("train", "test")
 
 
 def read_matlab(inertial: Path, skeleton: Path) -> Arrays:
-    """As `read_hdf5`, from the authors' files; sequences are brought to one length."""
+    """Read the authors' files as `read_hdf5`, with sequences resampled to one length."""
     rows = []
     for file in sorted(os.listdir(inertial)):
         if (found := NAME.fullmatch(file)) is None:
@@ -153,7 +157,7 @@ def read_matlab(inertial: Path, skeleton: Path) -> Arrays:
 
 
 def matrix(path: Path, name: str, dimensions: int) -> np.ndarray:
-    """One array of a MATLAB file, float64. Raises DataError."""
+    """Return one array of a MATLAB file, float64; raises DataError."""
     from scipy.io import loadmat
 
     with readable(path, "unpack it again"):
@@ -166,7 +170,10 @@ def matrix(path: Path, name: str, dimensions: int) -> np.ndarray:
 
 
 def stretch(x: np.ndarray, steps: int) -> np.ndarray:
-    """A sequence [..., T] at so many equally spaced times, linearly interpolated: [..., steps]."""
+    """Resample a sequence [..., T] at equally spaced times: [..., steps].
+
+    Interpolation is linear.
+    """
     at = np.linspace(0, x.shape[-1] - 1, steps)
     low = np.minimum(at.astype(np.int64), max(x.shape[-1] - 2, 0))
     high = np.minimum(low + 1, x.shape[-1] - 1)

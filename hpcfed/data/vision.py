@@ -1,6 +1,4 @@
-"""The known image sets: torchvision's classes with their real download, or an HDF5 file of the same
-name.
-"""
+"""Image sets of torchvision, with its download, or from HDF5 files of the same names."""
 
 import os
 import socket
@@ -39,10 +37,11 @@ FASHION = (
 class Source:
     """One of torchvision's data sets.
 
-    kind: torchvision's class.  files: what it reads, below the data folder.  classes: names, empty
-    where torchvision reads them from its files.  mean, std: per channel on the 0..1 scale; empty:
-    computed.
-    emnist: the EMNIST split; its images are stored transposed.
+    kind: torchvision's class.
+    files: the files it reads, below the data folder.
+    classes: names of the classes; empty if torchvision reads them from its files.
+    mean, std: per channel on the 0..1 scale; empty if they are to be computed.
+    emnist: the EMNIST split, whose images are stored transposed.
     """
 
     kind: str
@@ -97,11 +96,12 @@ SOURCES = {
 
 
 def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
-    """One of SOURCES: torchvision's files below root, else root/NAME.h5, else torchvision's
-    download to root.
+    """Load torchvision's files below root, else root/NAME.h5, else torchvision's download to root.
 
-    Where torchvision's files are damaged, it fetches them again if it may and notices (CIFAR,
-    SVHN). Raises DataError naming the files, the folder and the way out.
+    name: one of SOURCES.
+    If files are damaged, torchvision downloads them again if that is allowed and it notices the
+    damage (CIFAR, SVHN).
+    Raises DataError that names the files, the folder and what to do.
     """
     source, hdf5 = SOURCES[name], root / f"{name.replace('-', '_')}.h5"
     present = all(os.path.exists(root / file) for file in source.files)
@@ -112,7 +112,7 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     try:
         with _timeout(TIMEOUT):
             train, test = (_split(source, root, part, download) for part in (True, False))
-    except Exception as error:  # torchvision, its readers and the network raise every kind there is
+    except Exception as error:  # torchvision and the network raise exceptions of any type
         raise _missing(name, root, f"torchvision says: {error or type(error).__name__}") from error
     classes = source.classes or train[1]
     check.below(train[0].y, len(classes), f"{name}: training labels")
@@ -120,17 +120,18 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
 
 
 def _known(data: DataSet, name: str) -> DataSet:
-    """The data set under its own name and, where the literature has constants, normalised by
-    those.
+    """Return the data set under its own name, with the normalisation constants of the literature.
+
+    Without such constants, its own mean and deviation stay.
     """
     source = SOURCES[name]
     return replace(data, name=name, mean=source.mean or data.mean, std=source.std or data.std)
 
 
 def _split(source: Source, root: Path, train: bool, download: bool) -> tuple[Split, list[str]]:
-    """One split as torchvision reads it, and its class names.
+    """Return one split as torchvision reads it, and its class names.
 
-    torchvision unpickles CIFAR's own files, but only after their checksum has been compared.
+    torchvision unpickles CIFAR's own files, but only after it has verified their checksums.
     """
     which: dict[str, Any] = {"train": train}
     if source.kind == "SVHN":
@@ -147,7 +148,10 @@ def _split(source: Source, root: Path, train: bool, download: bool) -> tuple[Spl
 
 
 def _upright(x: np.ndarray, source: Source) -> np.ndarray:
-    """torchvision's pixels as [n, channels, h, w]; EMNIST's files hold every image transposed."""
+    """Return torchvision's pixels as [n, channels, h, w].
+
+    EMNIST's files hold every image transposed.
+    """
     if x.ndim == 3:
         return np.ascontiguousarray(x.swapaxes(1, 2) if source.emnist else x)[:, None]
     return np.ascontiguousarray(x if source.kind == "SVHN" else np.moveaxis(x, 3, 1))
@@ -165,8 +169,9 @@ def _missing(name: str, root: Path, reason: str) -> DataError:
 
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    """A limit for sockets opened inside: torchvision sets none, and a silent network must not stop
-    a run.
+    """Set a timeout for sockets that are opened inside the block.
+
+    torchvision sets none, and a server that does not answer must not stop a run.
     """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

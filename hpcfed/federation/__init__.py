@@ -1,1 +1,1 @@
-"""The one door between clients and server: exchange, the clients' turns, replay after a death."""
+"""Federation: exchange between clients and server, turns of clients, and replay of a round."""

@@ -1,6 +1,4 @@
-"""Exchange: what goes between clients and server and between ranks; all of it is counted and
-checked here.
-"""
+"""Exchange of values between clients, server and ranks, with counted bytes and checked values."""
 
 from __future__ import annotations
 
@@ -25,15 +23,18 @@ if TYPE_CHECKING:
     from hpcfed.machine.clock import Clock
 
 T = TypeVar("T")
-Item = TypeVar("Item", bound=Hashable)  # of server-side work
+Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 
 
 class Exchange:
-    """The collectives of a federation. down, up, upload and gather count bytes; the others move
-    what is counted so.
+    """Collective operations of a federation.
 
-    Tensors that arrive are on this rank's device.  placement: the rank of each client.
-    meanwhile: what a rank does instead of waiting for slower ones, before the last mean of a round.
+    `down`, `up`, `upload` and `gather` count bytes. The others move values that are counted by
+    those.
+    Tensors that arrive are on this rank's device.
+    placement: the rank of each client.
+    meanwhile: called before the last mean of a round, so that a rank works instead of waiting for
+    slower ones.
     """
 
     def __init__(
@@ -53,28 +54,34 @@ class Exchange:
         self._tallies, self._warnings = tallies, warnings
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
-        """Send a value to a client, or so many of that size: its bytes are counted."""
+        """Count the bytes of a value that the server sends to a client, and return the value.
+
+        times: number of values of this size.
+        """
         self._tallies[client.id].down += times * nbytes(value)
         return value
 
     def up(self, client: Client, value: T, times: int = 1) -> T:
-        """Send a client's value to the server, or to so many others: its bytes are counted.
+        """Count the bytes of a value that a client sends, and return the value.
 
-        Not for what `mean` or `gather` count.
-
+        times: number of receivers.
+        Do not use it for values that `mean` or `gather` count.
         Raises DivergedError for a value that is nan or infinite.
         """
         self.upload(client.id, value, times * nbytes(value))
         return value
 
     def mean(self, parts: list[Part], keep: Params, per: Per = "mean") -> Params:
-        """The exact weighted mean of all ranks' parts; collective, the same bits for any ranks."""
+        """Return the exact weighted mean of all ranks' parts; collective.
+
+        The bits do not depend on the number of ranks.
+        """
         self.wait("mean")
         with self._clock("communicate"):
             return mean_of(parts, keep, per, self._comm.sum)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
+        """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
         for k, value in by_client.items():
             self.upload(k, value, nbytes(value))
         self.wait("gather")
@@ -82,11 +89,10 @@ class Exchange:
             return on_device(self._comm.gather(dict(by_client)), self._device)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
-        """All clients' values in id order, on all ranks, one in memory at a time; collective,
-        nothing is counted.
+        """Iterate over all clients' values in id order, on all ranks, one in memory at a time.
 
-        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
-        left out.
+        Collective; counts no bytes. Meant for computations on pairs of clients.
+        by_client: values of this rank's clients. A client without a value is left out.
         """
         self.wait("gather")
         given = self._comm.gather(dict.fromkeys(by_client, 1))
@@ -94,44 +100,52 @@ class Exchange:
             yield k, self.from_client(k, by_client.get(k))
 
     def from_client(self, k: int, value: T | None) -> T:
-        """Client k's value, which its own rank gives, on all ranks; collective, not counted."""
+        """Return client k's value, which its own rank gives, on all ranks.
+
+        Collective; counts no bytes.
+        """
         self.wait(f"from client {k}")
         with self._clock("communicate"):
             return on_device(self._comm.bcast(value, root=self._placement[k]), self._device)
 
     def share(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values, by id, on all ranks; collective, not counted."""
+        """Return all clients' values by id, on all ranks; collective; counts no bytes."""
         self.wait("share")
         with self._clock("communicate"):
             return on_device(self._comm.gather(dict(by_client)), self._device)
 
     def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
-        """Values of the given clients, in that order, on the rank of client k, none elsewhere;
-        collective, not counted.
+        """Return the values of the given clients, in that order, on client k's rank; {} elsewhere.
 
-        by_client: this rank's own.
+        Collective; counts no bytes.
+        by_client: values of this rank's clients.
         """
         self.wait(f"to client {k}")
         return self._moved(by_client, given, self._placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
-        not counted.
+        """Return all clients' values on rank 0, which does the server's work; {} elsewhere.
+
+        Collective; counts no bytes.
         """
         self.wait("at root")
         given = self._comm.gather(dict.fromkeys(by_client, 1))
         return self._moved(by_client, given, 0)
 
     def _moved(self, by_client: Mapping[int, T], given: Iterable[int], rank: int) -> dict[int, T]:
-        """The given clients' values, in that order, on one rank, none elsewhere; collective, not
-        counted.
+        """Return the given clients' values, in that order, on one rank; {} elsewhere.
+
+        Collective; counts no bytes.
         """
         with self._clock("communicate"):
             moved = {k: self._comm.move(by_client.get(k), self._placement[k], rank) for k in given}
         return on_device(moved, self._device) if self._comm.rank == rank else {}
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
+        """Send values for clients from rank 0 to the ranks of these clients.
+
+        Collective; counts no bytes.
+        """
         self.wait("from root")
         given = self._comm.bcast(list(by_client))
         with self._clock("communicate"):
@@ -141,7 +155,7 @@ class Exchange:
         )
 
     def on_root(self, fn: Callable[[], T]) -> T:
-        """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
+        """Compute a result of the server on rank 0, and send it to all ranks; collective."""
         with self._clock.rest("server"):
             value = fn() if self._comm.rank == 0 else None
         self.wait("on root")
@@ -149,8 +163,9 @@ class Exchange:
             return on_device(self._comm.bcast(value), self._device)
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
-        """The results of pieces of server-side work, by item, in the items' order; collective, not
-        counted. Item i is done on rank i modulo their number.
+        """Return the results of independent pieces of the server's work, by item.
+
+        Collective; counts no bytes. Results are in the items' order. Rank i mod R computes item i.
         """
         rank, size, listed = self._comm.rank, self._comm.size, list(items)
         if len(set(listed)) < len(listed):
@@ -163,12 +178,12 @@ class Exchange:
         return {item: found[i] for i, item in enumerate(listed)}
 
     def wait(self, what: str, over: bool = False) -> None:
-        """Until all ranks are here, before an exchange; what the slowest rank costs the others is
-        timed apart.
+        """Wait for all ranks before an exchange; the clock measures this time on its own.
 
-        what: the exchange, in words.  over: this rank has done all of the round, and need not stop
-        in it. Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked
-        one of them to stop, and else Again where a client has failed.
+        what: the exchange, in words.
+        over: this rank has done all of its round, and need not stop before the round ends.
+        Raises Stopped on all ranks if a signal asked one of them to stop; otherwise Again if a
+        client has failed.
         """
         word = (
             STOP
@@ -189,7 +204,10 @@ class Exchange:
             raise Again
 
     def upload(self, k: int, value: Any, size: int) -> None:
-        """What client k sends: counted, and refused with a DivergedError where it is not finite."""
+        """Count the bytes of a value that client k sends.
+
+        Raises DivergedError for a value that is nan or infinite.
+        """
         self._tallies[k].up += size
         if name := not_finite(value):
             where = self._warnings.where(self._clients.get(k))

@@ -1,4 +1,4 @@
-"""Federation: all that an algorithm may see and do; the one door between clients and server."""
+"""Federation: the interface between an algorithm and its clients and server."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
 
 T = TypeVar("T")
-Item = TypeVar("Item", bound=Hashable)  # an item of server-side work
+Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 
 
 @dataclass(frozen=True)
 class SharedData:
-    """What a rank has of the data beside its clients' own.
+    """Data of a rank in addition to its clients' own.
 
-    public: examples that no client holds; may be empty.  test: this rank's part of the whole test
-    split.  mean, std: of each channel of the training images.  test_sizes: examples in the test
-    part of each client, [K].  metrics: what evaluation measures (`config.metrics`).
+    public: examples that no client holds; may be empty.
+    test: this rank's part of the whole test split.
+    mean, std: of each channel of the training images.
+    test_sizes: [K], examples in the test part of each client.
+    metrics: names of the measures that evaluation computes (`config.metrics`).
     """
 
     public: Shard
@@ -56,10 +58,10 @@ class SharedData:
 
 @dataclass
 class Gpu:
-    """What a rank has of a GPU.
+    """A rank's share of a GPU.
 
-    memory: bytes for this rank; 0 on a CPU.  graphs: whether steps may be captured, where the job
-    leaves it open.
+    memory: bytes for this rank; 0 on a CPU.
+    graphs: whether steps may be captured as CUDA graphs, if the job leaves it open.
     """
 
     memory: float = 0.0
@@ -67,30 +69,32 @@ class Gpu:
 
 
 class Federation:
-    """All clients and the server, as one rank sees them: the same on all ranks but for the clients,
-    which are this rank's own.
+    """All clients and the server, as one rank sees them.
 
-    What an author of methods uses, in the order in which a method meets it:
+    Everything is the same on all ranks except `clients`, which are this rank's own.
+
+    What an author of methods uses, in the order in which a method needs it:
 
     - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
-      of nobody, `public`;
+      that no client holds, `public`;
     - models to start from: `initial`, `shapes`, `module`, `start_alike`;
     - a round: `t`, `sample`, `cohort_size`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
     - what is sent, and counted: `down`, `up`, `mean`, `gather`;
-    - what is counted so, moved between ranks: `each`, `at_root`, `from_root`;
+    - what is moved between ranks, and counted by the above: `each`, `at_root`, `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several.
 
-    The engine uses its parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
-    clients' work, and failures), `replay` (turns that are done), `participation` (who takes part
-    in this round), `placement` (which rank has which client), `tallies` (what each client did),
+    The engine uses these parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
+    clients' work, and failures), `replay` (completed turns), `participation` (who takes part in
+    this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts),
     `edges` (servers between clients and this one), `data`, `gpu`.
 
-    For the parameters see `Placement`, `Exchange`, `Participants`; pool: makes a client that holds
-    all clients' data.  modalities: finds those of all clients, where inputs are of several.
-    edges: which client has which edge server.
+    For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
+    pool: makes a client that holds all clients' data.
+    modalities: returns those of all clients, if there are several.
+    edges: the edge server of each client.
     """
 
     def __init__(
@@ -152,8 +156,9 @@ class Federation:
         self.placement = Placement(placement, speeds, costs, comm, clients, store, self.replay)
 
     def _traffic(self, k: int) -> tuple[int, int]:
-        """Bytes that client k receives and sends in a round, by its method and by the choice of
-        cohorts.
+        """Return the bytes that client k receives and sends in a round.
+
+        Both the method and the selection of cohorts contribute.
         """
         down, up = self.job.algorithm.traffic(self, k)
         return down, up + self.choice.nbytes
@@ -180,14 +185,12 @@ class Federation:
 
     @cached_property
     def modalities(self) -> Sequence[tuple[str, ...]]:
-        """The modalities that each client's training examples have, [K]; none where inputs are of
-        one kind.
-        """
+        """Modalities of each client's training examples, [K]; empty for inputs of one kind."""
         return self._modalities() or ((),) * self.K
 
     @cached_property
     def largest(self) -> int:
-        """Training examples of the client that has most."""
+        """Number of training examples of the client that has most."""
         return int(max(self.sizes))
 
     # Models to start from
@@ -199,11 +202,11 @@ class Federation:
         architecture: str = "",
         shape: tuple[int, ...] | None = None,
     ) -> Params:
-        """The initial weights of client k with wanted names: those of client 0 are what the server
-        starts from.
+        """Return the initial weights of client k with wanted names.
 
-        architecture: another one than that of client k.  shape: of its inputs, where they are no
-        examples.
+        The server starts from those of client 0.
+        architecture: another one than that of client k.
+        shape: of the model's inputs, if they are not examples.
         """
         model = self.store.initial(architecture or self.architectures[k], k, shape)
         return model.items(wanted).clone().map(lambda v: v.to(self.device))
@@ -211,8 +214,9 @@ class Federation:
     def shapes(
         self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = ""
     ) -> Params:
-        """The tensors of `initial` without values: for their names, shapes and bytes, which cost
-        nothing so.
+        """Return the tensors of `initial` on the meta device, without values.
+
+        They give names, shapes and bytes at no cost.
         """
         layout = self.store.layout(architecture or self.architectures[k])
         named = zip(layout.names, layout.shapes, strict=True)
@@ -221,10 +225,10 @@ class Federation:
         )
 
     def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A module of this architecture for the server's own work; no client's weights are ever in
-        it.
+        """Return a module of this architecture for the server's own work.
 
-        shape: of its inputs, where they are no examples but a client's feature maps, say.
+        It never holds a client's weights.
+        shape: of its inputs, if they are not examples but, for instance, a client's feature maps.
         """
         return self.store.skeleton(architecture, f"server {shape}" if shape else "server", shape)
 
@@ -238,25 +242,27 @@ class Federation:
 
     @property
     def t(self) -> int:
-        """The round that is going on, from 0."""
+        """Index of the current round, from 0."""
         return self.tallies.t
 
     @property
     def cohort_size(self) -> int:
-        """Clients of a round's cohort: max(1, ceil(participation K))."""
+        """Number of clients in a cohort: max(1, ceil(participation K))."""
         return max(1, math.ceil(self.job.participation * self.K - 1e-9))
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order, as
-        the job's `selection` has it; the same on all ranks.
+        """Draw the cohort of round t without replacement, in id order; the same on all ranks.
 
-        p: probability of each client, [K], where the job's selection is uniform.
+        The cohort has max(1, ceil(participation K)) clients. The job's `selection` decides how they
+        are chosen.
+        p: [K], probability of each client, if the job's selection is uniform.
         """
         return self.choice.sample(t, p)
 
     def draw_public(self, t: int, n: int) -> np.ndarray:
-        """n of the public examples, drawn anew for round t, the same on all ranks; all of them
-        where n is larger.
+        """Draw n of the public examples for round t; the same on all ranks.
+
+        Returns their positions in order, all of them if n is larger.
         """
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
@@ -264,13 +270,13 @@ class Federation:
     # The clients' work
 
     def mine(self, cohort: Iterable[int]) -> list[Client]:
-        """This rank's clients of the cohort, in id order."""
+        """Return this rank's clients of the cohort, in id order."""
         return [self.clients[k] for k in cohort if k in self.clients]
 
     def run(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> dict[int, T]:
-        """Every client's turn, in id order: what `work` returned for each of this rank's clients.
+        """Do every client's turn, in id order, and return the results of this rank's clients by id.
 
-        As `stream`, but all of it is done when this returns.
+        Like `stream`, but all work is done when this function returns.
         """
         return dict(self.stream(cohort, work, job=job))
 
@@ -282,17 +288,19 @@ class Federation:
         job: int = 0,
         given: tuple[Any, ...] = (),
     ) -> Iterator[tuple[int, T]]:
-        """The turns of this rank's clients of the cohort, in id order, as (id, what `work`
-        returned), one result in memory at a time; for `mean`. Nothing is done before it is asked.
+        """Iterate over (id, result of `work`) for this rank's clients of the cohort, in id order.
 
-        work: (client, *given) -> a value that can travel (`comm.codec`), in which all is that it
-        leaves elsewhere: a turn that is done is not done again when the round is, its value is used
-        again. What a round does to clients outside of turns is undone then, and done again.
-        together: the same work for several clients at once (`Turns.grouping`), or None where it
-        cannot be done so and each works alone.  job: number of the client's, where it may have
-        several in a round.
-        With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of
-        it when they meet.
+        Each turn is done when its result is requested, so that one result is in memory at a time;
+        use it with `mean`.
+        work: (client, *given) -> a value that can be sent (`comm.codec`). The value must contain
+        all that the turn produces apart from the client's own state. When a round is repeated, a
+        completed turn is not done again; its value is reused. Changes that a round makes to clients
+        outside of turns are undone and made again.
+        together: the same work for several clients at once (`Turns.grouping`). It returns None for
+        clients that cannot be trained together; each of them then works alone.
+        job: number of the client's job, if a client may have several in a round.
+        With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
+        it at their next exchange.
         """
         for group in self.turns.grouping(list(cohort)) if together else [[k] for k in cohort]:
             clients = self.mine(group)
@@ -308,34 +316,36 @@ class Federation:
             yield from turn.uploads()
 
     def work(self, client: Client, epochs: int | None = None) -> int:
-        """Epochs (or steps, where the job counts in steps) that the client completes in this
-        round.
-        """
+        """Return the epochs or steps, as the job counts, that the client does in this round."""
         return self.participation.work(client, epochs)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as
-        they are.
+        """Convert a stored batch [n, *shape] to model inputs.
+
+        Images are normalised, tokens stay as they are.
         """
         self.clock.heartbeat.beats += 1
         return prepare(x, self.data.mean, self.data.std)
 
     def pooled(self) -> Client:
-        """A client that holds all clients' data, for training without a federation; its id is K."""
+        """Return a client that holds all clients' data, for centralised training; its id is K."""
         assert self._pool is not None
         return self._pool()
 
     # What is sent: bytes are counted here, and values checked
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
-        """Send a value to a client, or so many of that size: its bytes are counted."""
+        """Count the bytes of a value that the server sends to a client, and return the value.
+
+        times: number of values of this size.
+        """
         return self.exchange.down(client, value, times)
 
     def up(self, client: Client, value: T, times: int = 1) -> T:
-        """Send a client's value to the server, or to so many others: its bytes are counted.
+        """Count the bytes of a value that a client sends, and return the value.
 
-        Not for what `mean` or `gather` count.
-
+        times: number of receivers.
+        Do not use it for values that `mean` or `gather` count.
         Raises DivergedError for a value that is nan or infinite.
         """
         return self.exchange.up(client, value, times)
@@ -348,15 +358,16 @@ class Federation:
         counted: bool = True,
         last: bool = False,
     ) -> Params:
-        """The exact weighted mean over all clients of all ranks; collective, the same bits for any
-        ranks.
+        """Return the exact weighted mean over all clients of all ranks.
 
-        uploads: (client id, its part), one after the other.  keep: values where the weights sum to
-        0, and the shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it,
-        a value).  counted: false for what the server computes itself from earlier uploads.  last:
-        no client's own model changes any more in this round, so that it can be evaluated before the
-        ranks wait for one another. Raises DivergedError for a value that is nan or infinite, naming
-        client and tensor.
+        Collective; the same bits for any number of ranks.
+        uploads: pairs (client id, its part), one after the other.
+        keep: values for entries whose weights sum to 0; they also give the shapes.
+        per: the unit that has a weight of its own (a whole part, a tensor, a row of it, a value).
+        counted: False for what the server computes itself from earlier uploads.
+        last: no client's own model changes any more in this round, so that it can be evaluated
+        before the ranks wait for one another.
+        Raises DivergedError, which names client and tensor, for a value that is nan or infinite.
         """
         parts: list[Part] = []
         for k, part in uploads:
@@ -372,45 +383,49 @@ class Federation:
         return self.exchange.mean(parts, keep, per) if keep else keep
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
+        """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
         return self.exchange.gather(by_client)
 
-    # What is counted so, moved between ranks
+    # Moves between ranks of values that are counted above
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
-        """All clients' values in id order, on all ranks, one in memory at a time; collective,
-        nothing is counted.
+        """Iterate over all clients' values in id order, on all ranks, one in memory at a time.
 
-        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
-        left out.
+        Collective; counts no bytes. Meant for computations on pairs of clients.
+        by_client: values of this rank's clients. A client without a value is left out.
         """
         return self.exchange.each(by_client)
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
-        not counted.
+        """Return all clients' values on rank 0, which does the server's work; {} elsewhere.
+
+        Collective; counts no bytes.
         """
         return self.exchange.at_root(by_client)
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
+        """Send values for clients from rank 0 to the ranks of these clients.
+
+        Collective; counts no bytes.
+        """
         return self.exchange.from_root(by_client)
 
     def on_root(self, fn: Callable[[], T]) -> T:
-        """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
+        """Compute a result of the server on rank 0, and send it to all ranks; collective."""
         return self.exchange.on_root(fn)
 
     def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
-        """The results of pieces of server-side work, by item, in the items' order, on all ranks;
-        collective, not counted.
+        """Return the results of independent pieces of the server's work, by item, on all ranks.
 
-        For what is independent by candidate, cluster, student or teacher: item i is done on rank i
-        modulo the number of ranks, instead of all on rank 0 while the others wait. The bits are
-        those of one rank.
+        Collective; counts no bytes. Results are in the items' order.
+        Use it for work that is independent for each candidate, cluster, student or teacher. Rank i
+        mod R computes item i, so that the ranks share the work. The bits do not depend on the
+        number of ranks.
 
-        items: the same on all ranks, each once.  work: item -> a value that can travel
-        (`comm.codec`). It may read what all ranks have, and draws from streams that the item names;
-        it makes no collective call, and nothing that it leaves elsewhere is kept.
-        Raises ValueError where an item comes twice.
+        items: the same on all ranks, each once.
+        work: item -> a value that can be sent (`comm.codec`). It may read what all ranks have, and
+        must draw from streams that the item names. It makes no collective call, and has no effect
+        beyond its value.
+        Raises ValueError if an item comes twice.
         """
         return self.exchange.spread(items, work)

@@ -1,4 +1,4 @@
-"""Who takes part in the round that is going on, and how much work each client does."""
+"""Participation of clients in the current round, and the amount of work of each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Participants:
-    """Absence, stragglers, drop-outs and the deadline, drawn as a round begins.
+    """Absence, stragglers, drop-outs and deadline of the current round, drawn when it begins.
 
-    mine: this rank's clients.  traffic: bytes that the method says a client receives and sends in
-    a round.
+    mine: this rank's clients.
+    traffic: bytes that the method says a client receives and sends in a round.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Participants:
     ) -> None:
         self.draws = Draws(job.seed, job.system, job.local, profiles, sizes)
         self.profiles = profiles  # the clients' devices and network, in virtual time
-        self.lost: dict[int, float] = {}  # clients that will not report, by the examples they did
-        self.partial: dict[int, int] = {}  # epochs or steps of those who do not do all
+        self.lost: dict[int, float] = {}  # examples processed by each client that will not report
+        self.partial: dict[int, int] = {}  # epochs or steps of clients that do less than all
         self._mine, self._tallies, self._replay = mine, tallies, replay
         self._traffic, self._announced = traffic, dict[int, tuple[int, int]]()
 
     def open(self, t: int) -> None:
-        """Begin round t: nothing has been done or sent, and nobody is lost."""
+        """Begin round t: reset the tallies and the participation."""
         self._tallies.open(t)
         self.lost, self.partial = {}, {}
 
@@ -51,13 +51,13 @@ class Participants:
         keep_stragglers: bool,
         time_of: Callable[[int], float] = lambda k: 0.0,
     ) -> list[int]:
-        """Begin round t, and draw what becomes of its cohort. Returns the clients that will report.
+        """Begin round t, draw its participation, and return the clients that will report.
 
-        time_of: client -> virtual seconds, at which traces say whether it is available, and how
-        fast for all the round.
-
-        A client that is lost received what the method announces, and worked, but sends nothing:
-        that is counted. So it is for a client that has failed in the round (`ReplayLog.left`).
+        time_of: client -> virtual seconds at which its trace is read; its availability and speed
+        hold for the whole round.
+        A lost client received what the method announces, and trained, but sends nothing; its
+        download and work are counted. The same holds for a client that has failed in the round
+        (`ReplayLog.left`).
         """
         self.open(t)
         there = [
@@ -77,17 +77,17 @@ class Participants:
         return found.reports
 
     def count_lost(self, k: int, examples: float) -> None:
-        """Count what a client that never reports received, and the examples it worked through."""
+        """Count what a client that never reports received, and the examples it processed."""
         if k in self._mine:
             self._tallies[k].down += self.announced(k)[0]
             self._tallies[k].work += examples
 
     def announced(self, k: int) -> tuple[int, int]:
-        """Bytes that the method says client k receives and sends in one round; asked once."""
+        """Return the bytes that the method says client k receives and sends in a round."""
         if k not in self._announced:
             self._announced[k] = self._traffic(k)
         return self._announced[k]
 
     def work(self, client: Client, epochs: int | None = None) -> int:
-        """Epochs (or steps, where the job counts in steps) that the client does in this round."""
+        """Return the epochs or steps, as the job counts, that the client does in this round."""
         return epochs or self.partial.get(client.id, self.draws.full)

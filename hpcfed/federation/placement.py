@@ -1,4 +1,4 @@
-"""Which rank has which client, and what goes with a client that moves."""
+"""Placement of clients on ranks, and migration of a client with its state."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class Placement:
-    """The rank of each client, and the parcel in which a client travels: weights, memory, and what
-    it has done in the round.
+    """Rank of each client, and the state that moves with it.
 
-    ranks: [K].  speeds: of each rank, relative to one another, [R].  costs: estimated work of one
-    epoch of each client, [K].
+    A client's parcel holds its weights, its memory and its completed turns of the current round.
+    ranks: [K], the rank of each client.
+    speeds: [R], relative speeds of the ranks.
+    costs: [K], estimated work of one epoch of each client.
     """
 
     def __init__(
@@ -38,16 +39,16 @@ class Placement:
         self._comm, self._clients, self._store, self._replay = comm, clients, store, replay
 
     def parcel(self, k: int) -> dict[str, Any]:
-        """All that goes with client k to another rank, or to a checkpoint."""
+        """Return the state that goes with client k to another rank or to a checkpoint."""
         entry = {"round": self._replay.of(k).encode()} if k in self._replay else {}
         return self._store.parcel(k) | entry
 
     def has_parcel(self, k: int) -> bool:
-        """Whether client k of this rank keeps anything."""
+        """Return whether client k of this rank has state of its own."""
         return k in self._store or k in self._replay
 
     def with_parcel(self) -> set[int]:
-        """The clients of this rank that keep something."""
+        """Return the clients of this rank that have state of their own."""
         return {*self._store, *self._replay}
 
     def move(self, k: int, src: int, dst: int) -> None:
@@ -60,7 +61,7 @@ class Placement:
             self.restore(k, parcel)  # type: ignore[arg-type]  # it comes to dst
 
     def restore(self, k: int, parcel: dict[str, Any]) -> None:
-        """Give client k of this rank what its parcel holds."""
+        """Restore client k of this rank from its parcel."""
         self._store.put(k, parcel["weights"], parcel["memory"])
         if "round" in parcel:
             self._replay.entries[k] = Entry.decode(np.asarray(parcel["round"]))

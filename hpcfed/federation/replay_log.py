@@ -1,9 +1,8 @@
-"""What clients have done in the round that is going on, so that a round that is begun again does
-nothing twice.
+"""Replay log: completed turns of the current round, so that a repeated round does none again.
 
-A client's turn is a stretch of its work: it depends on the client and what the round gives it, and
-hands on one value. A round is begun again where a signal ended it, in another process, or without a
-client that failed.
+A client's turn is a part of its work. It depends on the client and on its inputs from the round,
+and produces one value. A round is repeated if a signal ended it (then in another process), or
+without a client that failed.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from hpcfed.comm import codec
 from hpcfed.core.params import Mean, Params, Part
 from hpcfed.core.payload import Tally
 
-GO, AGAIN, STOP = range(3)  # what a rank says to the others where all meet; the highest counts
-WHY = (
-    "",
-    "diverged",
-    "data",
-    "memory",
-)  # a failure's kind, as results number them: loss, weights or upload not finite
+GO, AGAIN, STOP = range(3)  # a rank's word to the others at a barrier; the highest counts
+# kinds of failures, by number in results; diverged: loss, weights or upload not finite
+WHY = ("", "diverged", "data", "memory")
 
 
 class Again(Exception):
-    """Clients failed: all ranks begin the round again without them."""
+    """Signal that clients failed: all ranks repeat the round without them."""
 
 
 @dataclass
 class Turn:
-    """A turn that is done: what it handed on, the client's tally after it, and with whom it was,
-    itself included.
+    """A completed turn.
+
+    value: the result of the turn.
+    tally: the client's tally after it.
+    group: the clients that trained together in it, including the client itself.
     """
 
     value: Any
@@ -44,8 +42,11 @@ class Turn:
 
 @dataclass
 class Entry:
-    """Of one client: its turns so far, its scores before them, and why it has left the round, by
-    number of job.
+    """Log of one client in the current round.
+
+    turns: its completed turns.
+    before: its scores before them.
+    failures: by number of job, why the client left the round.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Entry:
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
 
     def encode(self) -> np.ndarray:
-        """As bytes, to be sent or saved."""
+        """Encode the entry as bytes, to be sent or saved."""
         turns = [
             (turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns
         ]
@@ -69,36 +70,33 @@ class Entry:
 
 
 class ReplayLog:
-    """Turns that are done: an entry for each of a rank's clients, and the clients of all ranks that
-    have left the round.
-    """
+    """Completed turns of a rank's clients, and clients of all ranks that have left the round."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self.given: dict[
-            int, int
-        ] = {}  # turns that a client has had since the round was begun, the last time
-        self.left: dict[
-            int, dict[int, tuple[str, str]]
-        ] = {}  # as `failed`, by client, as all ranks know it
-        self.exchanges = 0  # since then
-        self.news = False  # a client of this rank has failed, and the others do not know
+        # turns requested by each client since the round was last begun
+        self.given: dict[int, int] = {}
+        # failures of clients of all ranks, as in `Entry.failures`
+        self.left: dict[int, dict[int, tuple[str, str]]] = {}
+        self.exchanges = 0  # since the round was last begun
+        self.news = False  # a client of this rank has failed, and other ranks do not know it yet
 
     def of(self, k: int) -> Entry:
-        """The entry of client k."""
+        """Return the entry of client k; make it if there is none."""
         return self.entries.setdefault(k, Entry())
 
     def begin(self) -> None:
-        """The round is begun, or begun again."""
+        """Begin the round, or repeat it."""
         self.given, self.exchanges, self.news = {}, 0, False
 
     def clear(self) -> None:
-        """The round is done."""
+        """Discard the log after the round."""
         self.__init__()  # type: ignore[misc]
 
     def next(self, k: int, group: list[int]) -> Turn | None:
-        """Client k's next turn, if it is done already. One with others than these is forgotten:
-        they keep nothing.
+        """Return client k's next turn if it is completed already, else None.
+
+        group: the clients of the turn. A completed turn with another group is discarded.
         """
         turns, i = self.turns(k), self.given.get(k, 0)
         self.given[k] = i + 1
@@ -107,18 +105,19 @@ class ReplayLog:
         return turns[i] if i < len(turns) else None
 
     def turns(self, k: int) -> list[Turn]:
-        """The turns of client k that are done."""
+        """Return the completed turns of client k."""
         return self.entries[k].turns if k in self.entries else []
 
     def fail(self, k: int, number: int, kind: str, message: str) -> None:
-        """Client k leaves the round, and its turns with it. number: of its job, where it may have
-        several.
+        """Record that client k failed and leaves the round.
+
+        number: of its job, if it may have several.
         """
         entry = self.of(k)
         entry.failures[number], self.news = (kind, message), True
 
     def failures(self) -> dict[int, dict[int, tuple[str, str]]]:
-        """This rank's clients that have left, for all ranks to know."""
+        """Return the failures of this rank's clients, for all ranks."""
         return {k: entry.failures for k, entry in self.entries.items() if entry.failures}
 
     def __contains__(self, k: object) -> bool:
@@ -129,7 +128,7 @@ class ReplayLog:
 
 
 def mean_to_plain(mean: Mean) -> list[Any]:
-    """A mean's parts as lists, with the places of their values as arrays."""
+    """Return a mean's parts as lists, with the positions of their values as arrays."""
     return [
         [p.value, p.weight, {n: list(map(np.asarray, axes)) for n, axes in p.at.items()}]
         for p in mean.parts
@@ -137,7 +136,7 @@ def mean_to_plain(mean: Mean) -> list[Any]:
 
 
 def plain_to_mean(parts: list[Any]) -> Mean:
-    """The inverse of `mean_to_plain`."""
+    """Return the mean from the lists of `mean_to_plain`."""
     return Mean(tuple(Part(v, w, {n: tuple(axes) for n, axes in at.items()}) for v, w, at in parts))
 
 

@@ -1,4 +1,7 @@
-"""What each client received, sent and computed in a round: the numbers of its row in the record."""
+"""Tallies: what each client received, sent and computed in a round.
+
+A tally holds the numbers of the client's row in the record.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Tallies(defaultdict[int, Tally]):
-    """The tallies of round `t`, by client; of this rank's clients that did something."""
+    """Tallies of round `t` by client, for this rank's clients that did something."""
 
     def __init__(self) -> None:
         super().__init__(Tally)
         self.t = 0
 
     def open(self, t: int) -> None:
-        """Begin round t: no client has done or sent anything."""
+        """Begin round t with empty tallies."""
         self.clear()
         self.t = t
 
@@ -35,11 +38,14 @@ class Tallies(defaultdict[int, Tally]):
         views: int = 1,
         size: int | None = None,
     ) -> None:
-        """Add a stretch of local training: mean losses and sizes of its batches.
+        """Add local training to a client's tally: mean losses and sizes of its batches.
 
-        seconds: what it takes each time.  own: on the client's own examples; training on others'
-        (public data) is work, but no epoch and no training loss.  views: copies of each example
-        that went through the model.  size: examples in an epoch; default: the client's.
+        seconds: time of the training, without the time of recording CUDA graphs, which is spent
+        once.
+        own: on the client's own examples. Training on other examples (public data) counts as work,
+        but not for epochs and training loss.
+        views: copies of each example that went through the model.
+        size: examples in an epoch; by default the client's.
         """
         tally = self[client.id]
         tally.work += views * sum(examples)

@@ -1,6 +1,4 @@
-"""Turns: the clients of a round one after the other, each once, and what becomes of one that
-fails.
-"""
+"""Turns: the work of the clients of a round, one after the other, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -29,25 +27,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class OpenTurn:
-    """A turn of several clients that is going on.
+    """A turn in progress, of one or several clients.
 
-    values: what each of them hands on; None until it is known. A client that failed hands on
-    nothing.
+    values: the result of each client; None until they are known, and after a failure.
     """
 
     group: list[int]
     values: list[Any] | None = None
 
     def uploads(self) -> Iterator[tuple[int, Any]]:
-        """What each client hands on, by id; nothing where the turn failed."""
+        """Iterate over (id, result) of the clients; empty if the turn failed."""
         if self.values is not None:
             yield from zip(self.group, self.values, strict=True)
 
 
 class Turns:
-    """The turns of this rank's clients: replayed where they are done, written down as they end.
+    """Turns of this rank's clients: completed ones are replayed, new ones are logged as they end.
 
-    grouping: the cohort -> parts of it, each of which trains on one rank; the same on all ranks.
+    grouping: cohort -> groups of clients, each of which trains on one rank; the same on all ranks.
     """
 
     def __init__(
@@ -64,16 +61,17 @@ class Turns:
         self.grouping: Callable[[Sequence[int]], list[list[int]]] = lambda ks: [[k] for k in ks]
         self._job, self._comm, self._store, self._device = job, comm, store, device
         self._clock, self._replay, self._tallies, self._warnings = clock, replay, tallies, warnings
-        self._warned: set[int] = set()  # clients whose failure was told
+        self._warned: set[int] = set()  # clients whose failure has been reported
 
     @contextmanager
     def take(self, clients: Sequence[Client], number: int = 0) -> Iterator[OpenTurn]:
-        """One turn of these clients, which is done, or done again, as a whole.
+        """Yield one turn of these clients, which is done, and repeated, as a whole.
 
-        Inside the block the caller sets `values`, unless they are there: then the turn is done
-        already, and is not done again. Of several clients, none keeps anything from round to
-        round. A client that fails leaves the round (run.on_client_fault = "drop"), or ends the run.
-        number: of the client's job, where it may have several in a round.
+        Inside the block the caller sets `values`, unless they are set: then the turn is completed
+        already, and is not done again. In a turn of several clients, no client keeps state between
+        rounds. A client that fails leaves the round (run.on_client_fault = "drop"), or ends the
+        run.
+        number: of the client's job, if it may have several in a round.
         """
         turn = OpenTurn([client.id for client in clients])
         done = [self._replay.next(k, turn.group) for k in turn.group]
@@ -86,8 +84,8 @@ class Turns:
             self._clock.heartbeat.enter("train")
             self._clock.heartbeat.visit(", ".join(f"{c.id} ({c.architecture})" for c in clients))
             drops = run.on_client_fault == "drop" and past.open
-            # A turn is written down where nothing else has changed its clients in this round. After
-            # an exchange it hangs on who took part in that, which changes when somebody leaves.
+            # A turn is logged if nothing else has changed its clients in this round. After an
+            # exchange it depends on the participants, which change when a client leaves.
             whole = past.open and past.before.isdisjoint(turn.group)
             whole = whole and not (drops and self._replay.exchanges)
             for k in turn.group:
@@ -109,14 +107,14 @@ class Turns:
             self._clock.heartbeat.finish(len(turn.group))
 
     def _replayed(self, group: Sequence[int], done: Sequence[Turn]) -> list[Any]:
-        """What a turn that is done handed on; its tallies too are what they were."""
+        """Return the values of a completed turn, and restore its tallies."""
         self._tallies |= {
             k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally
         }
         return [on_device(turn.value, self._device) for turn in done]
 
     def _check(self, clients: Sequence[Client], values: Sequence[Any]) -> None:
-        """DivergedError where a client hands on what is not finite."""
+        """Raise DivergedError if a client's value is not finite."""
         for client, value in zip(clients, values, strict=False):
             if name := not_finite(value):
                 error = DivergedError(
@@ -129,8 +127,9 @@ class Turns:
     def _fail(
         self, clients: Sequence[Client], error: Exception, number: int, drops: bool, steady: int
     ) -> None:
-        """Let the client that failed leave the round, all of a group where that is not known; or
-        end the run.
+        """Remove the failed client from the round, or end the run.
+
+        If it is unknown which client of a group failed, all of them leave the round.
         """
         whose = getattr(error, "client", None)
         failed = [client for client in clients if whose in (None, client.id)]
@@ -142,8 +141,9 @@ class Turns:
             self._replay.fail(client.id, number, kind(error), str(told))
 
     def share_failures(self) -> None:
-        """All ranks learn who has left the round; collective. Each client's first failure is
-        told.
+        """Tell all ranks which clients have left the round; collective.
+
+        Rank 0 warns once of each client that fails.
         """
         for k, failed in self._comm.gather(self._replay.failures()).items():
             self._replay.left[k] = failed

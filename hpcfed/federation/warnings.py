@@ -1,4 +1,4 @@
-"""What a rank says on stderr, and how its messages name rank, client and checkpoint."""
+"""Messages on stderr, and how they name rank, client and checkpoint."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ class Warnings:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self.last_checkpoint = "no checkpoint yet"  # what error messages say of the last one
-        self.waiting: list[str] = []  # of another rank than 0
+        self.last_checkpoint = (
+            "no checkpoint yet"  # text about the last checkpoint in error messages
+        )
+        self.waiting: list[str] = []  # messages of another rank than 0
         self.quiet = False  # print nothing, as in a rehearsal
         self._said: set[str] = set()
 
     def say(self, message: str) -> None:
-        """Print a message once: on rank 0 at once, of another rank with the next `print_all`."""
+        """Print a message once: at once on rank 0, with the next `print_all` from other ranks."""
         if message in self._said or self.quiet:
             return
         self._said.add(message)
         if self.comm.rank:
             self.waiting.append(message)
             return
-        with suppress(OSError):  # where the disk of a log is full the run goes on
+        with suppress(OSError):  # if the disk of a log is full, the run continues
             print(format_error(f"hpcfed: {message}"), file=sys.stderr, flush=True)
 
     def print_all(self, by_rank: Sequence[Sequence[str]]) -> None:
-        """Print what waits on each rank, [R], on rank 0; nothing waits afterwards.
+        """Print the waiting messages of each rank, [R], on rank 0; no message waits afterwards.
 
-        What concerns several ranks alike is printed once, with all of them.
+        A message of several ranks is printed once, with all of them.
         """
         self.waiting = []
         if self.comm.rank:
@@ -56,6 +58,6 @@ class Warnings:
                 self.say(f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {message}")
 
     def where(self, client: Client | None) -> str:
-        """Rank and client, as error messages name them; None: the server."""
+        """Return the rank and client as error messages name them; None stands for the server."""
         who = f"client {client.id} ({client.architecture})" if client else "server"
         return f"rank {self.comm.rank} of {self.comm.size}: {who}"

@@ -1,4 +1,4 @@
-"""What is the same on all ranks and never changes."""
+"""Facts about a job that are the same on all ranks and never change."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from hpcfed.data.synthetic import Synthetic
 
 @dataclass(frozen=True)
 class World:
-    """Data, who holds which, who has which architecture."""
+    """Data, partition and architectures of a job."""
 
     data: DataSet
     partition: Partition | Synthetic
-    open: Split  # where the public examples are
-    public: np.ndarray  # rows of the public examples there
+    open: Split  # the split that holds the public examples
+    public: np.ndarray  # rows of the public examples in `open`
     architectures: tuple[str, ...]
     costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
     profiles: Profiles  # the clients' devices and network, in virtual time
-    held: Held | None = None  # which client has which modalities, where there are several
-    # rows of the training split that each client holds out for validation, K of them; (): none
+    held: Held | None = None  # modalities of each client, if there are several
+    # rows of the training split that each client holds out for validation, [K]; (): none
     held_out: tuple[np.ndarray, ...] = ()
-    edges: EdgeMap | None = None  # which client has which edge server, where there are such
+    edges: EdgeMap | None = None  # edge server of each client, if there are edge servers
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example, `Shapes` of several modalities."""
+        """Shape of one example, or `Shapes` for several modalities."""
         return self.data.shape
 
     def validation(self, k: int, device: torch.device) -> Shard | None:
-        """What client k holds out of its training examples; None where the job has no
-        validation.
-        """
+        """Return the validation examples that client k holds out, or None without validation."""
         if not self.held_out:
             return None
         train, own = self.data.train, self.held.own[k] if self.held else None
@@ -48,11 +46,11 @@ class World:
 
     @property
     def many(self) -> bool:
-        """A population, whose clients make their own examples."""
+        """Whether this is a population, whose clients make their own examples."""
         return isinstance(self.partition, Synthetic)
 
     def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
-        """Training and test examples of client k."""
+        """Return the training and test examples of client k."""
         if self.many:
             return tuple(
                 Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
