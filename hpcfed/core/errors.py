@@ -146,7 +146,7 @@ def escape_unprintable() -> None:
 class RankLost(Exception):
     """The death of a rank.
 
-    Every other rank raises this in its next collective; see engine/recover.py.
+    Every other rank raises this in its next collective; see engine/fault_tolerance/recover.py.
     """
 
 
