@@ -1,15 +1,17 @@
 """Seconds from `pip install` to a first curve: a fresh environment, the wheel of this tree, its
 packages, and the embedded job with its picture.
 
-`python benchmarks/first_result.py` builds the wheel, and prints how long each step took. pip takes
-packages from its cache where it has them, with the versions of constraints.txt: run it twice, and
-the second time no network is measured. `--installed` borrows the packages of this Python instead
-of installing them, to try the script itself.
+`python benchmarks/first_result.py` builds the wheel, prints how long each step took, and writes it
+to results/bench/first_result.json (not with `--installed`, or with other words of the run). pip
+takes packages from its cache where it has them, with the versions of constraints.txt: run it twice,
+and the second time no network is measured. `--installed` borrows the packages of this Python
+instead of installing them, to try the script itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +20,8 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
+
+from paired import RESULTS, machine
 
 ROOT = Path(__file__).parents[1]
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -56,19 +60,22 @@ def measure(folder: Path, installed: bool, words: list[str]) -> None:
         ],
         "hpcfed run": [str(own / "hpcfed"), "run", *words],
     }
-    total = 0.0
+    took = dict[str, float]()
     for title, command in steps.items():
         begun = time.perf_counter()
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        seconds = time.perf_counter() - begun
-        total += seconds
-        print(f"{title:16}{seconds:8.1f} s", flush=True)
+        took[title] = round(time.perf_counter() - begun, 1)
+        print(f"{title:16}{took[title]:8.1f} s", flush=True)
         if installed and title == "pip install":
             borrow(folder / "env")
     curves = [path.relative_to(folder) for path in folder.glob("runs/*/curves.png")]
+    total = round(sum(took.values()), 1)
     print(f"{'in all':16}{total:8.1f} s, {os.cpu_count()} cores; {', '.join(map(str, curves))}")
     if not curves:
         sys.exit("there is no curve")
+    if not installed and not words:
+        found = {"seconds": took, "in all": total, "machine": machine()}
+        (RESULTS / "first_result.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def borrow(environment: Path) -> None:
