@@ -177,7 +177,7 @@ def of_images(
         else tables.kinds_of_labels(made, role, [table[label] for table in made])
     )
     users = tables.clients(made, how.columns.client)
-    size, grey = survey(both, image, how.image_size, name)
+    grey, size = image_folder.survey(each_image(both, image, name), how.image_size)
     fits(sum(map(len, both)) * size[0] * size[1] * (1 if grey else 3), name)
     x = [
         np.stack(
@@ -197,24 +197,10 @@ def of_images(
     return DataSet(title(name), train, held, names, *moments(train.x), own_tests=own)
 
 
-def survey(parts: list[Any], image: str, wanted: int, name: str) -> tuple[tuple[int, int], bool]:
-    """Return the width and height that all images get, and whether all are grey.
-
-    Raises DataError.
-    """
-    grey, first = True, None
+def each_image(parts: list[Any], column: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the images of a column of all parts, each with its place. Raises DataError."""
     for part in parts:
-        for i, row in enumerate(part.select_columns([image])):
-            found = row[image]
-            if found is None:
-                raise DataError(f"{name}: row {i} has no image in column {image!r}; leave it out")
-            grey = grey and found.mode in image_folder.GREY
-            first = first or found.size
-            if not wanted and found.size != first:
-                sizes = [f"{w}x{h}" for w, h in (first, found.size)]
-                raise DataError(
-                    f"{name}: image {i} has {sizes[1]} pixels, the first {sizes[0]}; set "
-                    f"data.image_size, to scale all images to one size"
-                )
-    assert first is not None
-    return ((wanted, wanted) if wanted else first), grey
+        for i, row in enumerate(part.select_columns([column])):
+            if row[column] is None:
+                raise DataError(f"{name}: row {i} has no image in column {column!r}; leave it out")
+            yield f"{name}: image {i}", row[column]

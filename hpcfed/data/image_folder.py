@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def read(folder: Path, how: Reading) -> DataSet:
         if not files:
             raise DataError(f"{place}: holds no images; leave the folder away, or fill it")
     everything = [file for files, _ in lists for file in files]
-    grey, size = survey(everything, how.image_size)
+    grey, size = survey(each(everything), how.image_size)
     fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
     splits = [Split(decode(files, grey, size), y) for files, y in lists]
     if test is None:
@@ -85,21 +86,32 @@ def opened(file: Path) -> Image.Image:
         raise DataError(f"{file}: is no image: {error}; remove it, or save it again") from error
 
 
-def survey(files: list[Path], wanted: int) -> tuple[bool, tuple[int, int]]:
-    """Return whether all images are grey, and the width and height that all get."""
-    grey, first = True, None
+def each(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
+    """Yield the images of files, each with its path, opened one at a time."""
     for file in files:
         with opened(file) as image:
-            grey = grey and image.mode in GREY
-            first = first or image.size
-            if not wanted and image.size != first:
-                sizes = [f"{w}x{h}" for w, h in (first, image.size)]
-                raise DataError(
-                    f"{file}: has {sizes[1]} pixels, {files[0]} {sizes[0]}; set data.image_size, "
-                    f"as in --data.image_size 32, to scale all images to one size"
-                )
-    assert first is not None
-    return grey, (wanted, wanted) if wanted else first
+            yield str(file), image
+
+
+def survey(images: Iterable[tuple[str, Image.Image]], wanted: int) -> tuple[bool, tuple[int, int]]:
+    """Return whether all images are grey, and the width and height that all get.
+
+    images: one at least, each with its place for messages.
+    wanted: the width and height that the job sets; 0: images must be of one size. Raises DataError.
+    """
+    grey, first, size = True, "", None
+    for where, image in images:
+        grey = grey and image.mode in GREY
+        if size is None:
+            first, size = where, image.size
+        if not wanted and image.size != size:
+            sizes = [f"{w}x{h}" for w, h in (size, image.size)]
+            raise DataError(
+                f"{where}: has {sizes[1]} pixels, {first} {sizes[0]}; set data.image_size, as in "
+                f"--data.image_size 32, to scale all images to one size"
+            )
+    assert size is not None
+    return grey, (wanted, wanted) if wanted else size
 
 
 def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
