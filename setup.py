@@ -72,7 +72,7 @@ setup(
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
         "hf": [
             "transformers>=4.40,<5",
-            "datasets>=3",
+            "datasets>=3,<5",  # 5 and transformers 4 want different huggingface_hub
             "safetensors>=0.4",
         ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna

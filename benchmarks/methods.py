@@ -53,6 +53,7 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedbuff": "--algorithm.K 5",
     "feddf": "--algorithm.steps 50 --algorithm.server_batch 20",
     "feddropout": "--algorithm.scaler false",
+    "fedclassavg": "--local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "fedcompass": "--local.steps 10 --algorithm.min_steps 5",  # 10 steps are an epoch
     "fedet": "--algorithm.server_epochs 1 --algorithm.server_batch 20",
     "fedgh": "--algorithm.server_epochs 10",
@@ -61,7 +62,7 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "fedkemf": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
     "fedmd": "--algorithm.transfer_epochs 1 --algorithm.digest_batch 20",
     "fedprox": "--algorithm.mu 0.1",
-    "fedrare": "--algorithm.inter_after 3",
+    "fedrare": "--algorithm.inter_after 3 --local.lr 0.02",  # 0.05 diverges on CIFAR-10
     "fedrep": "--algorithm.head_epochs 1 --algorithm.final_epochs 1",
     "fedrolex": "--algorithm.scaler false",
     "fedsgd": "--local.momentum 0",

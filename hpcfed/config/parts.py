@@ -149,9 +149,15 @@ class Columns(Part):
 
     label: str = ""
     """Column of the labels; default: label, labels, target, class or y, whichever there is."""
+    positive: str = ""
+    """The one of two labels that counts as positive; metrics are then those of a binary task."""
+    event: str = ""
+    """Column of 0 and 1: whether the event was seen at the time that columns.label holds. The task
+    is then survival.
+    """
     client: str = ""
     """Column that names the client of each example, for data.partition = "natural"; of HDF5 and NPZ
-    any array with a value an example.
+    any array with a value an example; of a folder of images, in its metadata.csv.
     """
     test: str = ""
     """Column that says which examples are tests: test, true or 1; train, false or 0."""

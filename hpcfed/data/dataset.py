@@ -31,6 +31,7 @@ class Text(NamedTuple):
 
 
 TEXT = Text()
+RISK = ("log risk",)  # output of a model of survival times
 HELD_OUT = 0.2  # share of the examples for the test split of own data that have none
 
 
@@ -98,7 +99,12 @@ class Split:
     @property
     def strata(self) -> np.ndarray:
         """Groups for proportional sampling, [n], int64: labels, or whether the event was seen."""
-        return self.y if self.y.ndim == 1 else self.y[:, 1].astype(np.int64)
+        return strata(self.y)
+
+
+def strata(y: np.ndarray) -> np.ndarray:
+    """Return `Split.strata` of labels or survival times."""
+    return y if y.ndim == 1 else y[:, 1].astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hpcfed.config.metrics import TASKS
 from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.safe_read import parse_json
 from hpcfed.data import check
-from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, Task, several
+from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, several
 from hpcfed.data.moments import moments
 from hpcfed.data.tables import MISSING, Table, held_out, to_dataset
 from hpcfed.data.text import encode
@@ -25,7 +25,6 @@ from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 OUTPUTS = {"binary": 2, "survival": 1}  # number of classes of tasks that fix it
-RISK = ("log risk",)  # output of a model of survival times
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
 USERS = ("users", "user_hash")

@@ -47,7 +47,8 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
         test = None
     share = {"data.held_out"} if test is None and not how.columns.test else set()
     if image := image_column(library, name, train, how):
-        own = {"columns.image", "columns.label", "columns.client", "data.image_size"}
+        own = {"data.image_size"}
+        own |= {f"columns.{what}" for what in ("image", "label", "client", "positive", "event")}
         how.refuse_others(name, "images" + (" with tests" if not share else ""), own | share)
         return of_images(library, name, train, test, image, how)
     without = "" if share else " with test examples"
@@ -165,17 +166,14 @@ def of_images(
         for part, which in zip(both, ("train", "test"), strict=False)
     ]
     label = tables.label_column(made[0], how.columns.label)
-    role = tables.Roles(label, how.columns.client, ())
-    if how.columns.client:
-        tables.known(made[0], "client", how.columns.client)
+    role = tables.Roles(label, how.columns.client, how.columns.event, ())
+    for what in ("client", "event"):
+        if column := getattr(how.columns, what):
+            tables.known(made[0], what, column)
     for table in made:
         tables.known(table, "label", label)
     classes = names_of(library, train, label)
-    y, names = (
-        tables.whole_labels(made, role, classes)
-        if classes
-        else tables.kinds_of_labels(made, role, [table[label] for table in made])
-    )
+    y, names, task = tables.labels(made, role, how, classes)
     users = tables.clients(made, how.columns.client)
     grey, size = image_folder.survey(each_image(both, image, name), how.image_size)
     fits(sum(map(len, both)) * size[0] * size[1] * (1 if grey else 3), name)
@@ -190,11 +188,12 @@ def of_images(
     ]
     splits = [Split(*three) for three in zip(x, y, users, strict=True)]
     if test is None:
-        rows = tables.held_out(name, y[0], users[0], how.held_out)
+        rows = tables.held_out(name, splits[0].strata, users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
     own = all(ids is not None for ids in users)
     train, held = splits
-    return DataSet(title(name), train, held, names, *moments(train.x), own_tests=own)
+    numbers = moments(train.x)
+    return DataSet(title(name), train, held, names, *numbers, task=task, own_tests=own)
 
 
 def each_image(parts: list[Any], column: str, name: str) -> Iterator[tuple[str, Any]]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
+from hpcfed.core.wording import count_noun
 from hpcfed.data.dataset import DataSet, Reading, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.tables import held_out
+from hpcfed.data.tables import Table, clients, held_out, known, positive_last, read_table
 from hpcfed.data.user_arrays import fits
 
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".gif")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 GREY = ("1", "L", "I;16", "I", "LA")  # Pillow's modes of images without colour
 TRAIN, TEST = "train", "test"
+LIST, NAME = "metadata.csv", "file_name"  # as Hugging Face's image folders have them
 
 
 def read(folder: Path, how: Reading) -> DataSet:
@@ -29,12 +32,17 @@ def read(folder: Path, how: Reading) -> DataSet:
     Images are uint8, grey if all of them are, else RGB without transparency. `data.image_size`
     scales them, width and height independently; without it all must have the same size. Files whose
     endings are not those of images are ignored.
+    With `columns.client`, metadata.csv in the folder (or in train, and in test) names the client of
+    each image: a column file_name, such as CLASS/IMAGE.png, and the column of clients. Each client
+    is tested on its own test images.
     Raises DataError.
     """
     parted = (folder / TRAIN).is_dir()
     train = folder / TRAIN if parted else folder
     test = folder / TEST if parted and (folder / TEST).is_dir() else None
-    taken = {"data.image_size"} | (set() if test else {"data.held_out"})
+    taken = {"data.image_size", "columns.client", "columns.positive"} | (
+        set() if test else {"data.held_out"}
+    )
     how.refuse_others(str(folder), f"a folder of images{' with tests' if test else ''}", taken)
     classes = classes_of(train)
     if not classes:
@@ -51,12 +59,27 @@ def read(folder: Path, how: Reading) -> DataSet:
     everything = [file for files, _ in lists for file in files]
     grey, size = survey(each(everything), how.image_size)
     fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
-    splits = [Split(decode(files, grey, size), y) for files, y in lists]
+    users: list[np.ndarray | None] = [None] * len(lists)
+    if column := how.columns.client:
+        places = filter(None, (train, test))
+        listings = [
+            clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
+        ]
+        users = clients(listings, column)
+    y, names, task = [labels for _, labels in lists], tuple(classes), "classes"
+    if positive := how.columns.positive:
+        y, names = positive_last(str(folder), y, names, positive)
+        task = "binary"
+    splits = [
+        Split(decode(files, grey, size), labels, whose)
+        for (files, _), labels, whose in zip(lists, y, users, strict=True)
+    ]
     if test is None:
-        rows = held_out(str(folder), splits[0].y, None, how.held_out)
+        rows = held_out(str(folder), splits[0].y, users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
-    numbers = moments(splits[0].x)
-    return DataSet(folder.resolve().name, splits[0], splits[1], tuple(classes), *numbers)
+    one, two = splits
+    facts: Any = {"task": task, "own_tests": bool(column)}
+    return DataSet(folder.resolve().name, one, two, names, *moments(one.x), **facts)
 
 
 def classes_of(folder: Path) -> list[str]:
@@ -76,6 +99,32 @@ def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
         files += [place / file for file in mine]
         labels += [label] * len(mine)
     return files, np.array(labels, np.int64)
+
+
+def clients_of(place: Path, files: list[Path], column: str) -> Table:
+    """Return metadata.csv of a folder, with one row for each of these files, in their order.
+
+    Raises DataError for a missing list or column, and for a file that the list does not name.
+    """
+    path = place / LIST
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such file; with columns.client it names the "
+            f"client of each image: columns {NAME} (as {files[0].relative_to(place).as_posix()}) "
+            f"and {column}"
+        )
+    table = read_table(path)
+    known(table, "client", column)
+    if NAME not in table.names:
+        raise DataError(f"{path}: has no column {NAME}, which names the images")
+    at = {str(name): row for row, name in enumerate(table[NAME])}
+    names = [file.relative_to(place).as_posix() for file in files]
+    if absent := [name for name in names if name not in at]:
+        raise DataError(
+            f"{path}: does not name the image {absent[0]} ({count_noun(len(absent), 'image')} in "
+            f"all); add a line for each, or remove the image"
+        )
+    return table.take(np.array([at[name] for name in names]))
 
 
 def opened(file: Path) -> Image.Image:

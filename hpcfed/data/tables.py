@@ -20,7 +20,7 @@ from hpcfed.core.paths import only_regular
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
-from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, Task
+from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, strata
 from hpcfed.data.moments import moments
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode as encode_texts
@@ -77,7 +77,9 @@ def read(path: Path, how: Reading) -> DataSet:
     all columns without a role are inputs. Numbers are standardised by the training part (its mean
     and deviation become those of the data set). A categorical column becomes a 0 or 1 for each
     category of the training part, or codes, which count as numbers. Labels may be words or numbers:
-    classes are their different values. Missing values (empty, ?, NA, nan, null, none, -) are
+    classes are their different values. With
+    columns.positive the task is binary; with columns.event it is survival, and labels are times.
+    Missing values (empty, ?, NA, nan, null, none, -) are
     refused or filled in, or their rows are dropped. If a column names clients, each natural client
     is tested on its own test examples.
     Raises DataError with file, column, row (from 1) and value for whatever cannot be used.
@@ -239,16 +241,17 @@ def known(table: Table, what: str, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of a table's columns: label, client and inputs."""
+    """Roles of a table's columns: label, client, event and inputs; "" for none."""
 
     label: str
     client: str
+    event: str
     inputs: tuple[str, ...]
 
     @property
     def used(self) -> tuple[str, ...]:
         """Names of all columns that are used."""
-        return (*filter(None, (self.label, self.client)), *self.inputs)
+        return (*filter(None, (self.label, self.event, self.client)), *self.inputs)
 
 
 def roles(table: Table, how: Reading) -> Roles:
@@ -258,17 +261,17 @@ def roles(table: Table, how: Reading) -> Roles:
     """
     c = how.columns
     label = label_column(table, c.label)
-    for what in ("client", "test", "text"):
+    for what in ("client", "test", "text", "event"):
         if name := getattr(c, what):
             known(table, what, name)
     for what in ("inputs", "ignore", "one_hot", "codes"):
         known(table, what, *getattr(c, what))
-    apart = {label, c.client, c.test, *c.ignore} - {""}
+    apart = {label, c.event, c.client, c.test, *c.ignore} - {""}
     inputs = (c.text,) if c.text else c.inputs or tuple(n for n in table.names if n not in apart)
     if wrong := [name for name in inputs if name in apart - {c.client}]:
         raise DataError(
-            f"{table.where}: column {wrong[0]!r} is an input in columns, and label, test or "
-            f"ignored too; leave it out of one"
+            f"{table.where}: column {wrong[0]!r} is an input in columns, and label, event, test "
+            f"or ignored too; leave it out of one"
         )
     if not inputs:
         raise DataError(f"{table.where}: no column is left for the inputs; there is {table.names}")
@@ -279,7 +282,7 @@ def roles(table: Table, how: Reading) -> Roles:
                     f"{table.where}: columns.{what} names {name!r}, which is no input, or is named "
                     f"twice; leave it out"
                 )
-    return Roles(label, c.client, tuple(inputs))
+    return Roles(label, c.client, c.event, tuple(inputs))
 
 
 def to_dataset(
@@ -305,16 +308,11 @@ def to_dataset(
         train, test = by_column(train, how.columns.test)
     parts = [train] if test is None else [train, test]
     parts = [without_gaps(part, role, how, notes) for part in parts]
-    label = [part[role.label] for part in parts]
-    y, names = (
-        whole_labels(parts, role, classes)
-        if numbered or classes
-        else kinds_of_labels(parts, role, label)
-    )
+    y, names, task = labels(parts, role, how, classes, numbered, task)
     users = clients(parts, role.client)
     own = all(ids is not None for ids in users)
     if test is None:
-        rows = held_out(parts[0].where, y[0], users[0], how.held_out)
+        rows = held_out(parts[0].where, strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
         users = [None if users[0] is None else users[0][r] for r in rows]
     if how.columns.text:
@@ -322,11 +320,40 @@ def to_dataset(
         splits = [Split(*three) for three in zip(texts, y, users, strict=True)]
         with add_path_to_errors(Path(train.where)):
             (one, two), vocabulary = encode_texts(splits, how.text)
-        return DataSet(name, one, two, names, (), (), vocabulary, own_tests=own, notes=tuple(notes))
+        facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
+        return DataSet(name, one, two, names, (), (), vocabulary, **facts)
     x, mean, std = encode(parts, role, how, notes)
     one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
-    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
+    facts = {"task": task, "own_tests": own, "notes": tuple(notes)}
     return DataSet(name, one, two, names, mean, std, **facts)
+
+
+def labels(
+    parts: list[Table],
+    role: Roles,
+    how: Reading,
+    classes: list[str] | None = None,
+    numbered: bool = False,
+    task: Task = "classes",
+) -> tuple[list[np.ndarray], tuple[str, ...], Task]:
+    """Return the labels of each part, the names of the classes, and the task.
+
+    classes, numbered: as in `to_dataset`.
+    task: that of the file; columns.event and columns.positive change it.
+    """
+    if role.event:
+        if how.columns.positive:
+            raise DataError(
+                f"{parts[0].where}: columns.positive has no effect on survival times; leave it away"
+            )
+        return survival_times(parts, role), RISK, "survival"
+    if numbered or classes:
+        y, names = whole_labels(parts, role, classes)
+    else:
+        y, names = kinds_of_labels(parts, role, [part[role.label] for part in parts])
+    if how.columns.positive:
+        return *positive_last(parts[0].where, y, names, how.columns.positive), "binary"
+    return y, names, task
 
 
 def words(table: Table, name: str) -> np.ndarray:
@@ -495,21 +522,52 @@ def whole_labels(
     return y, names
 
 
+def survival_times(parts: list[Table], role: Roles) -> list[np.ndarray]:
+    """Return survival times, [n, 2], float32: the time, and whether the event was seen."""
+    y = []
+    for part in parts:
+        for name in (role.label, role.event):
+            refuse_gaps(part, name, "each example needs a time and an event")
+            if part[name].dtype == object:
+                raise DataError(
+                    f"{part.where}: column {name!r} holds words; with columns.event the label is a "
+                    f"time, and the event 1 (seen) or 0"
+                )
+        pairs = np.stack([part[role.label], part[role.event]], 1)
+        y.append(check.survival(pairs, part.n, f"{part.where}: {role.label}, {role.event}"))
+    return y
+
+
+def positive_last(
+    where: str, y: list[np.ndarray], names: tuple[str, ...], positive: str
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Return labels and names of two classes, with the positive one as the second."""
+    if len(names) != 2 or positive not in names:
+        raise DataError(
+            f"{where}: columns.positive = {positive!r} is one of two labels, but the labels are "
+            f"{join_few(names, FEW)}"
+        )
+    if positive == names[1]:
+        return y, names
+    return [1 - labels for labels in y], names[::-1]
+
+
 def held_out(
     where: str, y: np.ndarray, users: np.ndarray | None, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the training and of the test part, each label in proportion.
 
+    y: [n], labels, or other groups (`strata`).
     If there are clients, each label of each client is in proportion.
     """
     C = int(y.max()) + 1
-    strata = y if users is None else np.unique(users * C + y, return_inverse=True)[1]
+    groups = y if users is None else np.unique(users * C + y, return_inverse=True)[1]
     size = int(share * len(y) + 1e-9)
     if not size:
         raise DataError(
             f"{where}: {len(y)} examples are too few to hold out a test split; store one"
         )
-    test = take(strata, apportion(size, np.bincount(strata)), stream(0, "hold-out"))
+    test = take(groups, apportion(size, np.bincount(groups)), stream(0, "hold-out"))
     return np.setdiff1d(np.arange(len(y)), test), test
 
 

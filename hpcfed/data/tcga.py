@@ -22,8 +22,7 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.absent import absent
-from hpcfed.data.dataset import DataSet, Split
-from hpcfed.data.files import RISK
+from hpcfed.data.dataset import RISK, DataSet, Split
 from hpcfed.data.user_arrays import readable
 
 FILE = "brca.csv"

@@ -146,6 +146,31 @@ def test_natural_clients_have_a_share_of_their_own_rows_for_tests(tmp_path):
     assert np.bincount(data.test.users).tolist() == [4] * 3 and data.own_tests
 
 
+def test_one_of_two_labels_counts_as_positive(tmp_path):
+    rows = "v,sick\n" + "".join(f"{i},{'no' if i % 4 else 'ill'}\n" for i in range(40))
+    plain = read(save(tmp_path, rows), label="sick")
+    data = read(save(tmp_path, rows), label="sick", positive="ill")
+    assert (plain.task, plain.classes) == ("classes", ("ill", "no"))
+    assert (data.task, data.classes) == ("binary", ("no", "ill"))
+    assert np.array_equal(data.train.y, 1 - plain.train.y) and data.train.y.sum() == 8
+    assert np.array_equal(data.train.x, plain.train.x)
+    other = read(save(tmp_path, rows), label="sick", positive="no")
+    assert other.task == "binary" and np.array_equal(other.train.y, plain.train.y)
+
+
+def test_a_time_and_an_event_are_survival(tmp_path):
+    rows = "v,days,seen,site\n" + "".join(
+        f"{-i},{i / 2},{i % 2},{'ab'[i // 20]}\n" for i in range(40)
+    )
+    data = read(save(tmp_path, rows), label="days", event="seen", client="site")
+    assert data.task == "survival" and len(data.classes) == 1 and data.own_tests
+    assert data.train.y.shape == (32, 2) and data.train.x.shape == (32, 1)
+    assert np.array_equal(data.train.y[:, 0], -data.train.x[:, 0] / 2)
+    assert np.array_equal(data.train.y[:, 1], -data.train.x[:, 0] % 2)
+    for site in (0, 1):  # events and others of each site are held out in proportion
+        assert data.test.y[data.test.users == site, 1].tolist().count(1) == 2
+
+
 def test_rows_of_numbers_in_npz_are_a_table_too(tmp_path):
     x = np.arange(40.0).reshape(20, 2)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(20) % 2, site_train=np.arange(20) % 4)
@@ -197,6 +222,18 @@ WRONG = {
     "test_values": (PEOPLE, {"label": "sick", "test": "site"}, "'site' is 'north' in row 1"),
     "all_dropped": ("a,y\n,0\n,1\n", {"missing": "drop"}, "each row lacks a value"),
     "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels are not"),
+    "positive_of_none": (
+        PEOPLE,
+        {"missing": "fill", "label": "sick", "positive": "1"},
+        "are no, y",
+    ),
+    "event_of_words": ("v,t,e\n1,1,no\n1,2,yes\n", {"label": "t", "event": "e"}, "'e' holds words"),
+    "event_of_two": ("v,t,e\n1,1,0\n1,2,2\n", {"label": "t", "event": "e"}, "an event is 1"),
+    "event_and_positive": (
+        "v,t,e\n1,1,0\n1,2,1\n",
+        {"label": "t", "event": "e", "positive": "1"},
+        "columns.positive has no effect on survival times",
+    ),
     "text_of_numbers": ("a,y\n1,0\n" * 1 + "2,1\n" * 9, {"text": "a"}, "'a' holds numbers"),
 }
 
@@ -246,6 +283,24 @@ def test_a_folder_of_images_has_a_class_a_folder(tmp_path):
     draw(tmp_path / "parted/train", n=3, mode="L"), draw(tmp_path / "parted/test", ("dog",), 2, "L")
     parted = read(str(tmp_path / "parted"))
     assert parted.train.x.shape == (6, 1, 5, 6) and parted.test.y.tolist() == [1, 1]
+
+
+def test_a_list_beside_the_images_names_their_clients(tmp_path):
+    folder = draw(tmp_path / "pets")
+    with pytest.raises(DataError, match="metadata.csv: there is no such file; with columns.client"):
+        read(str(folder), client="owner")
+    lines = [f"{kind}/{i}.png,{'abcde'[i // 2]}" for kind in ("dog", "cat") for i in range(10)]
+    save(folder, "\n".join(["file_name,owner", *lines[1:]]), "metadata.csv")
+    with pytest.raises(DataError, match=r"does not name the image dog/0.png \(1 image in all\)"):
+        read(str(folder), client="owner")
+    save(folder, "\n".join(["file_name,owner", *lines]), "metadata.csv")
+    with pytest.raises(DataError, match="columns.client: no column 'keeper'"):
+        read(str(folder), client="keeper")
+    data = read(str(folder), client="owner", held_out=0.5, positive="cat")
+    assert (data.task, data.classes) == ("binary", ("dog", "cat"))
+    assert data.own_tests and np.bincount(data.test.users).tolist() == [2] * 5
+    for split in (data.train, data.test):  # draw gives the images of 0.png to 9.png these values
+        assert np.array_equal(split.x[:, 0, 0, 0] % 100 // 2, split.users)
 
 
 def test_images_of_several_sizes_need_one(tmp_path):
