@@ -43,13 +43,13 @@ class FedAsync(EventBased):
     / (a (s - b) + 1).
     """
     a: NonNegativeFloat = 0.5
-    """Poly and hinge: how fast; the paper has 0.5 for poly, 10 for hinge."""
+    """Poly and hinge: a, how fast the weight falls; the paper has 0.5 for poly, 10 for hinge."""
     b: NonNegativeInt = 4
     """Hinge: staleness up to which a model has its full weight."""
     rho: NonNegativeFloat = 0.005
     """Weight of the proximal term, rho / 2 times the squared distance to the download."""
     max_staleness: NonNegativeInt | None = None
-    """Staler models are rejected; their traffic counts."""
+    """Models of larger staleness are rejected; their traffic counts."""
     decay: PositiveFloat = 1.0
     """Factor of alpha at each of decay_at."""
     decay_at: tuple[PositiveInt, ...] = ()

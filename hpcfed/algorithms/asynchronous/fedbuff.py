@@ -93,7 +93,7 @@ class FedBuff(EventBased):
     staleness: Literal["const", "poly"] = "poly"
     """How the weight of an update falls with its staleness s: not at all, or as (s + 1)^-a."""
     a: NonNegativeFloat = 0.5
-    """Poly: how fast."""
+    """Poly: a, how fast the weight falls."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)

@@ -226,7 +226,7 @@ class FedCompass(EventBased):
     staleness: Literal["const", "poly"] = "poly"
     """How the weight of a model falls with its staleness s: not at all, or as (s + 1)^-a."""
     a: NonNegativeFloat = 0.5
-    """Poly: how fast."""
+    """Poly: a, how fast the weight falls."""
     min_steps: PositiveInt = 20
     """Fewest steps with which a client joins a group."""
     slack: Annotated[float, Ge(1)] = 1.2

@@ -45,7 +45,7 @@ class FeSEMMA(EM):
     trains_parts: ClassVar[Any] = False
 
     matchings: PositiveInt = 8
-    """Most times that the clients of a centre are matched to it in a round."""
+    """Maximum number of times that the clients of a centre are matched to it in a round."""
     head: Literal["clients", "classes"] = "clients"
     """The last layer is averaged with the clients' weights, or row by row with their numbers of
     examples of that class, which they send.

@@ -46,7 +46,7 @@ class IFCA(RoundBased):
     plus noise.
     """
     sigma: NonNegativeFloat = 0.01
-    """Standard deviation of that noise."""
+    """Perturbed: standard deviation of the noise."""
 
     keeps_weights: ClassVar[bool | None] = False
 

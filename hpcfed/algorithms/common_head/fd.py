@@ -56,7 +56,8 @@ class FD(RoundBased):
     gamma: NonNegativeFloat = 1.0
     """Weight of the distance to the other clients' mean output; 0 is local training."""
     distance: Literal["kl", "mse"] = "kl"
-    """Distance to that output: KL divergence, or squared difference of the probabilities."""
+    """Distance to the others' mean output: KL divergence, or squared difference of probabilities.
+    """
     outputs: Literal["during", "after"] = "during"
     """Outputs are averaged over all local steps, as in the paper, or over all examples after these
     steps.

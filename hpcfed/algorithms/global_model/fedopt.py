@@ -55,7 +55,7 @@ class FedOpt(RoundBased):
     optimiser: Rule = "adam"
     """How the second moment follows the squared changes."""
     eta: PositiveFloat = 0.01
-    """The server's step."""
+    """Step size of the server."""
     b1: Decay = 0.9
     """Decay of the first moment; 0: the change of this round alone."""
     b2: Decay = 0.99

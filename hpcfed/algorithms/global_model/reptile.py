@@ -60,15 +60,15 @@ class Reptile(RoundBased):
     first_rounds: NonNegativeInt = 50
     """Number of rounds of FedAvg before those of Reptile."""
     first_lr: PositiveFloat = 1.0
-    """Server's step in the rounds of FedAvg."""
+    """Step size of the server in the rounds of FedAvg."""
     first_momentum: Share = 0.9
-    """Server's momentum in the rounds of FedAvg."""
+    """Momentum of the server in the rounds of FedAvg."""
     inner_steps: PositiveInt = 5
     """Steps of a client in a round of Reptile (K of the paper)."""
     server_optimiser: Literal["adam", "sgd"] = "adam"
     """Optimiser of the server in the rounds of Reptile."""
     server_lr: PositiveFloat = 0.01
-    """The server's step in the rounds of Reptile."""
+    """Step size of the server in the rounds of Reptile."""
     b1: Decay = 0.9
     """Adam: decay of the first moment."""
     b2: Decay = 0.999

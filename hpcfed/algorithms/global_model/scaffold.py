@@ -47,10 +47,10 @@ class Scaffold(RoundBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of the updates of the model."""
     eta_g: PositiveFloat = 1.0
-    """The server's step."""
+    """Step size of the server."""
     control: Literal["steps", "gradient"] = "steps"
-    """New control variate: from the steps taken (option II), or the gradient at the received model
-    (option I).
+    """New control variate: from the steps taken (option II), or as the gradient at the received
+    model (option I).
     """
 
     survival: ClassVar[bool] = True
