@@ -118,11 +118,11 @@ class Method(Part):
         if local.optimiser == "adam":
             found["local.momentum"] = "local.optimiser = 'adam' has moments of its own"
         else:
-            found["local.betas"] = "they are Adam's, and local.optimiser = 'sgd'"
+            found["local.betas"] = "only Adam uses them, but local.optimiser = 'sgd'"
             if not local.momentum:
-                found["local.keep_optimiser"] = "SGD without momentum has nothing to keep"
+                found["local.keep_optimiser"] = "SGD without momentum has no state to keep"
         if local.steps is not None:
-            found["local.epochs"] = "local.steps stands instead of them"
+            found["local.epochs"] = "local.steps is set and replaces them"
         if local.schedule != "step":
             why = f"local.schedule = {local.schedule!r} has no milestones"
             found |= {"local.milestones": why, "local.decay": why}
@@ -130,7 +130,7 @@ class Method(Part):
             why = "without local.milestones the learning rate never falls"
             found |= {"local.schedule": why, "local.decay": why}
         if self.keeps_stragglers and (local.steps or local.epochs) == 1:
-            why = "a part of a single epoch or step is all of it"
+            why = "stragglers do at least one epoch or step, which is all of the work"
             found["local.stragglers"] = why
         return found
 
@@ -312,4 +312,4 @@ def single_step(job: Job) -> dict[str, str]:
 def one_gradient(job: Job) -> dict[str, str]:
     """Return the fields without effect where clients send one gradient each round, and why."""
     names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
-    return {f"local.{name}": "a client sends its plain gradient, once a round" for name in names}
+    return {f"local.{name}": "a client sends its plain gradient once per round" for name in names}

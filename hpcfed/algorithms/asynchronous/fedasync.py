@@ -59,13 +59,13 @@ class FedAsync(EventBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
-        why = f"staleness = {self.staleness!r} does not have it"
+        why = f"staleness = {self.staleness!r} does not use it"
         if self.staleness != "hinge":
             found["algorithm.b"] = why
         if self.staleness == "const":
             found["algorithm.a"] = why
         if not self.decay_at:
-            found["algorithm.decay"] = "decay_at names no round"
+            found["algorithm.decay"] = "decay_at is empty"
         if self.decay == 1:
             found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
         return found

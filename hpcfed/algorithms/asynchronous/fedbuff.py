@@ -98,7 +98,7 @@ class FedBuff(EventBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not have it"
+            found["algorithm.a"] = "staleness = 'const' does not use it"
         return found
 
     @property

@@ -237,10 +237,10 @@ class FedCompass(EventBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not have it"
+            found["algorithm.a"] = "staleness = 'const' does not use it"
         steps = job.local.steps
         if steps is None:
-            found["job"] = "needs jobs that count in steps; set local.steps to the most of a job"
+            found["job"] = "needs jobs counted in steps; set local.steps to the most steps of a job"
         elif steps < self.min_steps:
             found["job"] = (
                 f"needs algorithm.min_steps = {self.min_steps} of at most local.steps = {steps}; "

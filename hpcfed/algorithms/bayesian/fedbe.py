@@ -79,7 +79,7 @@ class FedBE(RoundBased):
         elif self.posterior == "dirichlet":
             found["algorithm.var_scale"] = "posterior = 'dirichlet' has no variance"
         else:
-            found["algorithm.alpha"] = f"posterior = {self.posterior!r} mixes nothing"
+            found["algorithm.alpha"] = f"posterior = {self.posterior!r} draws no mixtures"
         steps = self.server_epochs * math.ceil(job.data.public / self.server_batch)
         if not self.swa_every:
             found["algorithm.swa_start"] = "swa_every = 0: there is no SWA average"

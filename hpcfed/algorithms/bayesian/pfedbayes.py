@@ -65,7 +65,7 @@ class PFedBayes(RoundBased):
         if self.inner_steps == 1:
             found |= single_step(job)
         if not self.eps_std and not self.zeta:
-            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
+            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: standard deviations are not used"
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:

@@ -65,9 +65,9 @@ class CFL(Centred):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         idle = ("gamma",) if self.rule == "norms" else ("eps1", "eps2")
-        found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not ask for it" for name in idle}
+        found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not use it" for name in idle}
         if self.after >= job.rounds:
-            why = f"after = {self.after}, and there are {job.rounds} rounds: nothing is cut"
+            why = f"after = {self.after}, and there are {job.rounds} rounds: no cluster is split"
             names = ("after", "rule", "eps1", "eps2", "gamma", "linkage", "scope")
             found |= {f"algorithm.{name}": why for name in names}
         return found

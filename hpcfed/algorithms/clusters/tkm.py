@@ -54,9 +54,9 @@ class TKM(Centred):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "a robust centre weighs all clients alike"
+        found["algorithm.weighting"] = "a robust centre gives all clients equal weights"
         if self.estimator == "median":
-            found["algorithm.trim"] = "estimator = 'median' leaves out all but the middle"
+            found["algorithm.trim"] = "estimator = 'median' does not trim"
         if self.clusters == 1:
             why = "there is one cluster"
             found |= {"algorithm.iterations": why, "algorithm.later": why}

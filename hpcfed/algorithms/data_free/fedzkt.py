@@ -84,7 +84,7 @@ class FedZKT(RoundBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
-        found["algorithm.weighting"] = "all models of the ensemble weigh alike"
+        found["algorithm.weighting"] = "all models of the ensemble have equal weights"
         if not self.server_steps:
             why = "server_steps = 0: the generator is not trained"
             found["algorithm.generator_lr"] = why

@@ -46,7 +46,7 @@ class DSGD(Peers, RoundBased):
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | {"algorithm.weighting": "links have the weights"}
+        return super().refuses(job) | {"algorithm.weighting": "averages are weighted by links"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes

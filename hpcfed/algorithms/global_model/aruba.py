@@ -74,13 +74,15 @@ class ARUBA(RoundBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if not self.learn:
-            why = "learn = false: nothing is learned of rates"
+            why = "learn = false: rates are not learned"
             idle = ("scope", "zeta", "p", "final_epochs", "c")
             return found | {f"algorithm.{name}": why for name in idle}
         if job.local.optimiser != "sgd":
-            found["job"] = "needs SGD, whose rates it learns; set local.optimiser = 'sgd'"
+            found["job"] = (
+                "needs SGD, because it learns the rates of its steps; set local.optimiser = 'sgd'"
+            )
         names = ("momentum", "weight_decay", "keep_optimiser", "schedule", "milestones", "decay")
-        why = "the learned rates are all of the optimiser"
+        why = "clients take plain steps with the learned rates"
         found |= {f"local.{name}": why for name in names}
         if not self.final_epochs:
             found["algorithm.c"] = "final_epochs = 0: no client personalises the model"

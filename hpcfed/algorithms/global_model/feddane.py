@@ -63,7 +63,7 @@ class FedDANE(RoundBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         if job.participation == 1:
-            found["algorithm.sets"] = "participation = 1: all clients are in both"
+            found["algorithm.sets"] = "participation = 1: both sets are all clients"
         return found
 
     def cohort(self, fed: Federation, t: int) -> list[int]:

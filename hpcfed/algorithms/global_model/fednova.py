@@ -67,7 +67,7 @@ class FedNova(RoundBased):
         found = super().refuses(job) | single_step(job)
         if job.local.optimiser != "sgd":
             found["job"] = (
-                "needs SGD, of whose steps it knows how gradients enter an update; set "
+                "needs SGD, because it counts how often gradients enter an update; set "
                 "local.optimiser = 'sgd'"
             )
         elif job.local.keep_optimiser and job.local.momentum:

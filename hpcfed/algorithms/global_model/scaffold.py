@@ -60,7 +60,7 @@ class Scaffold(RoundBased):
         found = super().refuses(job)
         if job.local.optimiser != "sgd" or job.local.momentum:
             found["job"] = (
-                "needs plain SGD, for its control variates are mean gradients; set "
+                "needs plain SGD, because control variates are mean gradients; set "
                 "local.optimiser = 'sgd', momentum 0"
             )
         return found
