@@ -1,4 +1,4 @@
-"""Base classes of methods. A method replaces the hooks in which it differs from FedAvg.
+"""Base classes of methods, which replace the hooks in which they differ from FedAvg.
 
 The default hooks of `RoundBased`, the base class of synchronous methods, are FedAvg. A run calls
 the hooks in this order:
@@ -246,9 +246,10 @@ class RoundBased(Method):
         return self.server(state, fed.mean(uploads, keep=state, last=True))
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Any:
-        """Run one client's round: download, train, upload. Return its part of the mean, a `Mean`.
+        """Run one client's round (download, train, upload) and return its part of the mean.
 
-        A method that replaces `round` may return whatever its own `round` takes.
+        The part is a `Mean`. A method that replaces `round` may return whatever its own `round`
+        takes.
         """
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
