@@ -1,5 +1,6 @@
-"""Methods: one folder a kind, one file a method. The registry stands in `hpcfed.config.methods`,
-for a job names them.
+"""Methods of federated learning: one folder per kind, one file per method.
+
+The registry is in `hpcfed.config.methods`, because jobs name methods.
 """
 
 from hpcfed.config.methods import ALGORITHMS as ALGORITHMS

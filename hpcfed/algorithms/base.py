@@ -1,27 +1,28 @@
-"""A method as a few hooks; those of RoundBased, a synchronous method, are together FedAvg.
+"""Base classes of methods, which replace the hooks in which they differ from FedAvg.
 
-A run calls the hooks in this order. A method replaces those in which it differs from FedAvg; all
-else stays as it is.
+The default hooks of `RoundBased`, the base class of synchronous methods, are FedAvg. A run calls
+the hooks in this order:
 
-    before the run      refuses     why the job is refused: as a whole, or fields that do nothing
+    before the run      refuses     reasons to refuse the job or single fields of it
                         shared      which tensors are exchanged
-                        traffic     bytes of a client in a round
-                        init        what the server starts with
-    round               cohort      who takes part
+                        traffic     bytes per client and round
+                        init        initial state of the server
+    round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
         client          local       one client's round
-                          offer     what of the state it gets
-                          receive   what it makes of that
-                          loss      its objective
-        server          server      the new state from the mean of the uploads
-      evaluation        predictor   with what a client predicts
-                        columns     further numbers of the record
-    after the last one  finish      a last mean, a fine-tuning
+                          offer     part of the state that the client gets
+                          receive   load it into the client's model
+                          loss      local objective
+        server          server      new state from the mean of the uploads
+      evaluation        predictor   function that predicts for a client
+                        columns     additional numbers of the record
+    after the last one  finish      final averaging or fine-tuning
 
-`weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
-what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `trains`, `draws_widths`, `samples_cohorts`, `gathers_uploads`, `edges`, `variants`,
-`formerly`, as a ClassVar or, where it hangs on an option, a property.
+The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
+hooks, a method declares its properties: `accepts`, `needs`, `views`, `local_defaults`,
+`keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`, `samples_cohorts`,
+`gathers_uploads`, `edges`, `variants`, `formerly`. Each is a ClassVar, or a property if it depends
+on an option.
 """
 
 from __future__ import annotations
@@ -50,75 +51,78 @@ State = (
 
 
 class Method(Part):
-    """What every method says of itself; an instance is its own frozen record of
-    hyper-parameters.
-    """
+    """Base class of all methods; an instance is the frozen record of its hyper-parameters."""
 
-    # What a method is. Where it hangs on an option a property stands in its place, hence Any.
+    # Properties of a method. Those of type Any may be replaced by a property if they depend on an
+    # option.
 
     # str, which models clients may have: "one architecture", "widths" of one, "depths" of one
     # family, "a common head", "any models"
     accepts: ClassVar[Any] = "one architecture"
-    # tuple of str, what it cannot do without: "public" data, a "proxy" model beside each client's
-    # own, a "server" model
+    # tuple of str, what the method needs: "public" data, a "proxy" model beside each client's own,
+    # a "server" model
     needs: ClassVar[Any] = ()
-    # bool, whether it can be trained on survival times: all that it makes of labels is the default
-    # `loss`
+    # bool, whether it can be trained on survival times, because it uses labels in the default
+    # `loss` only
     survival: ClassVar[bool] = False
-    # int, augmented copies of a batch that the loss gets
+    # int, number of augmented copies of a batch that the loss gets
     views: ClassVar[Any] = 1
-    # dict, values of [local] that a job has which does not set them
+    # dict, values of [local] for jobs that do not set them
     local_defaults: ClassVar[Any] = {}
-    # bool, whether it can do with a part of each model that is trained (models.train, models.lora)
+    # bool, whether the method works if only a part of each model is trained (models.train,
+    # models.lora)
     trains_parts: ClassVar[Any] = True
-    # tuple of str, patterns of the names of what is trained and sent, as models.train has them,
-    # where the job names nothing; none: all
+    # tuple of str, name patterns of the tensors that are trained and sent, as in models.train, for
+    # jobs that do not set it; none: all
     trains: ClassVar[Any] = ()
-    # bool, whether clients have another one of models.widths in each round, drawn anew
+    # bool, whether each client's width is drawn anew from models.widths in each round
     draws_widths: ClassVar[Any] = False
-    # bool, whether each upload travels between ranks as it is; else they are added up on the way,
-    # as by fed.mean
+    # bool, whether each upload is moved between ranks by itself; otherwise uploads are summed on
+    # the way, as in fed.mean
     gathers_uploads: ClassVar[bool] = False
-    # str, what edge servers can do between the clients and the server: "sums", add up in each round
-    # what their clients send; "models", also have a model of their own for several rounds; "",
-    # nothing, for the server needs each client's upload, or there is none
+    # str, what edge servers can do between the clients and the server: "sums", add up their
+    # clients' uploads in each round; "models", also keep models of their own for several rounds;
+    # "", nothing, because the server needs each client's upload, or there is no server
     edges: ClassVar[Any] = ""
-    # tuple of str, what clients' architectures have beside their names, in turn: the method's own
-    # change of them (hpcfed.models.variants), as "~pan_add_1_0.15"
+    # tuple of str, suffixes of the clients' architectures, assigned in turn: changes that the
+    # method makes to them (hpcfed.models.variants), such as "~pan_add_1_0.15"
     variants: ClassVar[Any] = ("",)
-    # whether partial work counts; else stragglers are left out of the round
+    # whether partial work counts; otherwise stragglers are left out of the round
     keeps_stragglers: ClassVar[bool] = False
-    # whether clients keep weights of their own from round to round; None: where `shared` leaves
-    # them some
+    # whether clients keep weights of their own from round to round; None: if some tensors are not
+    # `shared`
     keeps_weights: ClassVar[bool | None] = None
-    # what a field meant before it was there, where that is not its default: so old runs go on as
-    # they began
+    # values of newer fields for runs that were started without them, where they are not the
+    # defaults: such runs continue with the behaviour that they began with
     formerly: ClassVar[dict[str, Any]] = {}
 
     @property
     def default_client_round(self) -> bool:
-        """Whether clients do what stands in RoundBased: receive, train down `loss`, send. Derived,
-        never replaced.
+        """Whether clients use the round of RoundBased: receive, train on `loss`, send.
+
+        It is derived from the hooks and never replaced.
         """
         return False
 
     def refuses(self, job: Job) -> dict[str, str]:
-        """Why the job is refused, by what is wrong with it; methods add theirs to `super()`'s.
+        """Return reasons to refuse the job, by subject.
 
-        "job": why this method, so set, cannot run it, beyond `accepts` and `needs`; "needs ...,
-        but ...; what to set instead", whose first words follow the method's name.
-        "local.momentum" and so on, a field of [local] or of the method: why it changes nothing
-        here. Only a job that sets such a field is refused.
+        Methods add their reasons to those of `super()`.
+        "job": why the method with these settings cannot run it, beyond `accepts` and `needs`. The
+        text is "needs ..., but ...; what to set instead" and follows the method's name in the
+        message.
+        "local.momentum" and so on, a field of [local] or of the method: why it has no effect here.
+        Only a job that sets such a field is refused.
         """
         local, found = job.local, {}
         if local.optimiser == "adam":
             found["local.momentum"] = "local.optimiser = 'adam' has moments of its own"
         else:
-            found["local.betas"] = "they are Adam's, and local.optimiser = 'sgd'"
+            found["local.betas"] = "only Adam uses them, but local.optimiser = 'sgd'"
             if not local.momentum:
-                found["local.keep_optimiser"] = "SGD without momentum has nothing to keep"
+                found["local.keep_optimiser"] = "SGD without momentum has no state to keep"
         if local.steps is not None:
-            found["local.epochs"] = "local.steps stands instead of them"
+            found["local.epochs"] = "local.steps is set and replaces them"
         if local.schedule != "step":
             why = f"local.schedule = {local.schedule!r} has no milestones"
             found |= {"local.milestones": why, "local.decay": why}
@@ -126,71 +130,76 @@ class Method(Part):
             why = "without local.milestones the learning rate never falls"
             found |= {"local.schedule": why, "local.decay": why}
         if self.keeps_stragglers and (local.steps or local.epochs) == 1:
-            why = "a part of a single epoch or step is all of it"
+            why = "stragglers do at least one epoch or step, which is all of the work"
             found["local.stragglers"] = why
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Bytes that client k receives and sends in one round, before anything is run."""
+        """Return the bytes that client k receives and sends in one round.
+
+        They are computed before anything is run.
+        """
         bytes_ = fed.shapes(self.shared, k).nbytes
         return bytes_, bytes_
 
     def shared(self, name: str) -> bool:
-        """Whether the tensor of this name is exchanged; else it stays with its client."""
+        """Return whether the tensor of this name is exchanged; otherwise the client keeps it."""
         return True
 
     def init(self, fed: Federation) -> State:
-        """What the server starts with."""
+        """Return the initial state of the server."""
         return fed.initial(self.shared)
 
     def offer(self, fed: Federation, client: Client, state: State) -> State:
-        """What of the state the client receives: all of it, or the model of its cluster, say."""
+        """Return what the client receives of the state: all of it, or the model of its cluster."""
         return state
 
     def receive(self, client: Client, state: State) -> None:
-        """Make the client's model the one that it has at the start of a round."""
+        """Give the client's model the weights with which it starts a round."""
         client.load(state)
 
     def loss(self, client: Client, state: State, model: Any, x: Any, y: Any) -> Tensor:
-        """The local objective on one batch, a scalar.
+        """Return the local objective on one batch, a scalar.
 
-        state: what the client was offered.  model: the client's `Model`.
+        state: what the client was offered.
+        model: the client's `Model`.
         """
         return objective(model(x), y)
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
-        """What evaluation measures: a function of prepared inputs that gives logits [n, C], or
-        other scores of the classes.
+        """Return the function that evaluation measures, of prepared inputs.
 
-        It is asked for once for each evaluation of a client, and may change the client's model
-        before, by a step of its own, say: after the evaluation weights are as they were.
+        The function returns logits, or other scores of the classes, [n, C]. The hook is called once
+        for each evaluation of a client. It may change the client's model first, by a training step
+        for example: after the evaluation the weights are restored.
         """
         return client.model
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        """Further numbers of an evaluated round's record, by name; collective, the same for any
-        ranks.
+        """Return additional numbers of an evaluated round's record, by name; collective.
 
-        The default: with evaluate.common and where all is shared, `accuracy_common` of what a
-        client receives. A method whose server has no such model replaces it.
+        The numbers must not depend on the number of ranks. By default, with evaluate.common and
+        where all tensors are shared, this is `accuracy_common`, the accuracy of what a client
+        receives. A method whose server has no such model replaces the hook.
         """
         whole = fed.job.evaluate.common and shares_all(self, fed)
         return {"accuracy_common": score_common(self, fed, state)} if whole else {}
 
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
-        """What follows the last round (a last mean, a fine-tuning), and the state then; None:
-        nothing.
+        """Do what follows the last round (a last mean, a fine-tuning) and return the new state.
 
-        t: the last round.  What comes of it is evaluated apart and is in no checkpoint, so that a
-        run can be extended.
+        None: nothing follows.
+        t: the last round.
+        The new state is evaluated separately and is in no checkpoint, so that a run can be
+        extended.
         """
         return None
 
 
 class RoundBased(Method):
-    """A method that works in synchronous rounds."""
+    """Base class of methods that work in synchronous rounds; its defaults are FedAvg."""
 
-    # whether cohorts are drawn by `fed.sample`, so that the job's selection has an effect
+    # whether `fed.sample` draws the cohorts, so that the job's selection has an effect
     samples_cohorts: ClassVar[bool] = True
 
     weighting: Literal["samples", "uniform"] = "samples"
@@ -198,15 +207,17 @@ class RoundBased(Method):
 
     @property
     def default_client_round(self) -> bool:
-        """Whether no hook of what clients do was replaced but `loss` and `offer`."""
+        """Whether `loss` and `offer` are the only hooks of the client's round that are replaced."""
         hooks = ("receive", "local", "round")
         return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)
 
     @property
     def edges(self) -> str:
-        """What edge servers can do, by the hooks: where each round is one mean of what clients
-        send, add that up; where the mean is the new state, also go on from their own. A method
-        with a round of its own, of means alone, says `edges = "sums"`.
+        """What edge servers can do, as it follows from the hooks.
+
+        Where each round is one mean of the clients' uploads, they can add these up. Where this mean
+        is also the new state, they can train models of their own for several rounds. A method with
+        a round of its own that only takes means declares `edges = "sums"`.
         """
         own = type(self)
         if own.round is not RoundBased.round or own.offer is not RoundBased.offer:
@@ -214,18 +225,17 @@ class RoundBased(Method):
         return "models" if own.server is RoundBased.server else "sums"
 
     def refuses(self, job: Job) -> dict[str, str]:
-        """As for all methods; and of an optimiser that takes one step and is forgotten, its
-        moments.
-        """
+        """Return the general reasons, and those against options that a single step does not use."""
         return super().refuses(job) | (single_step(job) if self.default_client_round else {})
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
-        """The clients of round t, in id order, the same on all ranks."""
+        """Return the clients of round t, in id order, the same on all ranks."""
         return fed.sample(t)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """One round with a cohort of at least one; replaced only by methods with more than one
-        exchange.
+        """Run one round with a cohort of at least one client and return the new state.
+
+        Only methods with more than one exchange replace it.
         """
         uploads = fed.stream(
             cohort,
@@ -236,8 +246,10 @@ class RoundBased(Method):
         return self.server(state, fed.mean(uploads, keep=state, last=True))
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Any:
-        """One client's round: download, train, upload; returns its part of the mean, a `Mean`. A
-        method that replaces `round` may return what its own `round` takes.
+        """Run one client's round (download, train, upload) and return its part of the mean.
+
+        The part is a `Mean`. A method that replaces `round` may return whatever its own `round`
+        takes.
         """
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
@@ -245,36 +257,34 @@ class RoundBased(Method):
         return Mean.of(client.params(self.shared), self.weight(client))
 
     def weight(self, client: Client) -> float:
-        """The client's weight in the mean, as `weighting` has it."""
+        """Return the client's weight in the mean, according to `weighting`."""
         return float(client.n) if self.weighting == "samples" else 1.0
 
     def server(self, state: State, mean: Params) -> State:
-        """The new state from the old one and the mean of the uploads."""
+        """Return the new state from the old one and the mean of the uploads."""
         return mean
 
 
 def shares_all(method: Method, fed: Federation) -> bool:
-    """Whether every tensor of a model is exchanged."""
+    """Return whether every tensor of a model is exchanged."""
     return all(map(method.shared, fed.shapes()))
 
 
 def keeps_weights(method: Method, fed: Federation) -> bool:
-    """Whether clients keep weights of their own from round to round; else they hold none between
-    rounds.
-    """
+    """Return whether clients keep weights of their own from round to round."""
     return not shares_all(method, fed) if method.keeps_weights is None else method.keeps_weights
 
 
 def architecture(method: Method, fed: Federation, k: int, t: int) -> str:
-    """The architecture of client k in round t."""
+    """Return the architecture of client k in round t."""
     own = fed.architectures[k]
     return draw_width(fed.job, own, k, t) if method.draws_widths else own
 
 
 def score_common(method: Method, fed: Federation, state: State, architecture: str = "") -> float:
-    """Accuracy on the whole test split of what a client would receive now; collective.
+    """Return the accuracy on the whole test split of what a client would receive now; collective.
 
-    architecture: which one the client has; by default the one of the server's model.
+    architecture: of this client; by default that of the server's model.
     """
     pooled = fed.pooled()
     pooled.architecture = architecture or pooled.architecture
@@ -283,7 +293,7 @@ def score_common(method: Method, fed: Federation, state: State, architecture: st
 
 
 def score_server(fed: Federation, architecture: str, params: Params) -> dict[str, float]:
-    """With evaluate.common, `accuracy_common` of a model of the server's own; collective."""
+    """Return `accuracy_common` of a model of the server's own, if evaluate.common; collective."""
     if not fed.job.evaluate.common:
         return {}
     pooled = fed.pooled()
@@ -293,9 +303,7 @@ def score_server(fed: Federation, architecture: str, params: Params) -> dict[str
 
 
 def single_step(job: Job) -> dict[str, str]:
-    """What has no effect where each round is a single step of a new optimiser, by field, and
-    why.
-    """
+    """Return the fields without effect where each round is one step of a new optimiser, and why."""
     if job.local.steps != 1 or job.local.keep_optimiser:
         return {}
     why = "each round is the first step of a new optimiser; set local.keep_optimiser = true"
@@ -303,6 +311,6 @@ def single_step(job: Job) -> dict[str, str]:
 
 
 def one_gradient(job: Job) -> dict[str, str]:
-    """What has no effect where clients send one gradient instead of training, by field, and why."""
+    """Return the fields without effect where clients send one gradient each round, and why."""
     names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
-    return {f"local.{name}": "a client sends its plain gradient, once a round" for name in names}
+    return {f"local.{name}": "a client sends its plain gradient once per round" for name in names}

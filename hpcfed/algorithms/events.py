@@ -1,15 +1,16 @@
-"""EventBased: a method without rounds, as a few hooks for the events of virtual time.
+"""EventBased: base class of methods without rounds, driven by events in virtual time.
 
-A job is one client's stretch of work. It is fixed when it starts: what the client has then, and how
-long it takes. When it ends, its result is merged, one job after the other, in the order (time,
-client). The engine keeps the clock; a "round" is so many merges, after which there is a record.
+A job is a unit of one client's work. What it starts from and how long it takes are fixed when it
+starts. When it ends, its result is merged. Results are merged one after the other, in the order
+(time, client). The engine keeps the clock. A "round" is a number of merges, followed by a record.
 
-With a server (`to_server`) as many clients as a cohort has work at the same time, each on what it
-downloaded when its job started, and the server merges the results. Without one all clients work all
-the time; a client sends its model to others when a job starts, where it arrives after latency and
-upload, and merges the job's result itself with the models that have reached it. Who is free when a
-job ends, how much the next one does, and whether the server makes a new model of each result or of
-several together, says the method's `coordinator`.
+With a server (`to_server`) as many clients as a cohort has work at the same time. Each works on
+what it downloaded when its job started, and the server merges the results. Without a server all
+clients work all the time. A client sends its model to others when a job starts, and the model
+arrives after latency and upload. The client merges the job's result itself, with the models that
+have reached it. The method's `coordinator` decides which clients are free when a job ends, how much
+work the next job does, and whether the server makes a new model of each result or of several
+together.
 
 Hooks, beside those of `Method`, in the order in which a job calls them: `seconds`, `work`, `near`,
 `merge`.
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """One job: `number` counts those of its client, from 0; times in virtual seconds.
+    """One job, a unit of a client's work; times are in virtual seconds.
 
-    amount: epochs, or steps where the job counts in steps.  share: of the work that is done before
-    the client is lost, and with it the job; 1.0: all, and the client reports.  staleness: the
-    server's merges since the start.
-    failed: the client fails at the end of the job, and with it the job.
-    group: of results that the server merges together, where its coordinator has such.
+    number: index of the job among those of its client, from 0.
+    amount: epochs, or steps if jobs are counted in steps.
+    share: part of the work that is done before the client, and with it the job, is lost; 1.0: all
+    of it, and the client reports.
+    staleness: the server's merges since the job's start.
+    failed: whether the client, and with it the job, fails at the end of the job.
+    group: of results that the server merges together, if its coordinator forms groups.
     """
 
     client: int
@@ -62,10 +65,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from the end of a job, or from a deadline.
+    """Decision of a coordinator after the end of a job, or at a deadline.
 
-    group: to which the job's result belongs.  closes: the group of results of which the server
-    makes a new model now; None: none.  released: the clients that are free now.
+    group: group of the job's result.
+    closes: group of results of which the server makes a new model now; None: none.
+    released: clients that are free now.
     """
 
     group: int = 0
@@ -74,69 +78,71 @@ class Decision:
 
 
 class Coordinator:
-    """What the server decides as jobs end: who is free, how much the next job does, and when it
-    makes a new model. Pure arithmetic in virtual time, the same on all ranks.
+    """Decides as jobs end: which clients are free, how much they do next, when a new model is made.
 
-    The default: who has ended is free, does all work, and each merge is a new model. A method that
-    buffers results has one of its own.
+    It computes in virtual time only and is the same on all ranks. By default a client is free when
+    its job ends, does all its work, and each merge is a new model. A method that buffers results
+    has its own coordinator.
     """
 
-    # whether results wait for `close`; else each accepted merge is a new model
+    # whether results are buffered until `close`; otherwise each accepted merge is a new model
     buffers: ClassVar[bool] = False
 
     def order(self, clients: list[int]) -> list[int]:
-        """In which order clients that are free get their jobs."""
+        """Return free clients in the order in which they get their jobs."""
         return clients
 
     def begin(self, k: int, now: float, most: int) -> int:
-        """Epochs or steps of client k's job that begins now, 1..most."""
+        """Return the epochs or steps, 1..most, of client k's job that begins now."""
         return most
 
     def end(self, job: Work) -> Decision:
-        """A job ends, at its `finish`."""
+        """Return the decision at the end of a job, at its `finish`."""
         return Decision(released=(job.client,))
 
     def deadline(self) -> float:
-        """When `expire` is due, whoever ends; infinite: never."""
+        """Return the time at which `expire` is called, whichever jobs end; infinite: never."""
         return float("inf")
 
     def expire(self) -> Decision:
-        """The deadline has come."""
+        """Return the decision at the deadline."""
         raise NotImplementedError(f"{type(self).__name__} has no deadline")
 
     def close(self, fed: Federation, state: State, group: int) -> State:
-        """The server's new model from what it has buffered of this group, and later ones keep."""
+        """Return the state with a new model made from the buffered results of this group.
+
+        Results of other groups stay buffered.
+        """
         raise NotImplementedError(f"{type(self).__name__} buffers nothing")
 
     def to_tree(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return the coordinator's state for a checkpoint."""
         return {}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        """Continue from what `to_tree` gave."""
+        """Restore the state that `to_tree` returned."""
 
 
 class EventBased(Method):
-    """The defaults: clients that are free download the server's model, train it and send it
-    back.
+    """Base class of asynchronous methods.
+
+    By default free clients download the server's model, train it and send it back.
     """
 
     keeps_stragglers: ClassVar[bool] = True
-    # whether the server merges results; else the clients do, each its own
+    # whether the server merges results; otherwise each client merges its own
     to_server: ClassVar[bool] = True
 
     @property
     def coordinator(self) -> Coordinator:
-        """A new coordinator of the run's jobs."""
+        """New coordinator of the run's jobs."""
         return Coordinator()
 
     merges: PositiveInt | None = None
-    """Merges that make one round of the record; none: as many as a cohort has clients."""
+    """Number of merges that make one round of the record; none: as many as a cohort has clients."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        """As for all methods; a deadline; and of an optimiser that takes one step and is forgotten,
-        its moments.
-        """
+        """Return the general reasons, those against a deadline, and those of a single step."""
         same = type(self).work is EventBased.work
         found = super().refuses(job) | (single_step(job) if same else {})
         if job.system.deadline is not None:
@@ -147,12 +153,13 @@ class EventBased(Method):
         return found
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
-        """Virtual seconds of one job of client k with so many examples."""
+        """Return the virtual seconds of one job of client k with so many examples."""
         return fed.participation.profiles.seconds(k, examples, *fed.participation.announced(k))
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
-        """The job's result, which is sent. A job's number names its random draws, as a round's does
-        elsewhere.
+        """Do the job of a client and return its result, which is sent.
+
+        The job's number names its random streams, like the round in synchronous methods.
         """
         given = fed.down(client, client.memory.pop("download"))
         self.receive(client, given)
@@ -160,24 +167,26 @@ class EventBased(Method):
         return fed.up(client, client.params(self.shared))
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
-        """The clients whose latest models the merge of client k's job needs, by the job's number;
-        only without a server.
+        """Return the clients whose latest models are needed to merge client k's job of this number.
+
+        This applies only to methods without a server.
         """
         return []
 
     def merge(
         self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]
     ) -> State | None:
-        """What the server, or without one the job's client, holds after this job; None: the job is
-        rejected.
+        """Merge the result of a job; return what is held after it, or None to reject the job.
 
-        held: the server's state, on all ranks, or the client's model, on its rank.  up: the job's
-        result.  near: the models of the clients that `near` names, as they have arrived.
+        held: the server's state, on all ranks; without a server the model of the job's client, on
+        its rank.
+        up: the job's result.
+        near: models of the clients that `near` names, as they have arrived.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how results are merged")
 
 
 def train(method: EventBased, fed: Federation, client: Client, given: State, job: Work) -> None:
-    """Local training with the learning rate of the present round."""
+    """Train the client locally with the learning rate of the present round."""
     loss = partial(method.loss, client, given)
     sgd(fed, client, job.number, loss, views=method.views, lr=learning_rate(fed, fed.t))

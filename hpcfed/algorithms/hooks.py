@@ -1,6 +1,6 @@
-"""A user's own method, looked at before it runs, and what its hooks return, looked at when they do.
+"""Checks of a user's own method: of its class before the run, and of what its hooks return.
 
-Of methods that come with hpcfed nothing is looked at here.
+Methods that come with hpcfed are not checked here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 
-OURS = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
+OURS = {
+    "hpcfed",
+    "pydantic",
+    "builtins",
+    "abc",
+    "typing",
+}  # packages whose classes are not the user's
 ACCEPTS = ("one architecture", "widths", "depths", "a common head", "any models")
 NEEDS = ("public", "proxy", "server")
-ELSEWHERE = {  # what other frameworks call the same
+ELSEWHERE = {  # hooks, by their names in other frameworks
     "train": "local",
     "fit": "local",
     "client_update": "local",
@@ -45,7 +51,7 @@ ELSEWHERE = {  # what other frameworks call the same
     "select": "cohort",
     "end": "finish",
 }
-# hooks that were, by the base class: what they took, and what stands in their place
+# hooks of former versions, by base class and name: their parameters, and what replaces them
 FORMER: dict[type, dict[str, tuple[str, str]]] = {}
 FORMER[Method] = {
     "without_effect": ("job", "its reasons are part of what `refuses(self, job)` returns"),
@@ -78,16 +84,16 @@ CALLERS = {"loss": ("local", "work"), "local": ("round",), "server": ("round",)}
 
 
 def refuse(cls: type, where: str) -> None:
-    """ConfigError for a class that cannot be a method, or says something that nobody would hear.
+    """Raise ConfigError for a class that is not a valid method, or has members without effect.
 
-    where: how the message begins, as in "algorithm.name = 'mine:Mine'".
+    where: beginning of the message, such as "algorithm.name = 'mine:Mine'".
     """
     for wrong in wrongs(cls):
         raise ConfigError(f"{where}: {wrong}")
 
 
 def wrongs(cls: type) -> Iterator[str]:
-    """What is wrong with the class, one sentence each, with its place."""
+    """Yield what is wrong with the class, one sentence each, with its place in the file."""
     if not issubclass(cls, RoundBased | EventBased):
         yield (
             f"{user_code.line_of(cls)}: {cls.__name__} is a {cls.__bases__[0].__name__}; make it a "
@@ -117,14 +123,14 @@ def is_users(cls: type) -> bool:
 
 
 def pydantic_names(cls: type) -> set[str]:
-    """Names that pydantic calls: validators, serialisers, computed fields."""
+    """Return the names that pydantic calls: validators, serialisers, computed fields."""
     known = cls.__pydantic_decorators__  # type: ignore[attr-defined]
     kinds = [getattr(known, part.name) for part in fields(known)]
     return {name for kind in kinds for name in kind}
 
 
 def parse_source(cls: type) -> ast.Module | None:
-    """The file in which a class is defined; None where it has none, as in a notebook."""
+    """Parse the file in which a class is defined; None if it has no file, as in a notebook."""
     try:
         with open(inspect.getfile(cls), encoding="utf-8") as file:
             return ast.parse(file.read())
@@ -133,7 +139,10 @@ def parse_source(cls: type) -> ast.Module | None:
 
 
 def references(tree: ast.Module) -> Iterator[str]:
-    """Names that are read from objects, `self.name` for one, and texts, as `getattr` takes them."""
+    """Yield the names of attributes that are read, as in `self.name`, and all text constants.
+
+    Text constants count because `getattr` takes names as text.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             yield node.attr
@@ -142,7 +151,7 @@ def references(tree: ast.Module) -> Iterator[str]:
 
 
 def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
-    """Assignments to attributes of self, which an algorithm, a frozen record, does not allow."""
+    """Yield a message for each assignment to an attribute of self, since methods are frozen."""
     private = cls.__private_attributes__  # type: ignore[attr-defined]
     for node in ast.walk(tree) if tree else ():
         if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
@@ -165,7 +174,7 @@ def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
 
 
 def values(cls: type, base: type) -> Iterator[str]:
-    """What a class says of itself in words that nobody knows."""
+    """Yield what is wrong with the fields of the class, and with `accepts`, `needs` and `views`."""
     place = user_code.line_of(cls)
     for name in cls.__annotations__ if "__annotations__" in vars(cls) else ():
         if name in cls.model_fields and hasattr(base, name):  # type: ignore[attr-defined]
@@ -204,9 +213,9 @@ def values(cls: type, base: type) -> Iterator[str]:
 def hook(
     cls: type, name: str, value: Any, base: type, used: set[str] | None, replaced: set[str]
 ) -> Iterator[str]:
-    """What is wrong with one public name of the class.
+    """Yield what is wrong with one public name of the class.
 
-    used: names that the class's own code refers to; None where it cannot be read.
+    used: names that the class's own code refers to; None if its source cannot be read.
     replaced: names that the user's classes define.
     """
     fn = value.__func__ if isinstance(value, staticmethod | classmethod) else value
@@ -230,7 +239,7 @@ def hook(
     if not isinstance(theirs, FunctionType) or isinstance(value, property):
         return
     if name in (used or ()) and replaced.intersection(CALLERS.get(name, ())):
-        return  # it is called by the user's own code alone
+        return  # only the user's own code calls it
     want = list(inspect.signature(theirs).parameters)[1:]
     given = inspect.signature(fn)
     have = [p for p in given.parameters if p not in ("self", "cls")]
@@ -248,9 +257,7 @@ def hook(
 
 
 def replacement(name: str, fn: Any, base: type) -> str:
-    """What stands in the place of a method that hpcfed called once, by its name and what it takes;
-    "": it called none like this.
-    """
+    """Return what replaces a hook of former versions; "" if there was no hook of this signature."""
     if not isinstance(fn, FunctionType):
         return ""
     taken = " ".join(p for p in inspect.signature(fn).parameters if p != "self")
@@ -259,7 +266,7 @@ def replacement(name: str, fn: Any, base: type) -> str:
 
 
 def misspelt(cls: type, name: str, base: type) -> str:
-    """The sentence for a method that nobody calls."""
+    """Return the message for a method that is not a hook and that nothing calls."""
     hooks = [
         n
         for kind in base.__mro__
@@ -279,9 +286,9 @@ def misspelt(cls: type, name: str, base: type) -> str:
 
 
 def guard(model: type, cls: type) -> None:
-    """Let the hooks of a user's class be checked each time they return.
+    """Wrap the hooks of a user's class so that their results are checked at each call.
 
-    model: the class of which the run's algorithm is an instance, a subclass of cls.
+    model: class of the run's algorithm, a subclass of cls.
     """
     for name, check in (CHECKS | {"predictor": is_function}).items():
         holder = next((c for c in cls.__mro__ if name in vars(c)), None)
@@ -292,7 +299,7 @@ def guard(model: type, cls: type) -> None:
 
 
 def add_check(fn: Callable, check: Callable) -> Callable:
-    """A hook that raises OwnError where it returns what its caller cannot use."""
+    """Return the hook with a check; it raises OwnError if it returns what its caller cannot use."""
 
     @wraps(fn)
     def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -308,7 +315,7 @@ def add_check(fn: Callable, check: Callable) -> Callable:
 
 
 def check_answers(predictor: Callable) -> Callable:
-    """A hook `predictor` whose function is checked each time it answers."""
+    """Return the hook `predictor` with a check of what its function returns, at each call."""
 
     @wraps(predictor)
     def call(self: Any, fed: Any, client: Any, state: Any) -> Any:
@@ -331,7 +338,7 @@ def check_answers(predictor: Callable) -> Callable:
 
 
 def kind(made: Any) -> str:
-    """What was returned, in words."""
+    """Describe a returned value in words."""
     if made is None:
         return "None (is a `return` missing?)"
     if isinstance(made, Tensor):
@@ -341,14 +348,14 @@ def kind(made: Any) -> str:
 
 
 def is_plain(method: Any, *hooks: str) -> bool:
-    """Whether these hooks are those of RoundBased."""
+    """Return whether these hooks are those of RoundBased."""
     return all(
         getattr(type(method), name, None) is getattr(RoundBased, name, None) for name in hooks
     )
 
 
 def state(method: Any, made: Any, *args: Any) -> str:
-    """init, server, round: the server's state."""
+    """Check the result of init, server or round: the server's state."""
     if isinstance(method, RoundBased) and is_plain(method, "round"):
         if isinstance(made, Mapping):
             return ""
@@ -363,7 +370,7 @@ def check_offer(method: Any, made: Any, *args: Any) -> str:
 
 
 def check_upload(method: Any, made: Any, *args: Any) -> str:
-    """local: what `round` averages."""
+    """Check the result of local, which `round` averages."""
     if not is_plain(method, "round"):
         return ""
     if not isinstance(made, Mean):
@@ -395,7 +402,7 @@ def check_upload(method: Any, made: Any, *args: Any) -> str:
 
 
 def some(names: Mapping[str, Any]) -> str:
-    """A few names, for a message."""
+    """Return the first few names, for a message."""
     return ", ".join(list(names)[:4]) + (", ..." if len(names) > 4 else "")
 
 
@@ -404,7 +411,7 @@ def is_function(method: Any, made: Any, *args: Any) -> str:
 
 
 def scores(fed: Any, x: Any, made: Any) -> str:
-    """What `predictor`'s function returns of inputs x."""
+    """Check what the function that `predictor` returned gives for inputs x."""
     if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
         return "return scores of the classes, [n, C], as client.model(x) does"
     if tuple(made.shape) != (count(x), fed.classes):
@@ -413,7 +420,7 @@ def scores(fed: Any, x: Any, made: Any) -> str:
 
 
 def members(method: Any, made: Any, *args: Any) -> str:
-    """cohort."""
+    """Check the result of cohort: ids of clients."""
     K = args[0].K if args else 0
     try:
         ids = [int(k) for k in made]

@@ -1,1 +1,1 @@
-"""Asynchronous methods, in virtual time."""
+"""Asynchronous methods in virtual time."""

@@ -1,11 +1,11 @@
-"""FedAsync: the server merges each client's model when it comes, with a weight that falls with its
-staleness.
+"""FedAsync: the server merges each client's model on arrival, with less weight if it is stale.
 
-Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1: x_t = (1 - alpha_t) x_(t-1) + alpha_t x_new
-with alpha_t = alpha s(staleness). Deviations: staleness is the number of merges since the download,
-0 for the freshest model, so that s(0) = 1 in all forms; it comes from the clients' profiles in
-virtual time, not from random draws. The defaults stand for the paper's settings as others report
-them.
+Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1. The server computes x_t = (1 - alpha_t) x_(t-1)
++ alpha_t x_new with alpha_t = alpha s(staleness).
+
+Deviations: staleness is the number of merges since the client's download. It is 0 for the freshest
+model, so that s(0) = 1 in all forms. It follows from the clients' profiles in virtual time and is
+not drawn at random. The defaults are the paper's settings as other works report them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class FedAsync(EventBased):
-    """participation * clients work at the same time; alpha = 1 with one client is sequential
-    training, bit for bit.
+    """Asynchronous method in which participation * clients work at the same time.
+
+    With alpha = 1 and one client it is sequential training, bit for bit.
     """
 
     edges: ClassVar[str] = "models"
@@ -38,31 +39,33 @@ class FedAsync(EventBased):
     alpha: Share = 0.6
     """Weight of a fresh model in a merge."""
     staleness: Literal["const", "poly", "hinge"] = "poly"
-    """How the weight falls: not, as (s + 1)^-a, or after b merges as 1 / (a (s - b) + 1)."""
+    """How the weight falls with the staleness s: not at all, as (s + 1)^-a, or after b merges as 1
+    / (a (s - b) + 1).
+    """
     a: NonNegativeFloat = 0.5
-    """Poly and hinge: how fast; the paper has 0.5 for poly, 10 for hinge."""
+    """Poly and hinge: a, how fast the weight falls; the paper has 0.5 for poly, 10 for hinge."""
     b: NonNegativeInt = 4
-    """Hinge: staleness up to which the weight is whole."""
+    """Hinge: staleness up to which a model has its full weight."""
     rho: NonNegativeFloat = 0.005
     """Weight of the proximal term, rho / 2 times the squared distance to the download."""
     max_staleness: NonNegativeInt | None = None
-    """Staler models are rejected; their traffic counts."""
+    """Models of larger staleness are rejected; their traffic counts."""
     decay: PositiveFloat = 1.0
     """Factor of alpha at each of decay_at."""
     decay_at: tuple[PositiveInt, ...] = ()
-    """Rounds, so many merges each, after which alpha is multiplied by decay; the paper: 0.5 after
-    800 merges.
+    """Rounds, of `merges` merges each, after which alpha is multiplied by decay; the paper: 0.5
+    after 800 merges.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
-        why = f"staleness = {self.staleness!r} does not have it"
+        why = f"staleness = {self.staleness!r} does not use it"
         if self.staleness != "hinge":
             found["algorithm.b"] = why
         if self.staleness == "const":
             found["algorithm.a"] = why
         if not self.decay_at:
-            found["algorithm.decay"] = "decay_at names no round"
+            found["algorithm.decay"] = "decay_at is empty"
         if self.decay == 1:
             found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
         return found

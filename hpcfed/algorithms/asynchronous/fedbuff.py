@@ -1,17 +1,18 @@
-"""FedBuff: the server adds what clients send to a buffer, and makes a new model of every K updates.
+"""FedBuff: the server buffers the clients' updates and makes a new model of every K of them.
 
-Nguyen et al., AISTATS 2022, arXiv:2106.06639, algorithm 1: a client that starts from version v of
-the model w sends D = w_v - w_local; the server adds s(tau) D to its buffer, tau the number of new
-models since v, and after K updates w <- w - eta_g * buffer / K. So many clients as a cohort has
-work at the same time; none waits for another. s(tau) = (1 + tau)^-1/2.
+Nguyen et al., AISTATS 2022, arXiv:2106.06639, algorithm 1. A client that starts from version v of
+the model w sends D = w_v - w_local. The server adds s(tau) D to its buffer, where tau is the number
+of new models since v. After K updates it sets w <- w - eta_g * buffer / K. As many clients as a
+cohort has work at the same time, and none waits for another. s(tau) = (1 + tau)^-1/2.
 
-Deviations: the buffer's mean is taken, as the paper's algorithm has it; FLSim adds the updates up,
-so that its learning rate is 1 / K of the one here. FLSim makes a model of a buffer that is not full
-at the end of an epoch; here it waits, over rounds and in a checkpoint. `momentum` is that of
-FLSim's server: m <- momentum * m + buffer / K, w <- w - eta_g m. APPFL subtracts the present model
-where the one that the client started from stands here. The defaults of K and s are from memory of
-the paper. Batch statistics are averaged as parameters are. The number of its version, which a
-client would send too, is part of the message's header and not counted.
+Deviations: the server takes the mean of the buffer, as the paper's algorithm does; FLSim adds the
+updates up, so that its learning rate is 1 / K of the one here. At the end of an epoch FLSim makes a
+model of a buffer that is not full; here the buffer stays as it is from round to round and in a
+checkpoint. `momentum` is that of FLSim's server: m <- momentum * m + buffer / K, w <- w - eta_g m.
+In APPFL a client's update is relative to the present model; here it is relative to the model from
+which the client started. The defaults of K and s are from memory of the paper. Batch statistics are
+averaged like parameters. A client would also send the number of its version; it is part of the
+message's header and not counted.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """model: the server's.  buffer: sum of the damped updates that wait.  momentum: of its
-    steps.
+    """State of the server: its model, the buffer and the momentum.
+
+    model: the server's model.
+    buffer: sum of the damped updates since the last new model.
+    momentum: momentum of the server's steps; empty if algorithm.momentum = 0.
     """
 
     model: Params
@@ -44,12 +48,12 @@ class State:
 
 
 class Buffer(Coordinator):
-    """A new model after so many reports."""
+    """Coordinator that makes a new model after every K reports."""
 
     buffers = True
 
     def __init__(self, method: FedBuff) -> None:
-        self.method, self.count = method, 0  # updates in the buffer
+        self.method, self.count = method, 0  # number of updates in the buffer
 
     def end(self, job: Work) -> Decision:
         self.count = (self.count + job.reports) % self.method.K
@@ -72,27 +76,29 @@ class Buffer(Coordinator):
 
 
 class FedBuff(EventBased):
-    """K = participation * clients, equal speeds, lr = 1 and staleness = "const": the first model is
-    FedAvg's uniform mean.
+    """Asynchronous method whose server makes a new model of every K updates.
+
+    With K = participation * clients, equal speeds, lr = 1 and staleness = "const" the first model
+    is FedAvg's uniform mean.
     """
 
     edges: ClassVar[str] = "models"
 
     K: PositiveInt = 10
-    """Updates of which the server makes a new model."""
+    """Number of updates of which the server makes a new model."""
     lr: PositiveFloat = 1.0
     """Learning rate of the server, eta_g."""
     momentum: Share = 0.0
     """Momentum of the server's steps, as in FLSim."""
     staleness: Literal["const", "poly"] = "poly"
-    """How the weight of an update falls with its staleness s: not, or as (s + 1)^-a."""
+    """How the weight of an update falls with its staleness s: not at all, or as (s + 1)^-a."""
     a: NonNegativeFloat = 0.5
-    """Poly: how fast."""
+    """Poly: a, how fast the weight falls."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not have it"
+            found["algorithm.a"] = "staleness = 'const' does not use it"
         return found
 
     @property

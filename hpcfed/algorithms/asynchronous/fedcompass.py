@@ -1,23 +1,24 @@
-"""FedCompass: the server gives each client as many steps as let clients of different speeds arrive
-together, in groups.
+"""FedCompass: the server chooses clients' numbers of steps so that they arrive together, in groups.
 
 Li et al., ICLR 2024, arXiv:2309.14675. The server estimates each client's seconds per step s_k from
-its reports. A client that is free joins the open group for which it can do most steps,
-floor((arrival of the group - now) / s_k), if these are min_steps..local.steps; else it opens a
-group, so timed that the fastest client of an open group can do all steps between that group's
-latest time and this one. A group closes when all of it have arrived, or at `slack` times the time
-that it was expected to take; who comes later waits in a buffer for the next group that closes, and
-gets work at once. Then w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N, tau_k the
-number of new models since client k's download. A client's first model, which tells its speed, is
-merged alone.
+its reports. A free client joins the open group for which it can do the most steps, floor((arrival
+of the group - now) / s_k), if their number is in min_steps..local.steps. Otherwise it opens a group
+of its own. Its number of steps is then such that the fastest client of an open group can do
+local.steps steps between the latest time of that group and the arrival of the new one. A group
+closes when all its clients have arrived, or at `slack` times its expected duration. The model of a
+client that comes later waits in a buffer for the next group that closes, and the client gets work
+at once. When a group closes, w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N,
+where tau_k is the number of new models since client k's download. A client's first model, which
+reveals its speed, is merged alone.
 
-Deviations: rests on this description and on the public code, APPFL's compass_scheduler.py and
-fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and min_steps are the paper's from
-memory. N is the number of clients that work at the same time, all of them with participation = 1 as
-in the paper. Late models of one client all count; in APPFL the newer one replaces an older one that
-waits. Clients of different sizes weigh alike, as in that code. Batch statistics are averaged as
-parameters are, there by a plain mean over the group. The number of steps, which the server sends
-with the model, is part of the message's header and not counted.
+Deviations: the implementation is based on this description and on the public code, APPFL's
+compass_scheduler.py and fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and
+min_steps are the paper's from memory. N is the number of clients that work at the same time; with
+participation = 1, as in the paper, these are all clients. If several late models of one client
+wait, all of them count; in APPFL the newer one replaces the older one. Clients of different sizes
+have equal weights, as in that code. Batch statistics are averaged like parameters; APPFL takes
+their plain mean over the group. The number of steps, which the server sends with the model, is part
+of the message's header and not counted.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-FIRST, LATE = -1, -2  # the groups of first reports, each merged alone, and of those who came late
+FIRST, LATE = -1, -2  # groups of first reports (each merged alone) and of late ones
 
 
 @dataclass(frozen=True)
 class State:
-    """model: the server's.  waiting: sums of models that wait for their group to close, by
-    "group staleness".  counts: how many each sum has.
+    """State of the server: its model, and the models of groups that have not closed yet.
+
+    model: the server's model.
+    waiting: sums of the models whose group has not closed, by "group staleness".
+    counts: number of models in each sum.
     """
 
     model: Params
@@ -56,9 +60,10 @@ class State:
 
 @dataclass
 class Group:
-    """Clients that are to arrive together.
+    """Clients that are expected to arrive together.
 
-    working, arrived: ids.  expected, latest: virtual seconds.
+    working, arrived: ids of clients.
+    expected, latest: times of arrival in virtual seconds.
     """
 
     working: list[int]
@@ -68,19 +73,19 @@ class Group:
 
 
 class Compass(Coordinator):
-    """The groups and the estimates of speed."""
+    """Coordinator that forms the groups and estimates the clients' speeds."""
 
     buffers = True
 
     def __init__(self, method: FedCompass) -> None:
         self.method = method
         self.speed: dict[int, float] = {}  # seconds per step of each client that has reported
-        self.begun: dict[int, tuple[float, int, int]] = {}  # time, steps, group of open jobs
+        self.begun: dict[int, tuple[float, int, int]] = {}  # start, steps, group of open jobs
         self.groups: dict[int, Group] = {}
-        self.opened = 0  # groups so far
+        self.opened = 0  # number of groups so far
 
     def order(self, clients: list[int]) -> list[int]:
-        """The fastest first; those of unknown speed last."""
+        """Sort clients by speed, the fastest first and those of unknown speed last."""
         return sorted(clients, key=lambda k: (self.speed.get(k, inf), k))
 
     def begin(self, k: int, now: float, most: int) -> int:
@@ -89,7 +94,7 @@ class Compass(Coordinator):
         return steps
 
     def assign(self, k: int, now: float, most: int) -> tuple[int, int]:
-        """Steps and group of client k's next job."""
+        """Return the number of steps and the group of client k's next job."""
         least, speed = self.method.min_steps, self.speed[k]
         fits = [(floor((g.expected - now) / speed), i) for i, g in self.groups.items()]
         fits = [(steps, i) for steps, i in fits if least <= steps <= most]
@@ -110,7 +115,7 @@ class Compass(Coordinator):
         return steps, self.opened
 
     def fastest(self, group: Group) -> float:
-        """Seconds per step of the group's fastest client."""
+        """Return the seconds per step of the group's fastest client."""
         return min(self.speed[k] for k in group.working + group.arrived)
 
     def end(self, job: Work) -> Decision:
@@ -140,12 +145,15 @@ class Compass(Coordinator):
         )
 
     def drop(self, number: int) -> None:
-        """Forget a group of which nobody is left."""
+        """Delete a group if no client of it works or has arrived."""
         if not self.groups[number].working and not self.groups[number].arrived:
             del self.groups[number]
 
     def deadline(self) -> float:
-        """The latest time of the first open group of which somebody has arrived."""
+        """Return the time at which the next group closes at the latest.
+
+        Only groups in which a client has arrived count; infinite if there is none.
+        """
         return min((g.latest for g in self.groups.values() if g.arrived), default=inf)
 
     def expire(self) -> Decision:
@@ -206,32 +214,33 @@ class Compass(Coordinator):
 
 
 class FedCompass(EventBased):
-    """local.steps are the most that a client does in one job. participation * clients work, or
-    wait for their group, at the same time.
+    """Asynchronous method in which local.steps is the most that a client does in one job.
+
+    participation * clients work, or wait for their group, at the same time.
     """
 
     local_defaults: ClassVar[dict[str, Any]] = {"steps": 100}
 
     alpha: Share = 0.9
-    """Weight of the models of all clients together in a new one."""
+    """Total weight of all clients' models in a new model."""
     staleness: Literal["const", "poly"] = "poly"
-    """How the weight of a model falls with its staleness s: not, or as (s + 1)^-a."""
+    """How the weight of a model falls with its staleness s: not at all, or as (s + 1)^-a."""
     a: NonNegativeFloat = 0.5
-    """Poly: how fast."""
+    """Poly: a, how fast the weight falls."""
     min_steps: PositiveInt = 20
-    """Fewest steps for which a client joins a group."""
+    """Fewest steps with which a client joins a group."""
     slack: Annotated[float, Ge(1)] = 1.2
-    """A group is waited for so many times as long as it was expected to take."""
+    """A group closes after this many times its expected duration, even if clients are missing."""
     newest: Share = 0.9
     """Weight of the newest measurement in a client's seconds per step."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not have it"
+            found["algorithm.a"] = "staleness = 'const' does not use it"
         steps = job.local.steps
         if steps is None:
-            found["job"] = "needs jobs that count in steps; set local.steps to the most of a job"
+            found["job"] = "needs jobs counted in steps; set local.steps to the most steps of a job"
         elif steps < self.min_steps:
             found["job"] = (
                 f"needs algorithm.min_steps = {self.min_steps} of at most local.steps = {steps}; "

@@ -1,4 +1,4 @@
-"""How much less a result counts that was computed from an older model."""
+"""Weights of stale results, which were computed from an older model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Literal
 
 
 def damping(staleness: int, kind: Literal["const", "poly", "hinge"], a: float, b: int) -> float:
-    """s(staleness), 1 for a fresh update and never rising.
+    """Return the weight s(staleness) of a result: 1 for a fresh one, and never rising.
 
-    const: 1.  poly: (staleness + 1)^-a.  hinge: 1 up to b, then 1 / (a (staleness - b) + 1).
+    const: 1.
+    poly: (staleness + 1)^-a.
+    hinge: 1 up to b, then 1 / (a (staleness - b) + 1).
     Xie et al. (FedAsync), arXiv:1903.03934.
     """
     if kind == "poly":

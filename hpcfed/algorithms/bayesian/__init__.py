@@ -1,1 +1,1 @@
-"""Distributions over models instead of one model."""
+"""Methods that learn distributions over models instead of one model."""

@@ -1,13 +1,16 @@
-"""FedBE: the server draws models from a distribution fitted to the clients', and the mean model
-learns what all of them together say of public data.
+"""FedBE: the server distils models drawn from a fitted distribution into the mean model.
 
-Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. Teachers are the drawn models, the clients'
-and their mean; their mean soft prediction, sharpened, is learnt by the mean with stochastic weight
-averaging (SWA). The authors' code (hongyouc/FedBE), the preset `authors`, fits its Gaussian to
-directions of change (posterior = "directions") with a tenth of their variance. Deviations: batch
-statistics of drawn models, and of the SWA average, are those of the public data (the code draws
-them, and a variance may be negative). The divergence is summed over classes; the code has the mean
-over them. The server has no weight decay, in the code 1e-5, and a constant learning rate.
+Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. The server fits a distribution to the
+clients' models and draws models from it. The teachers are the drawn models, the clients' models and
+their mean. The mean model learns the teachers' mean soft prediction, sharpened, on public data,
+with stochastic weight averaging (SWA). The preset `authors` follows the authors' code
+(hongyouc/FedBE), which fits its Gaussian to directions of change (posterior = "directions") with a
+tenth of their variance.
+
+Deviations: batch statistics of drawn models, and of the SWA average, are computed on the public
+data; the code draws them, and a variance may be negative. The divergence is summed over classes;
+the code takes the mean over them. The server has no weight decay (1e-5 in the code) and a constant
+learning rate.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class FedBE(RoundBased):
-    """server_epochs = 0 is FedAvg, bit for bit."""
+    """FedAvg with ensemble distillation on the server; server_epochs = 0 is FedAvg, bit for bit."""
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
 
     posterior: Literal["gaussian", "dirichlet", "directions"] = "gaussian"
-    """Models are drawn from a Gaussian by value, as mixtures of the clients' with Dirichlet
-    weights, or from the Gaussian of the authors' code.
+    """Models are drawn from a Gaussian of each value, as mixtures of the clients' models with
+    Dirichlet weights, or from the Gaussian of the authors' code.
     """
     samples: NonNegativeInt = 10
-    """Models that are drawn in a round."""
+    """Number of models that are drawn in a round."""
     var_scale: NonNegativeFloat = 1.0
     """Factor of the Gaussian's variance; 0: all drawn models are its mean."""
     alpha: PositiveFloat = 1.0
@@ -58,9 +61,9 @@ class FedBE(RoundBased):
     server_batch: PositiveInt = 128
     """Public examples in one step of the server."""
     swa_start: NonNegativeInt = 500
-    """Steps before the first model of the SWA average."""
+    """Steps before the first model that counts in the SWA average."""
     swa_every: NonNegativeInt = 25
-    """Steps between its models; 0, or too few steps: the last model is taken."""
+    """Steps between the models of the SWA average; 0, or too few steps: the last model is taken."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
@@ -76,7 +79,7 @@ class FedBE(RoundBased):
         elif self.posterior == "dirichlet":
             found["algorithm.var_scale"] = "posterior = 'dirichlet' has no variance"
         else:
-            found["algorithm.alpha"] = f"posterior = {self.posterior!r} mixes nothing"
+            found["algorithm.alpha"] = f"posterior = {self.posterior!r} draws no mixtures"
         steps = self.server_epochs * math.ceil(job.data.public / self.server_batch)
         if not self.swa_every:
             found["algorithm.swa_start"] = "swa_every = 0: there is no SWA average"
@@ -106,7 +109,7 @@ class FedBE(RoundBased):
     def draw(
         self, fed: Federation, sent: dict[int, Mean], state: Params, t: int
     ) -> list[tuple[Params, Params, int]]:
-        """What the drawn models are made from: mean, variance and number of each; collective."""
+        """Return the mean, the variance and the number of each model that is drawn; collective."""
         if self.posterior == "dirichlet":
             made = posterior.mixtures(fed, sent, state, self.alpha, t, self.samples)
             return [(model, model * 0, i) for i, model in enumerate(made)]
@@ -115,15 +118,15 @@ class FedBE(RoundBased):
         return [(mean, variance, i) for i in range(self.samples)]
 
     def sample(self, fed: Federation, mean: Params, variance: Params, i: int, t: int) -> Params:
-        """Model i of round t, with the batch statistics of the public data."""
+        """Return model i of round t, with the batch statistics of the public data."""
         scale = 0.0 if self.posterior == "dirichlet" else self.var_scale
         model = posterior.draw(fed, mean, variance, scale, t, i)
         return recalibrate(fed, fed.architectures[0], model, fed.public)
 
     def answer(self, fed: Federation, model: Params) -> Tensor:
-        """Soft predictions of a model for the public data, [N, C]."""
+        """Return a model's soft predictions on the public data, [N, C]."""
         module = fed.module(fed.architectures[0])
-        for name, value in model.items():  # copied, for how weights lie in memory decides on bits
+        for name, value in model.items():  # copied: memory layout affects bits
             module.view(name).copy_(value)
         return soften(outputs(fed, module.model.eval(), fed.public))
 
@@ -136,10 +139,11 @@ class FedBE(RoundBased):
         drawn: list[Tensor],
         t: int,
     ) -> Params:
-        """The mean model after it has learnt the teachers' predictions; the server's work.
+        """Train the mean model on the teachers' predictions and return it; the server's work.
 
-        clients: the mean soft prediction of the clients' models, of which there are `number`.
-        drawn: that of each drawn model.
+        clients: mean soft prediction of the clients' models.
+        number: number of the clients' models.
+        drawn: soft predictions of each drawn model.
         """
         total = number * clients.double() + self.answer(fed, mean)
         for answer in drawn:
@@ -165,6 +169,6 @@ class FedBE(RoundBased):
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """p^(1 / temperature), each row normalised to sum 1: [n, C]."""
+    """Return p^(1 / temperature), with each row normalised to sum 1, [n, C]."""
     powers = p.clamp(min=1e-8) ** (1 / temperature)
     return powers / powers.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Gaussians over weights, value by value: N(mu, softplus(rho)^2), as pFedBayes has them."""
+"""Gaussian distributions of each weight, N(mu, softplus(rho)^2), as in pFedBayes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Layout
 
-RHO = "rho/"  # before the names of parameters: what their standard deviations are made of
+RHO = "rho/"  # prefix of parameters' names: softplus of these values is the standard deviation
 
 
 def pull(
     zeta: float, n: int, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """(zeta / n) KL(q || p), and its gradient with respect to the means and rhos of q and p.
+    """Return (zeta / n) KL(q || p) and its gradients with respect to the means and rhos of q and p.
 
     q, p: (mu, rho), [values] each.
     """
@@ -36,12 +36,12 @@ def pull(
 
 
 def means(state: Params) -> Params:
-    """The network of the means, with its buffers."""
+    """Return the network of the means, with its buffers."""
     return state.pick(lambda name: not name.startswith(RHO))
 
 
 def flatten(layout: Layout, values: Params) -> Tensor:
-    """The parameters of a model as one new vector, [values], in its memory layout."""
+    """Copy the parameters of a model into one new vector, [values], in its memory layout."""
     vector = next(iter(values.values())).new_empty(layout.n_params)
     for name, view in layout.views(vector).items():
         view.copy_(values[name])
@@ -49,13 +49,14 @@ def flatten(layout: Layout, values: Params) -> Tensor:
 
 
 def follower(fed: Federation, client: Client, lr: float, phase: str, *vectors: Tensor) -> Optimiser:
-    """The job's optimiser, without weight decay, for vectors that are no model's, with the moments
-    of its last round where they are kept.
+    """Return the job's optimiser, without weight decay, for vectors that do not belong to a model.
+
+    Where the job keeps optimisers, it starts with its moments of the client's last round.
     """
     plain = fed.job.local.model_copy(update={"weight_decay": 0.0})
     kept = client.memory.get(moments(phase)) if plain.keep_optimiser else None
     named = {str(i): vector for i, vector in enumerate(vectors)}
-    stand_in: Any = SimpleNamespace(  # all that an optimiser asks of a model
+    stand_in: Any = SimpleNamespace(  # what an optimiser uses of a model
         flat=vectors[0], layout=SimpleNamespace(params=tuple(named)), view=named.__getitem__
     )
     return Optimiser(stand_in, plain, lr, None, kept)

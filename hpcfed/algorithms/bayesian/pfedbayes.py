@@ -1,15 +1,15 @@
-"""pFedBayes: each client has a Gaussian over its weights, held near a common one, which follows the
-clients'.
+"""pFedBayes: each client has a Gaussian over its weights, which is kept near a common Gaussian.
 
-Zhang et al., ICML 2022, arXiv:2206.07977, algorithm 1. Weights are Gaussian by value, N(mu,
+Zhang et al., ICML 2022, arXiv:2206.07977, algorithm 1. Each weight has a Gaussian N(mu,
 softplus(rho)^2). On a batch a client takes `inner_steps` steps of its personal distribution q down
-CE(w) + (zeta / n) KL(q || p), with w drawn from q, and then one step of its copy of the common
-distribution p down (zeta / n) KL(q || p); the copy is uploaded. All steps are those of the job's
-optimiser. What is evaluated is the network of the means mu. Deviations: mu and rho are averaged
-(not sigma). An unofficial code (AllenBeau/pFedBayes), the preset `authors`, draws its noise with
-standard deviation 0.001 instead of 1, so that its networks are almost deterministic; it weighs
-clients by examples and has no beta. Buffers of batch normalisation are averaged like means; weight
-decay is for the personal mu alone.
+CE(w) + (zeta / n) KL(q || p), with w drawn from q. It then takes one step of its copy of the common
+distribution p down (zeta / n) KL(q || p). The copy is uploaded, and the server averages the copies.
+All steps are those of the job's optimiser. Evaluation uses the network of the means mu.
+
+Deviations: mu and rho are averaged (not sigma). The preset `authors` follows an unofficial code
+(AllenBeau/pFedBayes), which draws its noise with standard deviation 0.001 instead of 1, so that its
+networks are almost deterministic; it weighs clients by examples and has no beta. Buffers of batch
+normalisation are averaged like means. Weight decay applies to the personal mu alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class PFedBayes(RoundBased):
-    """A client's own model is the means of its personal distribution; in its memory is `rho`,
+    """FedAvg of distributions, with a personal distribution on each client.
+
+    A client's own model is the means of its personal distribution; its memory holds `rho`,
     [values].
     """
 
@@ -45,13 +47,16 @@ class PFedBayes(RoundBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
     zeta: NonNegativeFloat = 10.0
-    """Weight of the divergence between personal and common distribution; 0: they are apart."""
+    """Weight of the divergence between personal and common distribution; 0: they are independent.
+    """
     rho: float = -3.0
-    """Where all rho start: standard deviations of softplus(rho), 0.05 for -3."""
+    """Initial value of all rho: standard deviations of softplus(rho), 0.05 for -3."""
     eps_std: NonNegativeFloat = 1.0
-    """Standard deviation of the noise that weights are drawn with; 0: they are the means."""
+    """Standard deviation of the noise with which weights are drawn; 0: they are the means."""
     inner_steps: PositiveInt = 5
-    """Steps of the personal distribution on each batch, before one of the common one's copy."""
+    """Steps of the personal distribution on each batch, before one step of the copy of the common
+    one.
+    """
     beta: Share = 1.0
     """The server's step from its old distribution to the mean; 1 is the mean itself."""
 
@@ -60,7 +65,7 @@ class PFedBayes(RoundBased):
         if self.inner_steps == 1:
             found |= single_step(job)
         if not self.eps_std and not self.zeta:
-            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
+            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: standard deviations are not used"
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
@@ -111,8 +116,9 @@ class PFedBayes(RoundBased):
         common: tuple[Tensor, Tensor],
         noise: torch.Generator,
     ) -> None:
-        """One step of the personal mean, which is in the model, and of rho, on weights drawn from
-        them.
+        """Take one step of the personal mean and rho, on weights drawn from them.
+
+        The personal mean is in the model.
         """
         skeleton, n = steps.skeleton, len(rho)
         mu = skeleton.flat[:n].clone()
@@ -121,7 +127,9 @@ class PFedBayes(RoundBased):
         value = steps.value(loss, *batch)
         steps.backward(value)
         skeleton.flat[:n] = mu
-        slope = skeleton.grad * eps * rho.sigmoid()  # of rho; sigmoid is softplus's derivative
+        slope = (
+            skeleton.grad * eps * rho.sigmoid()
+        )  # gradient of rho; sigmoid is softplus's derivative
         if self.zeta:
             divergence, (of_mu, of_rho, *_) = pull(self.zeta, steps.client.n, (mu, rho), common)
             skeleton.grad.add_(of_mu)

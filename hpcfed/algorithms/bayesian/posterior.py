@@ -1,4 +1,4 @@
-"""Distributions of models, fitted to those that clients sent."""
+"""Distributions of models, fitted to the models that clients sent."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from hpcfed.core.params import Mean, Params
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
-FLOOR = 1e-5  # of a variance of directions
-SMALL = 1e-12  # a shorter change has no direction
+FLOOR = 1e-5  # least variance of directions
+SMALL = 1e-12  # changes shorter than this have no direction
 
 
 def gaussian(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
-    """Mean and variance of each value over the clients' models, by their weights; collective.
+    """Return the weighted mean and variance of each value over the clients' models; collective.
 
-    sent: this rank's.  Chen and Chao, ICLR 2021.
+    sent: this rank's models.
+    Chen and Chao, ICLR 2021.
     """
     mean = fed.mean(sent.items(), keep=keep, counted=False)
     return mean, fed.mean(deviations(sent, mean), keep=keep * 0, counted=False)
 
 
 def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
-    """Mean and variance as FedBE's public code has them: of the directions in which clients went
-    from `keep`, tensor by tensor and all alike, times their mean length; collective.
+    """Return the mean and variance of FedBE's public code, from directions of change; collective.
+
+    A direction is a client's change from `keep`, tensor by tensor, divided by its length. All
+    clients have equal weights. Mean and variance of the directions are scaled by the clients' mean
+    length.
     """
     changes = {k: m.parts[0].value - keep for k, m in sent.items()}
     lengths = {k: c.map(lambda v: v.double().norm()) for k, c in changes.items()}
@@ -51,7 +55,7 @@ def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple
 
 
 def deviations(sent: Mapping[int, Mean], mean: Params) -> list[tuple[int, Mean]]:
-    """Squared deviations from the mean, with the weights of the models."""
+    """Return the squared deviations from the mean, with the weights of the models."""
     return [
         (k, Mean.of((m.parts[0].value - mean).map(lambda v: v.square()), m.parts[0].weight))
         for k, m in sent.items()
@@ -59,8 +63,9 @@ def deviations(sent: Mapping[int, Mean], mean: Params) -> list[tuple[int, Mean]]
 
 
 def draw(fed: Federation, mean: Params, variance: Params, scale: float, t: int, i: int) -> Params:
-    """Sample i of round t from the Gaussian with this mean, and this variance times scale; the same
-    on all ranks.
+    """Draw sample i of round t from the Gaussian with this mean, and this variance times scale.
+
+    The sample is the same on all ranks.
     """
     g = rng.torch_stream(fed.seed, "posterior", t, i)
     noise = {n: torch.randn(v.shape, generator=g).to(v) for n, v in mean.items()}
@@ -70,10 +75,10 @@ def draw(fed: Federation, mean: Params, variance: Params, scale: float, t: int, 
 def mixtures(
     fed: Federation, sent: Mapping[int, Mean], keep: Params, alpha: float, t: int, samples: int
 ) -> list[Params]:
-    """Means of the clients' models with weights drawn from a Dirichlet distribution, times their
-    own; collective.
+    """Return means of the clients' models with Dirichlet weights times their own; collective.
 
-    sent: this rank's.  Chen and Chao, ICLR 2021.
+    sent: this rank's models.
+    Chen and Chao, ICLR 2021.
     """
     ids = sorted(fed.gather(dict.fromkeys(sent, 1)))
     made = []

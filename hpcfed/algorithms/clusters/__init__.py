@@ -1,1 +1,1 @@
-"""Clusters of clients, each with its centre."""
+"""Methods that divide the clients into clusters, each with its own model."""

@@ -1,4 +1,4 @@
-"""What methods have in common whose clients start from the centre of their cluster."""
+"""Base class of methods whose clients start from the centre of their cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not
-    trained yet.
+    """State of the server: the centres and the clients' clusters.
+
+    centres: models of all M clusters, each tensor [M, *shape].
+    cluster: cluster of each client, [K]; -1 if it has not trained yet.
     """
 
     centres: Params
@@ -27,12 +29,15 @@ class State:
 
 
 class Centred(RoundBased):
-    """A client receives its centre; one that has not trained yet that of cluster k mod M."""
+    """A method whose clients receive the centre of their cluster.
+
+    A client k that has not trained yet receives the centre of cluster k mod M.
+    """
 
     keeps_weights: ClassVar[bool | None] = True
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        return {}  # there are several models, none of which is for everybody
+        return {}  # there are several models, none of which is for all clients
 
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
         m = int(state.cluster[client.id])
@@ -40,7 +45,9 @@ class Centred(RoundBased):
         return clusters.row(state.centres, client.id % M if m < 0 else m)
 
     def send(self, fed: Federation, client: Client, state: State, t: int) -> None:
-        """A client's round, of which the server keeps the model; the client's own is the same, and
-        stands for it.
+        """Run a client's round and send its model to the server.
+
+        The server keeps the models. The client's own model is the same and stands for the server's
+        copy.
         """
         fed.up(client, self.local(fed, client, state, t).parts[0].value)

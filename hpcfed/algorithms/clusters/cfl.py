@@ -1,15 +1,16 @@
-"""CFL (also FedCluster): all clients begin in one cluster, and a cluster is split in two where its
-clients pull apart.
+"""CFL (also FedCluster): a cluster is split in two where the updates of its clients disagree.
 
-Sattler et al., IEEE TNNLS 32(8), 2021, arXiv:1910.01991: a cluster whose mean update is short while
-a client's is long is cut in two by the cosine similarity of its clients' updates; each part goes on
-by itself. rule = "gap" is that paper's other test, as the code of Long et al., arXiv:2108.08647,
-has it: a cut is made where sqrt((1 - s) / 2) >= gamma for the largest similarity s across it; there
+Sattler et al., IEEE TNNLS 32(8), 2021, arXiv:1910.01991. All clients begin in one cluster. A
+cluster is split if its mean update is short while the update of one of its clients is long. It is
+split by the cosine similarity of its clients' updates, and both parts go on separately. rule =
+"gap" is the other test of that paper, as in the code of Long et al., arXiv:2108.08647: a cluster is
+split where sqrt((1 - s) / 2) >= gamma for the largest similarity s across the split. That code has
 linkage = "average", scope = "head", after = 30.
-Deviations: the paper has all clients in each round. Here the update of one that is not in the
-cohort is its last one, and a cluster is not cut before all of its clients have one; the mean update
-is how far the centre moved. The authors' code weighs clients alike (preset `authors`) and decays
-the learning rate; the cosine with a zero update is 0.
+
+Deviations: in the paper all clients take part in each round. Here the update of a client that is
+not in the cohort is its last one, and a cluster is not split before all of its clients have one;
+the mean update is the distance by which the centre moved. The authors' code weighs clients equally
+(preset `authors`) and decays the learning rate. The cosine with a zero update is 0.
 """
 
 from __future__ import annotations
@@ -33,37 +34,40 @@ if TYPE_CHECKING:
 
 
 class CFL(Centred):
-    """Before the first split it is FedAvg, bit for bit. A client's last update is in its memory, as
-    `update`.
+    """Clustered FL by recursive splits; before the first split it is FedAvg, bit for bit.
+
+    A client's last update is in its memory, as `update`.
     """
 
     keeps_weights: ClassVar[bool | None] = False
 
     rule: Literal["norms", "gap"] = "norms"
-    """A cluster is cut by the lengths of its updates, or where similarities across the cut are
+    """A cluster is split by the lengths of its updates, or where similarities across the split are
     small.
     """
     eps1: NonNegativeFloat = 0.4
-    """norms: the mean update is shorter than this,"""
+    """norms: a cluster is split only if its mean update is shorter than this."""
     eps2: NonNegativeFloat = 1.6
-    """norms: and that of some client is longer than this."""
+    """norms: a cluster is split only if the update of one of its clients is longer than this."""
     gamma: Share = 0.5
-    """gap: least sqrt((1 - s) / 2), s the largest similarity across the cut; neither source has a
-    value.
+    """gap: least sqrt((1 - s) / 2), where s is the largest similarity across the split; neither
+    source gives a value.
     """
     linkage: Literal["complete", "average"] = "complete"
-    """How alike two groups are when they are joined: as their least alike pair, or on average."""
+    """Similarity of two groups when they are joined: that of their least similar pair, or the
+    average.
+    """
     scope: Literal["all", "head"] = "all"
-    """Updates count in all parameters, or in the last layer's weight matrix alone."""
+    """Updates are compared in all parameters, or in the last layer's weight matrix alone."""
     after: NonNegativeInt = 20
-    """Rounds before the first in which a cluster may be cut."""
+    """Rounds before the first in which a cluster may be split."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         idle = ("gamma",) if self.rule == "norms" else ("eps1", "eps2")
-        found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not ask for it" for name in idle}
+        found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not use it" for name in idle}
         if self.after >= job.rounds:
-            why = f"after = {self.after}, and there are {job.rounds} rounds: nothing is cut"
+            why = f"after = {self.after}, and there are {job.rounds} rounds: no cluster is split"
             names = ("after", "rule", "eps1", "eps2", "gamma", "linkage", "scope")
             found |= {f"algorithm.{name}": why for name in names}
         return found
@@ -76,7 +80,7 @@ class CFL(Centred):
         return {"clusters": float(len(next(iter(state.centres.values()))))}
 
     def counts(self, fed: Federation, name: str) -> bool:
-        """Whether updates count in this tensor: parameters, not statistics."""
+        """Return whether this tensor counts in comparisons of updates; statistics do not."""
         if self.scope == "head":
             return name == "head.weight"
         return name in fed.store.layout(fed.architectures[0]).params
@@ -96,10 +100,11 @@ class CFL(Centred):
         return self.split(fed, new, moved) if t >= self.after else new
 
     def split(self, fed: Federation, state: State, moved: Params) -> State:
-        """Cut the clusters that ask for it; a part without the cluster's first client becomes a new
-        one.
+        """Split the clusters that meet the rule; collective.
 
-        moved: how far each centre went in this round.
+        The part with the cluster's first client keeps its number, the other part becomes a new
+        cluster.
+        moved: change of each centre in this round.
         """
         held = (c for c in fed.mine(range(fed.K)) if c.id in fed.store)
         mine = [c for c in held if "update" in c.memory]
@@ -122,7 +127,11 @@ class CFL(Centred):
         return State(state.centres.map(lambda v: v[rows]), cluster)
 
     def ready(self, members: list[int], lengths: dict[int, float], mean: float) -> bool:
-        """Whether a cluster of these clients may be cut.  mean: length of its mean update."""
+        """Return whether a cluster of these clients may be split.
+
+        lengths: norms of the clients' last updates, by client.
+        mean: norm of the cluster's mean update.
+        """
         if len(members) <= 2 or not lengths.keys() >= set(members):
             return False
         if self.rule == "gap":
@@ -131,21 +140,24 @@ class CFL(Centred):
 
 
 def product(a: Params, b: Params) -> float:
-    """Scalar product over all tensors, in float64."""
+    """Return the scalar product over all tensors, in float64."""
     return sum(float((v.double() * b[name].double()).sum()) for name, v in a.items())
 
 
 def similarities(fed: Federation, mine: list[Client], members: list[int]) -> np.ndarray:
-    """Cosine similarities of these clients' updates, [n, n], on all ranks; collective.
+    """Return the cosine similarities of these clients' updates, [n, n], on all ranks; collective.
 
-    mine: those of this rank.  One of a zero update is 0.
+    mine: those of the clients that are this rank's.
+    The similarity with a zero update is 0.
     """
     products: dict[int, list[float]] = {c.id: [] for c in mine}
     for _, update in fed.each({c.id: c.memory["update"] for c in mine}):
         for c in mine:
             products[c.id].append(product(c.memory["update"], update))
     whole = np.array([row for _, row in sorted(fed.gather(products).items())])  # [n, n]
-    whole = np.triu(whole) + np.triu(whole, 1).T  # each pair once, by whoever has the first
+    whole = (
+        np.triu(whole) + np.triu(whole, 1).T
+    )  # as computed by the owner of each pair's first client
     below = np.sqrt(np.outer(whole.diagonal(), whole.diagonal()))
     return np.divide(whole, below, out=np.zeros_like(whole), where=below > 0)
 
@@ -153,11 +165,12 @@ def similarities(fed: Federation, mine: list[Client], members: list[int]) -> np.
 def bipartition(
     alike: np.ndarray, linkage: Literal["complete", "average"]
 ) -> tuple[list[int], list[int]]:
-    """Two groups by agglomerative clustering, as positions, ascending; the first has position 0.
+    """Divide items into two groups by agglomerative clustering.
 
+    Returns ascending positions; the first group has position 0.
     alike: similarities, [n, n].
     """
-    from scipy.cluster.hierarchy import linkage as join  # here: it takes a moment to import
+    from scipy.cluster.hierarchy import linkage as join  # here, because importing it takes time
     from scipy.cluster.hierarchy import to_tree
     from scipy.spatial.distance import squareform
 
@@ -169,5 +182,5 @@ def bipartition(
 
 
 def gap(alike: np.ndarray, first: list[int], second: list[int]) -> float:
-    """sqrt((1 - s) / 2), s the largest similarity between the groups."""
+    """Return sqrt((1 - s) / 2), where s is the largest similarity between the groups."""
     return math.sqrt(max(0.0, 1 - float(alike[np.ix_(first, second)].max())) / 2)

@@ -1,8 +1,7 @@
-"""Clusters of clients: the models of all clusters as one state, and which client is nearest to
-which.
+"""The models of all clusters as one state, and the distances between clients and clusters.
 
-The tensors of M models are stacked, [M, *shape]; one that all clusters share is stacked alone, [1,
-*shape].
+The tensors of M models are stacked, [M, *shape]. A tensor that all clusters share is stored once,
+[1, *shape].
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: True) -> Params:
-    """One state of several models; of tensors that a cluster does not have of its own, those of the
-    first.
+    """Stack several models into one state.
+
+    own: whether each cluster has its own tensor of this name; otherwise the first model's is taken.
     """
     first, *others = models
     return Params(
@@ -35,21 +35,21 @@ def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: Tr
 
 
 def row(state: Params, m: int) -> Params:
-    """The model of cluster m."""
+    """Return the model of cluster m."""
     return state.map(lambda v: v[min(m, len(v) - 1)])
 
 
 def part(model: Params, weight: float, m: int, state: Params) -> Mean:
-    """A client's part in the mean of cluster m (`per="row"`), and in the mean of what is common."""
+    """Return a client's part in the mean of cluster m (`per="row"`) and of shared tensors."""
     at: At = {name: ([min(m, len(v) - 1)],) for name, v in state.items()}
     return Mean.of(model.map(lambda v: v[None]), weight, at)
 
 
 def fittest(fed: Federation, client: Client, state: Params) -> int:
-    """The cluster whose model has the smallest loss on the client's training examples; of equals
-    the first.
+    """Return the cluster whose model has the smallest loss on the client's training examples.
 
-    In eval mode; the client's own weights stay as they are.
+    Of equal losses the first counts. The models are in eval mode; the client's own weights stay as
+    they are.
     """
     client.model.eval()
     y = torch.from_numpy(client.train.labels).to(fed.device)
@@ -60,8 +60,9 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
 
 
 def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
-    """The fittest of M clusters, found by the client as its work, kept in its memory and told to
-    the server.
+    """Return the fittest of M clusters, as the client's work, and send its number to the server.
+
+    The number is also in the client's memory, as `cluster`.
     """
     m = fittest(fed, client, state)
     fed.tallies[client.id].work += FORWARD * client.n * M
@@ -71,8 +72,9 @@ def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
 
 
 def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list[float]:
-    """Squared Euclidean distance of the model to that of each cluster over the wanted tensors, in
-    float64.
+    """Return the squared Euclidean distances of the model to each cluster's model, in float64.
+
+    wanted: whether a tensor of this name counts.
     """
     apart = (
         (state[name].double() - v.double()).flatten(1) for name, v in model.items() if wanted(name)
@@ -82,7 +84,10 @@ def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list
 
 
 def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tuple[int, float]:
-    """The cluster whose model is nearest, of equals the first, and the squared distance to it."""
+    """Return the cluster whose model is nearest, and the squared distance to it.
+
+    Of equal distances the first counts.
+    """
     distances = squares(model, state, wanted)
     return distances.index(min(distances)), min(distances)
 
@@ -94,17 +99,17 @@ def seeds(
     wanted: Callable[[str], bool],
     spread: bool = True,
 ) -> Params:
-    """The state with the models of different clients as centres; collective. Centres beyond their
-    number stay.
+    """Return the state with the models of different clients as centres; collective.
 
-    clients: this rank's.  spread: the first is drawn evenly, each other one in proportion to its
-    squared distance to the nearest centre so far (k-means++, Arthur and Vassilvitskii, SODA 2007);
-    else all evenly.
+    If there are fewer clients than centres, the remaining centres stay as they are.
+    clients: this rank's clients.
+    spread: the first client is drawn uniformly, and each other one in proportion to its squared
+    distance to the nearest centre so far (k-means++, Arthur and Vassilvitskii, SODA 2007). If
+    false, all are drawn uniformly.
     """
     g = rng.stream(fed.seed, "centres")
-    far = fed.gather(
-        {c.id: 1.0 for c in clients}
-    )  # squared distances of those not taken: how likely each is
+    # squared distances of the clients that are not centres yet: their relative probabilities
+    far = fed.gather({c.id: 1.0 for c in clients})
     models: list[Params] = []
     for _ in range(min(len(next(iter(state.values()))), len(far))):
         total = sum(far.values())
@@ -120,11 +125,12 @@ def seeds(
 
 
 def reseed(found: Mapping[int, tuple[int, float]], M: int) -> dict[int, int]:
-    """The cluster of each client, where each of M clusters has at least one, if there are as many.
+    """Return the cluster of each client, such that no cluster is empty if there are enough clients.
 
-    found: of each client the nearest cluster, and the squared distance to it. A cluster without a
-    client gets the one that is farthest from its own, of those not alone there. M = 0: clusters may
-    be empty.
+    A cluster without a client gets the client that is farthest from its own centre and not alone
+    there.
+    found: nearest cluster of each client, and the squared distance to it.
+    M: number of clusters; 0: clusters may be empty.
     """
     cluster, far = (
         {k: m for k, (m, _) in found.items()},

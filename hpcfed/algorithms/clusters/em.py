@@ -1,4 +1,4 @@
-"""Stochastic expectation maximisation over clients and centres, which FeSEM and FeSEM-MA share.
+"""Stochastic expectation maximisation over clients and centres, shared by FeSEM and FeSEM-MA.
 
 Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1.
 """
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 class EM(Centred):
-    """Clients train on from their centre; each goes to the nearest centre (E), each centre to its
-    clients (M).
+    """A method that alternates between assigning clients to centres and updating the centres.
+
+    Each client trains on from its centre. It is then assigned to the nearest centre (E), and each
+    centre becomes the mean of its clients (M).
     """
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -35,12 +37,13 @@ class EM(Centred):
     clusters: PositiveInt = 3
     """Number of centres, M."""
     scope: Literal["all", "head"] = "all"
-    """Distances count all parameters, or those of the last layer's weight matrix alone."""
+    """Distances are over all parameters, or over the last layer's weight matrix alone."""
     start: Literal["k-means++", "clients"] = "k-means++"
-    """First centres: models of clients far from one another, or of any different clients."""
+    """First centres: models of clients that are far from one another, or of any different clients.
+    """
     empty: Literal["keep", "farthest"] = "keep"
-    """A centre without clients stays as it is, or moves to the client that is farthest from its
-    own.
+    """A centre without clients stays as it is, or moves to the client that is farthest from its own
+    centre.
     """
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
@@ -57,7 +60,7 @@ class EM(Centred):
         return State(centres, torch.full((fed.K,), -1, device=fed.device))
 
     def counts(self, fed: Federation) -> Callable[[str], bool]:
-        """Which tensors distances are over: parameters, not statistics."""
+        """Return a function that tells whether a tensor counts in distances; statistics do not."""
         names = (
             fed.module(fed.architectures[0]).layout.params
             if self.scope == "all"
@@ -80,9 +83,7 @@ class EM(Centred):
         return self.em_step(fed, mine, centres)
 
     def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
-        """Each client goes to its nearest centre (E), then each centre to the mean of its clients
-        (M).
-        """
+        """Assign each client to its nearest centre (E), then average each centre's clients (M)."""
         found = fed.gather(
             {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
         )
@@ -93,6 +94,9 @@ class EM(Centred):
     def merge(
         self, fed: Federation, mine: list[Client], at: dict[int, int], centres: Params
     ) -> Params:
-        """Each centre from its clients' models; collective.  at: the cluster of each client."""
+        """Return the means of the clients' models of each centre; collective.
+
+        at: the cluster of each client.
+        """
         parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
         return fed.mean(parts, keep=centres, per="row", counted=False)

@@ -1,13 +1,18 @@
-"""FeSEM: several centres; each client trains on from the centre that its model is nearest to.
+"""FeSEM: there are several centres, and each client trains on from the centre nearest to its model.
 
-Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: as all start from
-one model, centres are sought among trained ones, after each round until M clients had trained
-before it; a client that has not trained yet starts from centre k mod M. The authors' code has scope
-= "head" and leaves out clusters of one.
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1.
+
+Deviations: all clients start from one model, so the first centres are chosen among trained models.
+They are chosen anew after each round until M clients had trained before it. A client that has not
+trained yet starts from centre k mod M. The authors' code has scope = "head" and leaves out clusters
+of one client.
 """
 
 from hpcfed.algorithms.clusters.em import EM
 
 
 class FeSEM(EM):
-    """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
+    """Clustered FL by expectation maximisation.
+
+    With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit.
+    """

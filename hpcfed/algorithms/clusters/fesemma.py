@@ -1,13 +1,15 @@
-"""FeSEM-MA: FeSEM whose centres are means of models with their units matched.
+"""FeSEM-MA: FeSEM that matches the units of the models before it averages them.
 
-Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3, with the
-matched averaging of Wang et al. (FedMA), ICLR 2020, arXiv:2002.06440. In each cluster every model's
-hidden units are put in the order in which they agree with the centre, by the Hungarian method; the
-mean of these is the new centre, to which they are matched again (models/matching.py). Deviations: a
-centre has as many units as a client's model, so that the priors of PFNM and FedMA (sigma, sigma_0
-and gamma, 1 in the public code), which decide how many more it gets, have nothing to decide. All
-layers are matched in one round; FedMA trains on after each. In that code matching is not connected
-with the clusters, and the last layer is averaged by classes (head = "classes", preset `authors`).
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3, with the matched averaging
+of Wang et al. (FedMA), ICLR 2020, arXiv:2002.06440. In each cluster the hidden units of every model
+are reordered by the Hungarian method so that they agree best with the centre. The mean of these
+models is the new centre, and the models are matched to it again (models/matching.py).
+
+Deviations: a centre has as many units as a client's model. The priors of PFNM and FedMA (sigma,
+sigma_0 and gamma, 1 in the public code) determine how many more units it gets, and so have no
+effect here. All layers are matched in one round; FedMA trains on after each layer. In that code
+matching is not connected with the clusters, and the last layer is averaged by classes (head =
+"classes", preset `authors`).
 """
 
 from __future__ import annotations
@@ -34,16 +36,19 @@ HEAD = ("head.weight", "head.bias")
 
 
 class FeSEMMA(EM):
-    """Where no other order of units is nearer it is FeSEM, bit for bit."""
+    """FeSEM with matched averaging.
 
-    # it matches the units of whole layers
+    Where no other order of units is nearer it is FeSEM, bit for bit.
+    """
+
+    # because it matches the units of whole layers
     trains_parts: ClassVar[Any] = False
 
     matchings: PositiveInt = 8
-    """Most times that the clients of a centre are matched to it in a round."""
+    """Maximum number of times that the clients of a centre are matched to it in a round."""
     head: Literal["clients", "classes"] = "clients"
-    """The last layer's mean is weighted as the others, or row by row by the clients' examples of
-    that class, which they tell.
+    """The last layer is averaged with the clients' weights, or row by row with their numbers of
+    examples of that class, which they send.
     """
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
@@ -51,7 +56,10 @@ class FeSEMMA(EM):
         return down, up + (4 * fed.classes if self.head == "classes" else 0)
 
     def units(self, fed: Federation) -> Units:
-        """The groups of units of the clients' model."""
+        """Return the groups of units of the clients' model.
+
+        Raises ConfigError if they are not known for this architecture.
+        """
         kind = fed.architectures[0]
         try:
             return fed.store.units(kind)
@@ -93,9 +101,7 @@ class FeSEMMA(EM):
         units: Units,
         counts: matching.Wanted,
     ) -> Mean:
-        """A client's part in the mean of centre m: its model with its units in that centre's
-        order.
-        """
+        """Return a client's part in the mean of centre m, with its units in that centre's order."""
         model = matching.align(client.params(), clusters.row(centres, m), units, counts)
         (part,) = clusters.part(model, self.weight(client), m, centres).parts
         if self.head == "clients":

@@ -1,10 +1,10 @@
-"""IFCA (also HypCluster): several models; each client trains the one that fits its own examples
-best.
+"""IFCA (also HypCluster): each client trains the one of several models that fits its examples best.
 
 Ghosh et al., NeurIPS 2020, arXiv:2006.04088, algorithm 1; Mansour et al., 2020, arXiv:2002.10619,
 section 4.
-Deviations: a cluster's mean is that of its members in the cohort, weighted by examples; that of
-gradients too, which the paper divides by the number of all clients in the cohort.
+
+Deviations: a cluster's mean is over its members in the cohort and weighted by examples. This holds
+for gradients too; the paper divides their sum by the number of all clients in the cohort.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 
 
 class IFCA(RoundBased):
-    """With one cluster it is FedAvg, bit for bit. A client's cluster is in its memory, as
-    `cluster`.
+    """Clustered FL by smallest loss; with one cluster it is FedAvg, bit for bit.
+
+    A client's cluster is in its memory, as `cluster`.
     """
 
     clusters: PositiveInt = 3
-    """Number of clusters, M: every client of a cohort downloads all their models."""
+    """Number of clusters, M; every client of a cohort downloads all their models."""
     averaging: Literal["models", "gradients"] = "models"
     """Clients train locally and send models, or take one step of local.lr down the gradient over
-    all examples.
+    all their examples.
     """
     share_body: bool = False
-    """Clusters differ in their heads alone; one body is averaged over all clients."""
+    """Clusters differ in their heads alone; one common body is averaged over all clients."""
     start: Literal["random", "perturbed"] = "random"
-    """Models start from different random weights, or all but the first from the first's plus
-    noise.
+    """Models start from different random weights, or all but the first start from the first one
+    plus noise.
     """
     sigma: NonNegativeFloat = 0.01
-    """Standard deviation of that noise."""
+    """Perturbed: standard deviation of the noise."""
 
     keeps_weights: ClassVar[bool | None] = False
 
@@ -67,20 +68,20 @@ class IFCA(RoundBased):
         model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
         return model.nbytes + (
             self.clusters - 1
-        ) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
+        ) * own.nbytes, model.nbytes + 4  # 4 bytes: the cluster's number
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        return {}  # there are several models, none of which is for everybody
+        return {}  # there are several models, none of which is for all clients
 
     def init(self, fed: Federation) -> Params:
         return clusters.stack((self.first(fed, m) for m in range(self.clusters)), self.of_cluster)
 
     def of_cluster(self, name: str) -> bool:
-        """Whether each cluster has a tensor of this name of its own."""
+        """Return whether each cluster has its own tensor of this name."""
         return not self.share_body or name.startswith("head.")
 
     def first(self, fed: Federation, m: int) -> Params:
-        """What the model of cluster m starts from."""
+        """Return the initial model of cluster m."""
         if self.start == "random" or m == 0:
             return fed.initial(k=m, architecture=fed.architectures[0])
         g = rng.torch_stream(fed.seed, "cluster", m)

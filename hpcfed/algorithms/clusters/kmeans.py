@@ -1,6 +1,6 @@
-"""K-means with centres that outliers do not move.
+"""K-means that is robust to outliers.
 
-Points are models as `clusters.stack` has them: each tensor [N, *shape].
+Points are models as returned by `clusters.stack`, each tensor [N, *shape].
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hpcfed.core.params import Params
 
 
 def trimmed_mean(values: Tensor, share: float) -> Tensor:
-    """By coordinate, the mean of what is left when this share of the smallest and of the largest of
-    n values is left out: [n, ...] -> [...].
+    """Return the trimmed mean of n values by coordinate, [n, ...] -> [...].
 
-    At least one value is left, or two of an even number: with share 0.5 it is the median.  Yin et
-    al., ICML 2018, arXiv:1803.01498, definitions 1 and 2.
+    This share of the smallest and of the largest values is left out. At least one value remains, or
+    two of an even number; with share 0.5 the result is the median.
+    Yin et al., ICML 2018, arXiv:1803.01498, definitions 1 and 2.
     """
     n = len(values)
     cut = min(int(share * n + 1e-9), (n - 1) // 2)
@@ -28,13 +28,13 @@ def trimmed_mean(values: Tensor, share: float) -> Tensor:
 
 
 def assign(points: Params, centres: Params, wanted: Callable[[str], bool]) -> list[int]:
-    """The nearest centre of each point over the wanted tensors, of equals the first."""
+    """Return the nearest centre of each point over the wanted tensors; of equal ones the first."""
     n = len(next(iter(points.values())))
     return [clusters.nearest(clusters.row(points, i), centres, wanted)[0] for i in range(n)]
 
 
 def move(points: Params, centres: Params, members: Sequence[int], share: float) -> Params:
-    """Each centre to the trimmed mean of its members; one without members stays where it is."""
+    """Move each centre to the trimmed mean of its members; one without members stays."""
     at = torch.tensor(members)
     new = centres.clone()
     for m in range(len(next(iter(centres.values())))):
@@ -48,7 +48,7 @@ def move(points: Params, centres: Params, members: Sequence[int], share: float) 
 def lloyd(
     points: Params, centres: Params, wanted: Callable[[str], bool], share: float, iterations: int
 ) -> tuple[Params, list[int]]:
-    """The centres after so many iterations, and the cluster of each point in the last of them."""
+    """Return the centres after so many iterations, and each point's cluster in the last one."""
     members = assign(points, centres, wanted)
     for i in range(iterations):
         members = assign(points, centres, wanted) if i else members

@@ -1,13 +1,14 @@
-"""Robust(TKM): clusters by K-means on the clients' models, with centres that outliers do not move;
-each cluster trains on from its centre.
+"""Robust(TKM): the server clusters the clients' models by K-means that is robust to outliers.
 
-Ghosh et al., 2019, arXiv:1906.06629: every client trains to its own optimum, the server
-clusters the models by trimmed K-means, and each cluster goes on robustly. A baseline of Long et
-al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in each round and has the
-coordinate-wise median (preset `authors`). Deviations: the first stage is the job's local training,
-in rounds until all clients have trained, and clusters settle meanwhile; then they are fixed (later
-= 0). Trimming is by coordinate. A cluster that loses all clients keeps its centre; in that code it
-becomes nan. First centres are the models of different clients, there drawn with replacement.
+Ghosh et al., 2019, arXiv:1906.06629: every client trains to its own optimum, the server clusters
+the models by trimmed K-means, and each cluster goes on from its centre by robust optimisation. It
+is a baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in
+each round and takes the coordinate-wise median (preset `authors`).
+
+Deviations: the first stage is the job's local training. It lasts until all clients have trained,
+and clusters may change in each of its rounds; afterwards they are fixed (later = 0). Trimming is by
+coordinate. A cluster that loses all clients keeps its centre; in that code it becomes nan. The
+first centres are the models of different clients; that code draws them with replacement.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class TKM(Centred):
-    """With one cluster, trim = 0 and all clients it is FedAvg of equal weights. Rank 0 holds all
+    """Clustered FL by robust K-means.
+
+    With one cluster, trim = 0 and all clients it is FedAvg of equal weights. Rank 0 holds all
     clients' models at once.
     """
 
@@ -39,19 +42,21 @@ class TKM(Centred):
     clusters: PositiveInt = 3
     """Number of clusters, M."""
     estimator: Literal["trimmed", "median"] = "trimmed"
-    """A centre is the trimmed mean of its clients by coordinate, or their median."""
+    """A centre is the coordinate-wise trimmed mean of its clients' models, or their median."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.05
     """Share of the smallest and of the largest values that the trimmed mean leaves out."""
     iterations: PositiveInt = 8
-    """Iterations of K-means in a round, until all clients have trained."""
+    """Iterations of K-means in each round until all clients have trained."""
     later: NonNegativeInt = 0
-    """Iterations in each later round; 0: clusters stay, and their centres follow their clients."""
+    """Iterations in each later round; 0: clusters are fixed, and their centres follow their
+    clients.
+    """
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "a robust centre weighs all clients alike"
+        found["algorithm.weighting"] = "a robust centre gives all clients equal weights"
         if self.estimator == "median":
-            found["algorithm.trim"] = "estimator = 'median' leaves out all but the middle"
+            found["algorithm.trim"] = "estimator = 'median' does not trim"
         if self.clusters == 1:
             why = "there is one cluster"
             found |= {"algorithm.iterations": why, "algorithm.later": why}
@@ -71,7 +76,10 @@ class TKM(Centred):
     def regroup(
         self, fed: Federation, state: State, sent: dict[int, Params]
     ) -> tuple[Params, torch.Tensor]:
-        """New centres, and each client's cluster; the server's work.  sent: all known models."""
+        """Return new centres and the cluster of each client; the server's work.
+
+        sent: models of all clients that have trained.
+        """
         counts = parameters(fed.module(fed.architectures[0]))
         points, ids, centres = clusters.stack(sent.values()), list(sent), state.centres
         share = 0.5 if self.estimator == "median" else self.trim
@@ -88,7 +96,10 @@ class TKM(Centred):
         return centres, cluster
 
     def first(self, fed: Federation, points: Params, centres: Params) -> Params:
-        """Centres at the models of different clients; those beyond their number stay."""
+        """Set the centres to the models of different clients.
+
+        If there are fewer clients than centres, the remaining centres stay as they are.
+        """
         n = len(next(iter(points.values())))
         drawn = rng.stream(fed.seed, "centres").choice(n, min(n, self.clusters), replace=False)
         rows = torch.from_numpy(drawn)

@@ -1,1 +1,1 @@
-"""Different models with a common head, or prototypes, or mean outputs by class."""
+"""Methods for different models that share a head, prototypes, or mean outputs by class."""

@@ -1,16 +1,17 @@
-"""FD (FedDistill): clients exchange nothing but their mean output of each class, and learn from
-that of the others.
+"""FD (FedDistill): clients exchange their mean output of each class and learn from the others'.
 
 Jeong et al. (Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation), 2018, arXiv:1811.11479, algorithm 1. A client's loss is phi(own output, label) +
-gamma phi(own output, mean output of the other clients for this label), and it uploads the mean of
-its soft predictions of each class over all local steps. The server takes a client's own part out of
-what that client receives: (M F - F_k) / (M - 1) with the mean F over the M clients that have the
-class. Deviations: phi of the second term is the KL divergence, whose gradient is that of the
-paper's cross-entropy; M counts the clients of the round that have the class, where the paper's
-clients have all classes; a class that no other client has shown has no term. The federated
-augmentation of the paper is not part of it. A public port takes raw logits for probabilities, and a
-client's own output for that of others; neither is followed.
+gamma phi(own output, mean output of the other clients for this label). It uploads the mean of its
+soft predictions of each class over all local steps. The server removes a client's own part from
+what this client receives: (M F - F_k) / (M - 1) with the mean F over the M clients that have the
+class.
+
+Deviations: phi of the second term is the KL divergence, whose gradient is that of the paper's
+cross-entropy. M counts the clients of the round that have the class; the paper's clients have all
+classes. A class that no other client has sent adds no term. The federated augmentation of the paper
+is not implemented. A public port uses raw logits as probabilities, and a client's own output in
+place of the others' mean; neither is followed.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
-NEVER = -1  # the round of a class that nobody has shown yet
+NEVER = -1  # round of a class that no client has sent yet
 
 
 class FD(RoundBased):
-    """The state: mean, [C, C], soft predictions by class, nan where nobody has shown the class
-    yet; weight, [C], of all clients in each row; round, [C], in which each row was made.
+    """Federated distillation of mean soft predictions by class.
+
+    The state holds:
+    mean: soft predictions by class, [C, C]; nan for classes that no client has sent yet.
+    weight: total weight of the clients in each row, [C].
+    round: round in which each row was made, [C].
     """
 
     accepts: ClassVar[str] = "any models"
@@ -51,10 +56,11 @@ class FD(RoundBased):
     gamma: NonNegativeFloat = 1.0
     """Weight of the distance to the other clients' mean output; 0 is local training."""
     distance: Literal["kl", "mse"] = "kl"
-    """Distance to that output: KL divergence, or squared difference of the probabilities."""
+    """Distance to the others' mean output: KL divergence, or squared difference of probabilities.
+    """
     outputs: Literal["during", "after"] = "during"
-    """When outputs are averaged: over all local steps, as in the paper, or of all examples after
-    them.
+    """Outputs are averaged over all local steps, as in the paper, or over all examples after these
+    steps.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
@@ -85,12 +91,15 @@ class FD(RoundBased):
         )
 
     def weights(self, fed: Federation, k: int) -> Tensor:
-        """The weight of client k in the mean of each class, [C], float64."""
+        """Return the weight of client k in the mean of each class, [C], float64."""
         counts = torch.as_tensor(fed.label_counts[k], dtype=torch.float64, device=fed.device)
         return counts if self.weighting == "samples" else (counts > 0).double()
 
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
-        """The mean output of the other clients for each class, [C, C], nan where there is none."""
+        """Return the mean output of the other clients for each class, [C, C].
+
+        A row is nan if no other client has sent the class.
+        """
         mean, sent = state["mean"], client.memory.get("sent")
         if sent is None:
             return Params(target=mean)
@@ -115,10 +124,11 @@ class FD(RoundBased):
     def collect(
         self, fed: Federation, client: Client, given: Params, t: int
     ) -> tuple[Tensor, np.ndarray]:
-        """Local training that keeps the outputs of every step, [n * epochs, C], and their labels,
-        [n * epochs].
+        """Train locally and return the outputs of all steps, [n * epochs, C], and their labels.
 
-        It steps by itself: what a loss leaves behind would be lost where an engine records steps.
+        labels: [n * epochs].
+        It takes the steps itself: where an engine records steps, values that a loss stores would be
+        lost.
         """
         seen, labels = [], []
 

@@ -1,14 +1,16 @@
-"""FedClassAvg: clients with different bodies share one classifier, and learn representations that
-agree.
+"""FedClassAvg: clients with different bodies share one classifier and learn contrastively.
 
-Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. Deviations: the mean
-runs over the clients that report, not over all. The paper gives neither temperature nor
-normalisation of the contrastive loss: those of Khosla et al. are the defaults. The authors' code
-differs; preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on representations
-that are not normalised, an epoch of training before round 1. That code also leaves out the last,
-smaller batch of each epoch, and has the proximal term in the epoch before round 1 too; here that
-epoch is without it, for nothing has been received, and its losses count in round 1's training loss.
-share = "all" is the paper's "+weight" for one architecture.
+Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. The server averages the
+classifiers. Clients train with a proximal term on the classifier, and with a contrastive loss that
+makes their representations agree.
+
+Deviations: the mean is over the clients that report, not over all. The paper gives neither
+temperature nor normalisation of the contrastive loss; the defaults are those of Khosla et al. The
+authors' code differs, and preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on
+representations that are not normalised, and an epoch of training before round 1. That code also
+leaves out the last, smaller batch of each epoch. It applies the proximal term in the epoch before
+round 1 too; here this epoch has no such term, because nothing has been received, and its losses
+count in round 1's training loss. share = "all" is the paper's "+weight" for one architecture.
 """
 
 from __future__ import annotations
@@ -32,15 +34,17 @@ if TYPE_CHECKING:
 
 
 class FedClassAvg(RoundBased):
-    """averaging, rho and contrastive are the switches of the paper's table 4 (CA, PR, CL)."""
+    """Classifier averaging; averaging, rho and contrastive are the switches of the paper's table 4.
+
+    In the table they are called CA, PR and CL.
+    """
 
     edges: ClassVar[str] = "sums"
 
     share: Literal["head", "all"] = "head"
     """Exchange the classifier only, or all weights ("+weight", one architecture)."""
     averaging: bool = True
-    """CA: exchange and average; false leaves clients alone, and the proximal term without an
-    anchor.
+    """CA: exchange and average; if false, clients train alone and the proximal term has no anchor.
     """
     rho: NonNegativeFloat = 0.1
     """PR: weight of the proximal term on the classifier; 0 switches it off."""
@@ -53,9 +57,9 @@ class FedClassAvg(RoundBased):
     tau: PositiveFloat = 0.07
     """Temperature of the contrastive loss."""
     tau_base: PositiveFloat | None = None
-    """The contrastive loss is multiplied by tau over this; none: by 1."""
+    """The contrastive loss is multiplied by tau / tau_base; none: by 1."""
     normalise: bool = True
-    """Contrastive loss on representations scaled to length 1."""
+    """Scale representations to length 1 in the contrastive loss."""
     pretrain_epochs: NonNegativeInt = 0
     """Epochs that every client trains alone before the first round; without effect where all
     weights are shared.
@@ -73,7 +77,7 @@ class FedClassAvg(RoundBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
-        if not self.pretrain_epochs or self.share == "all":  # else that phase has more steps
+        if not self.pretrain_epochs or self.share == "all":  # otherwise that phase has more steps
             found |= single_step(job)
         if not self.averaging:
             why = "averaging is false, nothing is received"
@@ -99,15 +103,14 @@ class FedClassAvg(RoundBased):
         return value + self.rho * self.regulariser(model, head) if self.rho and head else value
 
     def regulariser(self, model: Model, head: Params) -> Tensor:
-        """R of eq. 5: how far the classifier is from the one received."""
+        """Return R of eq. 5, the distance of the classifier from the received one."""
         if self.prox == "squared":
             return proximal(model, head, mu=1.0)
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        if (
-            t == 0 and self.pretrain_epochs and not fed.store.stateless
-        ):  # else nothing of it would remain
+        # a stateless client would not keep what it has trained before the first round
+        if t == 0 and self.pretrain_epochs and not fed.store.stateless:
             how: dict[str, Any] = {
                 "views": self.views,
                 "epochs": self.pretrain_epochs,

@@ -1,12 +1,12 @@
-"""FedGH: clients send mean representations of their classes, and the server trains the common
-header on them.
+"""FedGH: clients send mean representations by class; the server trains the common header on them.
 
-Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1. Deviations: class means are those of all
-training examples after local training (the authors' code averages means of batches); the server has
-an optimiser of its own, SGD over the received pairs in mini-batches (in the authors' code the
-header never learns). With models.relu_head the mean is that of what the header takes after its
-ReLU, for the mean of relu(z) is not relu of the mean. The authors clip gradients at norm 50, here
-they are not clipped.
+Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1.
+
+Deviations: class means are over all training examples after local training; the authors' code
+averages means of batches. The server has its own optimiser, SGD over the received pairs in
+mini-batches; in the authors' code the header never learns. With models.relu_head the mean is taken
+after the header's ReLU, because the mean of relu(z) is not relu of the mean. The authors clip
+gradients at norm 50; here they are not clipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class FedGH(RoundBased):
-    """With server_epochs = 0 the header stays as it was. All class means weigh alike."""
+    """A method whose server trains the header on class means, which all have equal weights.
+
+    With server_epochs = 0 the header never changes.
+    """
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "a common head"
@@ -69,8 +72,10 @@ class FedGH(RoundBased):
         return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
 
     def means(self, fed: Federation, client: Client) -> dict[str, Tensor]:
-        """The client's mean representation of each class that it has, [C_k, d], as the header's
-        linear layer takes it, and the classes, [C_k].
+        """Return the client's mean representation of each class that it has, and the classes.
+
+        mean: [C_k, d], as the header's linear layer takes it.
+        label: classes, [C_k].
         """
         z = represent(fed, client, client.train)
         z = F.relu(z) if fed.job.models.relu_head else z
@@ -84,7 +89,7 @@ class FedGH(RoundBased):
     def train(
         self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int
     ) -> Params:
-        """The header after the server's epochs over all pairs of mean and label."""
+        """Return the header after the server's epochs over all pairs of mean and label."""
         z, y = (
             torch.cat([pair["mean"] for pair in sent]),
             torch.cat([pair["label"] for pair in sent]).long(),

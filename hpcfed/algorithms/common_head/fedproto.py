@@ -1,15 +1,17 @@
-"""FedProto: clients exchange nothing but the mean representation of each class, and pull their own
-towards it.
+"""FedProto: clients exchange only prototypes, the mean representation of each class.
 
-Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. The term is the squared
-difference of each example's representation and its class's prototype, averaged over examples and
-over the d components, as in the authors' code, to which the published values of lam belong (1, and
-0.1 on CIFAR-10). Deviations: eq. 8 has the distance of class means, summed over d (reduction =
-"sum" sums over d). Class means are taken after local training; the authors' code collects them
-during its last epoch, from models that change (prototypes = "during"; here during all epochs).
-Weights sum to 1, without the further 1/|N_j| of eq. 6. The authors' code weights clients alike
-(weighting = "uniform"), the paper by their examples of the class (default). Prediction is by the
-nearest of all prototypes; the authors' code looks only at those of the client's own classes.
+Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. A client's loss pulls its
+representations towards the prototypes: its regularisation term is the squared difference of each
+example's representation and its class's prototype, averaged over examples and over the d
+components. This is the term of the authors' code, to which the published values of lam belong (1,
+and 0.1 on CIFAR-10).
+
+Deviations: eq. 8 has the distance of class means, summed over d (reduction = "sum" sums over d).
+Class means are computed after local training; the authors' code collects them during its last
+epoch, while the model changes (prototypes = "during"; here during all epochs). Weights sum to 1,
+without the further 1/|N_j| of eq. 6. The authors' code weights clients equally (weighting =
+"uniform"), the paper by their examples of the class (default). Prediction is by the nearest of all
+prototypes; the authors' code considers only those of the client's own classes.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class FedProto(RoundBased):
-    """The state is one prototype a class, [C, d]; nan where no client has shown the class yet."""
+    """Prototype averaging; the state is one prototype per class, [C, d].
+
+    A row is nan if no client has sent the class yet.
+    """
 
     accepts: ClassVar[str] = "a common head"
     formerly: ClassVar[dict[str, Any]] = {"reduction": "sum"}
@@ -48,13 +53,12 @@ class FedProto(RoundBased):
     """Weight of the distance of representations to their class's prototype; 0 is local training."""
     reduction: Literal["mean", "sum"] = "mean"
     """The squared distance over the d components: their mean, to which the published lam belong, or
-    their sum, d times as strong.
+    their sum, which is d times as strong.
     """
     inference: Literal["prototype", "head"] = "prototype"
-    """The class of the nearest prototype, or the client's own head."""
+    """Predict the class of the nearest prototype, or with the client's own head."""
     prototypes: Literal["after", "during"] = "after"
-    """When class means are taken: of all examples after local training, or batch by batch during
-    it.
+    """Class means are computed over all examples after local training, or batch by batch during it.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
@@ -85,7 +89,7 @@ class FedProto(RoundBased):
         return self.objective(state, model, model.body(x), y)
 
     def objective(self, state: Params, model: Model, z: Tensor, y: Tensor) -> Tensor:
-        """The local objective at these representations, [n, d]."""
+        """Return the local objective at these representations, [n, d]."""
         value = F.cross_entropy(model.head(z), y)
         if not self.lam:
             return value
@@ -100,10 +104,12 @@ class FedProto(RoundBased):
     def collect(
         self, fed: Federation, client: Client, state: Params, t: int
     ) -> tuple[Tensor, np.ndarray]:
-        """Local training that keeps the representations of every step, [n * epochs, d], and their
-        labels, [n * epochs].
+        """Train locally and return the representations of all steps and their labels.
 
-        It steps by itself: what a loss leaves behind would be lost where an engine records steps.
+        representations: [n * epochs, d].
+        labels: [n * epochs].
+        It takes the steps itself: where an engine records steps, values that a loss stores would be
+        lost.
         """
         seen, labels = [], []
 

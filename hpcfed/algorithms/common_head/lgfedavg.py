@@ -1,9 +1,9 @@
-"""LG-FedAvg: clients share the last layer of their models and keep the representation to
-themselves.
+"""LG-FedAvg: clients share the last layer of their models and keep the other layers local.
 
-Liang et al., 2020, arXiv:2001.01523, algorithm 1. Deviations: the shared part is the head, one
-linear layer, so that bodies may differ; the paper's auxiliary losses on representations are left
-out, as in its experiments on federated data.
+Liang et al., 2020, arXiv:2001.01523, algorithm 1.
+
+Deviations: the shared part is the head, one linear layer, so that bodies may differ. The paper's
+auxiliary losses on representations are left out, as in its experiments on federated data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpcfed.algorithms.base import RoundBased
 
 
 class LGFedAvg(RoundBased):
-    """Equal to FedClassAvg without its two losses."""
+    """Averaging of heads; it equals FedClassAvg without its two losses."""
 
     accepts: ClassVar[str] = "a common head"
 

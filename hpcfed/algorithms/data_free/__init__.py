@@ -1,1 +1,1 @@
-"""Methods whose server has no data and makes its examples."""
+"""Methods that use synthetic examples instead of public data."""

@@ -1,20 +1,22 @@
-"""Learning by synthetic data: clients send a few made examples on which a step of the global model
-goes where their training went, instead of their models.
+"""Learning by synthetic data: clients send a few synthetic examples instead of their models.
 
 Goetz and Tewari (Federated Learning via Synthetic Data), 2020, arXiv:2008.04489; FedSynth of Hu et
-al. (2022) is another method. Client k trains the model w that it received as in FedAvg, which gives
-its update H = w - w_k, and changes n examples with soft labels by Adam so that the gradient g of
-their cross-entropy at w points along H: it descends 1 - cos(g, H) through the gradient. After every
-pass the update that they stand for, |H| g / |g|, is scored by the cross-entropy of w - |H| g / |g|
-on the client's own examples, and the best examples so far are kept. It sends them, their labels and
-|H|: n (|x| + C) + 1 numbers. The server computes g at the w that it has sent, a gradient a client,
-and averages the models that result as FedAvg does.
-What this rests on: the abstract, the first page and descriptions of the paper, no code of the
-authors is public. Message, norm and selection are theirs; Adam, its steps and the number of
-examples are our choice.
-Deviations: examples and labels begin as noise. Dropout is off and batch normalisation that of
-evaluation wherever a gradient of made examples is taken, on both sides alike; its statistics, which
-no gradient carries, are sent as they are, and counted. Where g = 0 nothing is moved.
+al. (2022) is another method. Client k trains the received model w as in FedAvg, which gives its
+update H = w - w_k. It then optimises n examples with soft labels by Adam so that the gradient g of
+their cross-entropy at w has the direction of H: it descends 1 - cos(g, H), differentiating through
+the gradient. The examples represent the update |H| g / |g|. After every pass they are scored by the
+cross-entropy of the model w - |H| g / |g| on the client's own examples, and the best ones so far
+are kept. The client sends these examples, their labels and |H|: n (|x| + C) + 1 numbers. The server
+computes g for each client at the w that it has sent, and averages the resulting models as FedAvg
+does.
+The implementation is based on the abstract, the first page and descriptions of the paper; no code
+of the authors is public. Message, norm and selection are theirs; Adam, its number of steps and the
+number of examples are our choice.
+
+Deviations: examples and labels are initialised with noise. Wherever a gradient of synthetic
+examples is computed, by client or server, dropout is off and batch normalisation is in eval mode.
+The statistics of batch normalisation, which no gradient carries, are sent as they are, and counted.
+If g = 0 the model does not change.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ if TYPE_CHECKING:
 
 Sent = Mapping[str, Any]  # x [n, *shape], labels [n, C], norm [], statistics by name, version
 FLOAT = 4  # bytes
-COSINE = "cosine"  # beside the model in a mean
+COSINE = "cosine"  # name of the cosine beside the model's tensors in a mean
 
 
 @dataclass(frozen=True)
 class State:
-    """model: w.  cosine: of the updates that the last cohort's examples stand for and those that
-    they had, weighted mean, []; nan before the first.
+    """State of the server: its model, and how well the last synthetic examples represented updates.
+
+    model: w.
+    cosine: weighted mean over the last cohort of the cosine between each client's update and the
+    update that its examples represent, []; nan before the first round.
     """
 
     model: Params
@@ -61,14 +66,17 @@ class State:
 
 
 class FedSynth(RoundBased):
-    """Of one full-batch step of SGD, real examples would be perfect synthetic ones."""
+    """FedAvg with updates that are sent as synthetic examples.
+
+    If a client takes one full-batch step of SGD, its real examples represent its update exactly.
+    """
 
     examples: PositiveInt = 10
-    """n, examples that a client makes and sends."""
+    """n, number of examples that a client makes and sends."""
     passes: PositiveInt = 10
-    """Times that the examples are scored, and the best ones kept."""
+    """Number of passes; after each the examples are scored, and the best ones so far are kept."""
     steps: PositiveInt = 20
-    """Steps of Adam from one score to the next."""
+    """Steps of Adam in each pass."""
     examples_lr: PositiveFloat = 0.1
     """Learning rate of examples and labels, by Adam."""
 
@@ -82,7 +90,7 @@ class FedSynth(RoundBased):
         return whole.nbytes, FLOAT * (self.examples * values + 1) + statistics.nbytes
 
     def init(self, fed: Federation) -> State:
-        example_shape(fed)  # refuses texts
+        example_shape(fed)  # raises ConfigError for texts
         return State(fed.initial(), torch.full((), torch.nan, device=fed.device))
 
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
@@ -98,7 +106,10 @@ class FedSynth(RoundBased):
         return State(mean.pick(lambda name: name != COSINE), mean[COSINE])
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """A client's round; its part in the mean is what the server makes of what it sends."""
+        """Run a client's round and return its part in the mean.
+
+        This is the model that the server computes from what the client sends.
+        """
         w = fed.down(client, self.offer(fed, client, state))
         self.receive(client, w)
         sgd(fed, client, t, partial(self.loss, client, w))
@@ -113,7 +124,7 @@ class FedSynth(RoundBased):
         return Mean.of(Params({**model, COSINE: measured}), self.weight(client))
 
     def imitate(self, fed: Federation, client: Client, w: Params, own: Params, t: int) -> Sent:
-        """What a client sends for its model: the best of the examples that it makes."""
+        """Return what a client sends for its model: the best of the examples that it makes."""
         kind, is_trained = client.architecture, parameters(fed.module(client.architecture))
         update = (w - own).pick(is_trained)
         beside = {
@@ -127,7 +138,7 @@ class FedSynth(RoundBased):
         descent = torch.optim.Adam([x.requires_grad_(), z.requires_grad_()], self.examples_lr)
         best: Sent = {}
         least = float("inf")
-        # the gradient of a gradient takes about as long as two steps
+        # a step needs the gradient of a gradient, which takes about as long as two steps
         work = 2 * self.examples * self.steps + FORWARD * client.n
         with count_work(fed, client, self.passes * work):
             for _ in range(self.passes):
@@ -143,7 +154,7 @@ class FedSynth(RoundBased):
         return best
 
     def score(self, fed: Federation, client: Client, model: Params) -> float:
-        """Cross-entropy of a model on the client's own examples."""
+        """Return the cross-entropy of a model on the client's own examples."""
         answers = outputs(fed, predictor(fed, client.architecture, model), client.train)
         return float(F.cross_entropy(answers, client.train.targets(np.arange(client.n))))
 
@@ -151,9 +162,10 @@ class FedSynth(RoundBased):
 def gradient(
     fed: Federation, kind: str, w: Params, x: Tensor, labels: Tensor, through: bool = False
 ) -> Params:
-    """The gradient of the cross-entropy of examples and soft labels, [n, C], at w, by parameter.
+    """Return the gradient at w of the cross-entropy of examples and soft labels, by parameter.
 
-    through: whether gradients flow through it to the examples.
+    labels: [n, C].
+    through: whether gradients flow through the result to the examples.
     """
     skeleton = fed.module(kind)
     skeleton.model.eval()
@@ -166,9 +178,10 @@ def gradient(
 
 
 def rebuild(fed: Federation, kind: str, w: Params, sent: Sent, t: int) -> Params:
-    """The model that made examples stand for, w - |H| g / |g|, and the statistics that were sent.
+    """Return the model that synthetic examples represent, w - |H| g / |g|, with sent statistics.
 
-    t: the round in which w was sent.  Raises HpcfedError where the examples were made at another w.
+    t: the round in which w was sent.
+    Raises HpcfedError if the examples were made at another w.
     """
     if sent["version"] != t:
         raise HpcfedError(
@@ -183,15 +196,15 @@ def rebuild(fed: Federation, kind: str, w: Params, sent: Sent, t: int) -> Params
 
 
 def length(values: Params) -> Tensor:
-    """Euclidean norm of all tensors together, float64, []."""
+    """Return the Euclidean norm of all tensors together, float64, []."""
     return dot(values, values).sqrt()
 
 
 def dot(a: Params, b: Params) -> Tensor:
-    """Inner product of all tensors together, float64, []."""
+    """Return the inner product of all tensors together, float64, []."""
     return torch.stack([(v.double() * b[name].double()).sum() for name, v in a.items()]).sum()
 
 
 def cosine(a: Params, b: Params) -> Tensor:
-    """Of two directions, float64, []; 0 where one has length 0."""
+    """Return the cosine between two sets of tensors, float64, []; 0 if one has norm 0."""
     return dot(a, b) / (dot(a, a) * dot(b, b)).clamp(min=1e-30).sqrt()

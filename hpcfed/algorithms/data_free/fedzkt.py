@@ -1,18 +1,18 @@
-"""FedZKT: models of any architectures and the server's model teach one another without data, on
-examples of a generator.
+"""FedZKT: different client models and a server model distil each other on generated examples.
 
 Zhang, Wu and Yuan (FedZKT: Zero-Shot Knowledge Transfer towards Resource-Constrained Federated
-Learning with Heterogeneous On-Device Models), ICDCS 2022, arXiv:2109.03775. A round: clients
+Learning with Heterogeneous On-Device Models), ICDCS 2022, arXiv:2109.03775. In a round clients
 descend CE + mu |w - w_received|^2 on their own models and send them. The server has a model F
 (models.server) and a generator G, which play min_F max_G D(F(G(z)), f(G(z))), where f is the mean
-of the clients' logits and D = |softmax F - softmax f|_1 (the paper's SL loss: KL has vanishing
-gradients near agreement, the l1 distance of logits unbounded ones). Then F teaches each of the
-round's models on G's examples, and its weights go back to its client.
-What this rests on: the authors have published no code; the loop is the abstract's and that of
-descriptions of the paper, the loss and the numbers are less certain.
-Deviations: F teaches by KL of soft predictions; one step of G for one of F; all numbers of steps,
-and the generator (Fang et al., 2019), are our choice. Normalisation in the clients' models is that
-of evaluation while they are an ensemble, and by the batch while they learn.
+of the clients' logits and D = |softmax F - softmax f|_1. D is the paper's SL loss; near agreement
+KL has vanishing gradients, and the l1 distance of logits unbounded ones. Then F teaches each of the
+round's models on G's examples, and the weights of each model go back to its client.
+The implementation is based on the abstract and descriptions of the paper, because the authors have
+published no code. The loop follows them; the loss and the numbers are less certain.
+
+Deviations: F teaches by KL of soft predictions. G and F take steps in turn, one each. All numbers
+of steps, and the generator (Fang et al., 2019), are our choice. Normalisation in the clients'
+models is in eval mode while they are an ensemble, and by the batch while they learn.
 """
 
 from __future__ import annotations
@@ -45,14 +45,21 @@ RATES = "algorithm.server_lr, algorithm.generator_lr"
 
 @dataclass(frozen=True)
 class State:
-    """server: F.  generator: G. The clients' models are with the clients between rounds."""
+    """State of the server; the clients keep their models between rounds.
+
+    server: weights of F.
+    generator: weights of G.
+    """
 
     server: Params
     generator: Params
 
 
 class FedZKT(RoundBased):
-    """server_steps = distil_steps = 0 with mu = 0 is local training, bit for bit."""
+    """Data-free distillation between any models.
+
+    server_steps = distil_steps = 0 with mu = 0 is local training, bit for bit.
+    """
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
@@ -62,21 +69,22 @@ class FedZKT(RoundBased):
     mu: NonNegativeFloat = 0.01
     """Weight of the squared distance to the received weights in a client's loss."""
     server_steps: NonNegativeInt = 200
-    """Steps of the generator, and as many of the server's model, in a round."""
+    """Steps of the generator in a round; the server's model takes as many."""
     distil_steps: NonNegativeInt = 50
-    """Steps in which the server's model teaches each client's."""
+    """Steps in which the server's model teaches each client's model."""
     server_lr: PositiveFloat = 0.01
-    """Learning rate of the server's model and of the taught ones, by plain SGD."""
+    """Learning rate of the server's model and of the clients' models that it teaches, by plain SGD.
+    """
     generator_lr: PositiveFloat = 1e-3
     """Learning rate of the generator, by Adam."""
     server_batch: PositiveInt = 256
-    """Made examples in one step of the server; a single one has nothing to be normalised by."""
+    """Generated examples in one step of the server; normalisation needs more than one."""
     noise: PositiveInt = 100
-    """Values from which the generator makes an example."""
+    """Number of noise values from which the generator makes an example."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
-        found["algorithm.weighting"] = "all models of the ensemble weigh alike"
+        found["algorithm.weighting"] = "all models of the ensemble have equal weights"
         if not self.server_steps:
             why = "server_steps = 0: the generator is not trained"
             found["algorithm.generator_lr"] = why
@@ -95,7 +103,7 @@ class FedZKT(RoundBased):
         return State(fed.initial(architecture=fed.job.models.server), generator)
 
     def receive(self, client: Client, state: State) -> None:
-        pass  # its weights have come back to it in its last round
+        pass  # the client got its weights at the end of its last round
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return score_server(fed, fed.job.models.server, state.server)
@@ -112,7 +120,7 @@ class FedZKT(RoundBased):
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
-        models: dict[int, Params] = {}  # on the rank of the server
+        models: dict[int, Params] = {}  # filled on the server's rank only
 
         def work() -> tuple[Params, Params]:
             new = self.transfer(fed, state, sent, t)
@@ -127,7 +135,7 @@ class FedZKT(RoundBased):
         return new
 
     def transfer(self, fed: Federation, state: State, sent: Mapping[int, Params], t: int) -> State:
-        """F and G after their game with the ensemble of the round's models."""
+        """Return F and G after their adversarial training against the round's models."""
         if not sent or not self.server_steps:
             return state
         generator, kind = Generator(fed, self.noise), fed.job.models.server
@@ -156,14 +164,14 @@ class FedZKT(RoundBased):
         )
 
     def ensemble(self, fed: Federation, sent: Mapping[int, Params], x: Tensor) -> Tensor:
-        """The mean of the clients' logits, [n, C], through which gradients flow to x."""
+        """Return the mean of the clients' logits, [n, C]; gradients flow through it to x."""
         every = [answer(fed, fed.architectures[k], model, x) for k, model in sent.items()]
         return torch.stack(every).mean(0)
 
     def teach(
         self, fed: Federation, state: State, sent: Mapping[int, Params], t: int
     ) -> dict[int, Params]:
-        """The round's models after F has taught each of them."""
+        """Return the round's models after F has taught each of them."""
         if not self.distil_steps:
             return dict(sent)
         generator, new = Generator(fed, self.noise), {}
@@ -186,19 +194,22 @@ class FedZKT(RoundBased):
 
 
 def noise(fed: Federation, *key: str | int) -> torch.Generator:
-    """What the noise of a part of a round is drawn from."""
+    """Return the generator of random numbers for the noise in one part of a round."""
     return rng.torch_stream(fed.seed, "noise", *key)
 
 
 def answer(
     fed: Federation, kind: str, model: Mapping[str, Tensor], x: Tensor, learns: bool = False
 ) -> Tensor:
-    """A model's logits, in eval mode unless it learns; its statistics then follow."""
+    """Return a model's logits, in eval mode unless it learns.
+
+    If it learns, its statistics are updated.
+    """
     module = fed.module(kind)
     module.model.train(learns)
     return call(module, Params(model), x)
 
 
 def disagreement(ours: Tensor, theirs: Tensor) -> Tensor:
-    """D, the mean l1 distance of soft predictions, from 0 to 2; logits: [n, C]."""
+    """Return D, the mean l1 distance of soft predictions, from 0 to 2; logits: [n, C]."""
     return (F.softmax(ours, dim=1) - F.softmax(theirs, dim=1)).abs().sum(1).mean()

@@ -1,7 +1,7 @@
-"""Networks that make examples from noise, and what methods share that make examples without data.
+"""Generators, networks that make examples from noise, and functions shared by data-free methods.
 
 The generator of images is that of Fang et al. (Data-Free Adversarial Distillation), 2019,
-arXiv:1912.11006: it ends in a normalisation, for models take normalised images.
+arXiv:1912.11006. Its last layer is a normalisation, because models take normalised images.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 
 Values = TypeVar("Values")  # tensors, alone or by name
 CHANNELS = 64  # of the generator's widest maps
-HIDDEN = 256  # units of a generator of examples that are no images
+HIDDEN = 256  # units of the generator of examples that are not images
 
 
 def norm(channels: int, affine: bool = True) -> nn.Module:
-    """Normalisation by the batch, in which nothing is kept."""
+    """Return a batch normalisation without running statistics."""
     return nn.BatchNorm2d(channels, affine=affine, track_running_stats=False)
 
 
 class ImageGenerator(nn.Module):
-    """noise [n, size] -> images [n, c, h, w], normalised: a quarter of the size, doubled twice."""
+    """Generator of normalised images: noise [n, size] -> images [n, c, h, w].
+
+    It starts at a quarter of the image's size, which it doubles twice.
+    """
 
     def __init__(self, size: int, shape: tuple[int, ...]):
         super().__init__()
@@ -62,7 +65,7 @@ class ImageGenerator(nn.Module):
 
 
 class VectorGenerator(nn.Module):
-    """noise [n, size] -> examples [n, *shape] of any shape."""
+    """Generator of examples of any shape: noise [n, size] -> examples [n, *shape]."""
 
     def __init__(self, size: int, shape: tuple[int, ...]):
         super().__init__()
@@ -74,7 +77,7 @@ class VectorGenerator(nn.Module):
 
 
 def example_shape(fed: Federation) -> tuple[int, ...]:
-    """The shape of one example; ConfigError where examples cannot be made as values."""
+    """Return the shape of one example; ConfigError if examples cannot be made as values."""
     shape = fed.store.form[0]
     if fed.store.vocabulary or isinstance(shape, Shapes):
         what = "texts" if fed.store.vocabulary else "of several modalities"
@@ -86,9 +89,10 @@ def example_shape(fed: Federation) -> tuple[int, ...]:
 
 
 def check_finite(fed: Federation, what: str, value: Values, advice: str) -> Values:
-    """The value; DivergedError where it is nan or infinite.
+    """Return the value; DivergedError if it is nan or infinite.
 
-    what: whose it is, "model of client 3".  advice: which learning rates may be too large.
+    what: name of what has the value, such as "model of client 3".
+    advice: learning rates that may be too large.
     """
     if name := not_finite(value):
         raise DivergedError(
@@ -100,10 +104,11 @@ def check_finite(fed: Federation, what: str, value: Values, advice: str) -> Valu
 
 
 class Generator:
-    """A generator of examples of the job's shape.
+    """Generator of examples of the job's shape, with weights that the caller passes.
 
-    size: values of the noise of one example.  classes: of which it is told which to make; 0: of
-    none. Its weights are the caller's, by name; ConfigError where examples cannot be made so.
+    size: number of noise values of one example.
+    classes: number of classes, if the generator takes the class of each example; 0: it takes none.
+    Raises ConfigError if such examples cannot be made.
     """
 
     def __init__(self, fed: Federation, size: int, classes: int = 0):
@@ -114,15 +119,16 @@ class Generator:
         self.size, self.classes, self.device = size, classes, fed.device
 
     def initial(self) -> Params:
-        """Random weights, the same on all ranks."""
+        """Return random weights, the same on all ranks."""
         return Params(self.module.named_parameters()).clone()
 
     def make(
         self, weights: Params, n: int, g: torch.Generator, labels: Tensor | None = None
     ) -> Tensor:
-        """n examples as models take them, [n, *shape].
+        """Make n examples as models take them, [n, *shape].
 
-        g: what the noise is drawn from, on the CPU.  labels: their classes, [n], where it is told.
+        g: generator of the noise, on the CPU.
+        labels: classes of the examples, [n], if the generator takes them.
         """
         noise = torch.randn(n, self.size, generator=g).to(self.device)
         if labels is not None:

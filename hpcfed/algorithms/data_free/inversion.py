@@ -1,5 +1,6 @@
-"""Examples of wanted classes, made from a trained model alone: what it takes for them, and what
-the statistics of its batch normalisation remember.
+"""Model inversion: make examples of given classes from a trained model alone.
+
+The examples fit the model's predictions and the statistics of its batch normalisation.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inversion:
-    """How examples are made: these many steps of Adam down
-    CE + moments sum_l `moment_distance` + prior |x|^2, with the mean over values in |x|^2.
+    """Optimise examples by Adam on CE + moments sum_l `moment_distance` + prior |x|^2.
 
-    by: the values of the examples are changed themselves, or a generator's weights.  lr: of Adam.
-    noise: values from which a generator makes an example.
+    |x|^2 is the mean over values.
+    steps: steps of Adam.
+    lr: learning rate of Adam.
+    by: optimise the values of the examples, or the weights of a generator.
+    noise: number of noise values from which a generator makes an example.
     """
 
     steps: int
@@ -43,10 +46,12 @@ class Inversion:
     def examples(
         self, fed: Federation, architecture: str, model: Params, labels: Tensor, *key: str | int
     ) -> Tensor:
-        """Examples of these classes, [n, *shape], as models take them.
+        """Make examples of these classes, [n, *shape], as models take them.
 
-        model: parameters and buffers, which stay as they are.  labels: [n], on the device.  key:
-        names what is drawn.  Raises DivergedError where a value is nan or infinite.
+        model: parameters and buffers, which do not change.
+        labels: [n], on the device.
+        key: names the random stream.
+        Raises DivergedError if a value is nan or infinite.
         """
         skeleton = fed.module(architecture)
         skeleton.model.eval()
@@ -78,8 +83,10 @@ class Inversion:
 
 @contextmanager
 def watch_moments(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, each pass of the module adds the `moment_distance` of every layer of batch
-    normalisation to the list; nothing where it has none.
+    """Collect the `moment_distance` of every layer of batch normalisation, inside the block.
+
+    Each pass of the module appends to the list. The list stays empty if the module has no such
+    layers.
     """
     found: list[Tensor] = []
 

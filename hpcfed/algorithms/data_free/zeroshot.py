@@ -1,21 +1,21 @@
-"""Fed-ZDAC and Fed-ZDAS: FedAvg with examples of under-represented classes that are made from
-models, at the clients or at the server.
+"""Fed-ZDAC and Fed-ZDAS: FedAvg with synthetic examples of rare classes, made from models.
 
 Hao et al. (Towards Fair Federated Learning with Zero-Shot Data Augmentation), CVPR Workshops 2021,
-arXiv:2104.13417, doi:10.1109/CVPRW53098.2021.00369. At the clients (ZDAC): each makes examples of
-the classes that it has fewest of from the model that it received, until all its classes count as
-much, and trains on these and its own. At the server (ZDAS): examples are made from each model that
-was sent, of the classes that its client has, and the mean of the models is trained on with them.
-Examples descend CE(f(x), c) + lam sum_l (|mu_l(x) - mu_l|^2 + |sigma_l(x) - sigma_l|^2), where mu_l
-and sigma_l are what batch normalisation has stored; no real example is needed. What it aims at is
-a small variance of accuracy over clients.
-What this rests on: the abstract; no code of the authors is public. Who makes examples from what is
-the paper's, the loss is that of the works it builds on (Haroush et al., 2020, arXiv:1912.01274),
-all numbers are our choice.
-Deviations: the first rounds make nothing, for a model that knows nothing has nothing to tell; a
-model without batch normalisation has the cross-entropy and a small square of the values alone; made
-images are rounded to bytes at the clients, as those of the data are; the server's loss weighs
-classes alike; for ZDAS a client sends which classes it has, a bit for each.
+arXiv:2104.13417, doi:10.1109/CVPRW53098.2021.00369. With ZDAC the clients make examples: each makes
+examples of its rarest classes from the model that it received, until all its classes have equally
+many, and trains on these and its own. With ZDAS the server makes examples from each model that was
+sent, of the classes that its client has, and trains the mean of the models on them. Examples
+descend CE(f(x), c) + lam sum_l (|mu_l(x) - mu_l|^2 + |sigma_l(x) - sigma_l|^2), where mu_l and
+sigma_l are the stored statistics of batch normalisation; no real example is needed. The aim is a
+small variance of accuracy over clients.
+The implementation is based on the abstract, because no code of the authors is public. Who makes
+examples from which models is the paper's, the loss is that of the works on which it builds (Haroush
+et al., 2020, arXiv:1912.01274), and all numbers are our choice.
+
+Deviations: no examples are made in the first rounds, because an untrained model has no information.
+For a model without batch normalisation the loss is the cross-entropy and a small square of the
+values. At the clients synthetic images are rounded to bytes, like those of the data. The server's
+loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit each.
 """
 
 from __future__ import annotations
@@ -48,40 +48,44 @@ Made = tuple[Tensor, Tensor]  # examples as models take them, [n, *shape], and t
 
 
 class ZeroShot(RoundBased):
-    """samples = 0 is FedAvg, bit for bit; at clients that have as much of each class, too."""
+    """FedAvg with zero-shot data augmentation; samples = 0 is FedAvg, bit for bit.
+
+    It is also FedAvg at clients that have equally many examples of all classes.
+    """
 
     at: Literal["clients", "server"] = "clients"
-    """Who makes examples: Fed-ZDAC, or Fed-ZDAS."""
+    """Where examples are made: at the clients (Fed-ZDAC), or at the server (Fed-ZDAS)."""
     samples: NonNegativeInt = 20
-    """Made examples of a class: at a client the most that it adds of each, at the server those from
-    each model.
+    """Synthetic examples per class: at a client the most that it adds of each class, at the server
+    the number from each model.
     """
     after: NonNegativeInt = 1
     """Rounds before the first examples are made."""
     by: Literal["examples", "generator"] = "examples"
-    """What is trained: the values of the examples, or a generator that makes them of noise."""
+    """What is optimised: the values of the examples, or a generator that makes them from noise."""
     steps: PositiveInt = 100
-    """Steps in which examples are made."""
+    """Steps of optimisation of the examples."""
     examples_lr: PositiveFloat = 0.1
     """Learning rate of the examples, by Adam."""
     generator_lr: PositiveFloat = 1e-3
     """Learning rate of the generator, by Adam."""
     noise: PositiveInt = 100
-    """Values from which the generator makes an example."""
+    """Number of noise values from which the generator makes an example."""
     moments: NonNegativeFloat = 0.1
-    """lam, weight of the distance to the stored statistics; a model without them has none."""
+    """lam, weight of the distance to the stored statistics; it has no effect on models without
+    them.
+    """
     prior: NonNegativeFloat = 1e-3
     """Weight of the mean square of the examples' normalised values."""
     source: Literal["each", "mean"] = "each"
-    """What the server makes examples from: each model that is sent, or their mean, of all
-    classes.
+    """The server makes examples from each uploaded model, or from their mean, then of all classes.
     """
     server_epochs: PositiveInt = 1
-    """Epochs of the server over the made examples of a round."""
+    """Epochs of the server over the synthetic examples of a round."""
     server_lr: PositiveFloat = 0.01
     """Learning rate of the server, by plain SGD."""
     server_batch: PositiveInt = 64
-    """Made examples in one step of the server."""
+    """Synthetic examples in one step of the server."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
@@ -118,7 +122,7 @@ class ZeroShot(RoundBased):
 
     def init(self, fed: Federation) -> Params:
         if self.samples:
-            example_shape(fed)  # refuses texts
+            example_shape(fed)  # raises ConfigError for texts
         return super().init(fed)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
@@ -139,7 +143,7 @@ class ZeroShot(RoundBased):
     def told(
         self, fed: Federation, client: Client, state: Params, t: int
     ) -> tuple[Mean, Made | None]:
-        """A client's model, and what the server makes of it."""
+        """Return a client's model, and the examples that the server makes from it."""
         sent = self.local(fed, client, state, t)
         bits = fed.up(client, class_bits(fed, client.id))
         if t < self.after:
@@ -149,7 +153,7 @@ class ZeroShot(RoundBased):
             return sent, self.make(fed, sent.parts[0].value, held, t, client.id)
 
     def make(self, fed: Federation, model: Params, classes: np.ndarray, *key: int) -> Made:
-        """`samples` examples of each of these classes from a model; the server's work."""
+        """Make `samples` examples of each of these classes from a model; the server's work."""
         labels = torch.from_numpy(np.repeat(classes, self.samples)).to(fed.device)
         kind = fed.architectures[0]
         return self.inversion.examples(fed, kind, model, labels, "server", *key), labels
@@ -180,7 +184,7 @@ class ZeroShot(RoundBased):
         return fed.on_root(lambda: self.learn(fed, mean, made, t))
 
     def learn(self, fed: Federation, model: Params, made: Mapping[int, Made], t: int) -> Params:
-        """The model after training on what was made; all classes weigh alike."""
+        """Return the model after training on synthetic examples; all classes have equal weights."""
         if not made:
             return model
         x, y = (torch.cat(part) for part in zip(*made.values(), strict=True))
@@ -208,20 +212,22 @@ class ZeroShot(RoundBased):
 
 
 def missing(counts: np.ndarray, most: int) -> np.ndarray:
-    """The classes of the examples that even out a client's counts, [C], in order: of each class as
-    many as it has less than the one with most, at most `most`.
+    """Return the classes of the examples that balance a client's counts, in ascending order.
+
+    Each class gets as many examples as it has fewer than the largest class, at most `most`.
+    counts: examples of each class, [C].
     """
     lacking: Any = np.minimum(np.max(counts) - counts, most)
     return np.repeat(np.arange(len(counts)), lacking)
 
 
 def class_bits(fed: Federation, k: int) -> Tensor:
-    """Which classes client k has, a bit for each: [ceil(C / 8)], uint8."""
+    """Return which classes client k has, one bit each, [ceil(C / 8)], uint8."""
     return torch.from_numpy(np.packbits(np.asarray(fed.label_counts[k]) > 0))
 
 
 def as_stored(fed: Federation, like: Shard, x: Tensor, labels: np.ndarray) -> Shard:
-    """Made examples, [n, *shape] and [n], as data that are stored as a client's are."""
+    """Return synthetic examples, [n, *shape] and [n], as a shard stored like a client's data."""
     dtype = like.batch(np.zeros(1, np.int64))[0].dtype
     stored = restore(x, fed.data.mean, fed.data.std, dtype).cpu().numpy()
     return Shard(stored, labels.astype(np.int64), np.arange(len(labels)), like.device)

@@ -1,1 +1,1 @@
-"""Methods without a server: clients talk to their neighbours."""
+"""Methods without a server: clients exchange models with their neighbours."""

@@ -1,14 +1,15 @@
-"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with their neighbours, all in
-step.
+"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with neighbours in rounds.
 
 Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1
-local steps, then i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019,
-arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is local.steps = 1.
-Deviations: where not all clients take part, the links between those that do count, with weights of
-their own. Batch statistics are averaged too, a client's own as they are after its step. Virtual
-time: a step takes a client its latency, what its link needs to receive its neighbours' models and
-to send its own to each of them, and its work, one after the other; a round lasts as long as the
-slowest client's. Steps without averaging exchange nothing.
+local steps are followed by i2 steps with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et
+al., 2019, arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is
+local.steps = 1.
+
+Deviations: if not all clients take part, only the links between those that do count, with weights
+of their own. Batch statistics are averaged too, with a client's own statistics taken after its
+step. Virtual time: a step takes the sum of a client's latency, the time in which its link receives
+its neighbours' models and sends its own to each of them, and its work. A round lasts as long as the
+slowest client's step. Steps without averaging exchange nothing.
 """
 
 from __future__ import annotations
@@ -32,32 +33,33 @@ if TYPE_CHECKING:
 
 
 class DSGD(Peers, RoundBased):
-    """Weights are those of the links, not of examples."""
+    """Synchronous decentralised SGD; links have the weights, not numbers of examples."""
 
     gathers_uploads: ClassVar[bool] = True
 
     weights: Literal["metropolis", "uniform"] = "metropolis"
-    """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""
+    """Weights of neighbours; uniform is doubly stochastic only where all clients have equally many.
+    """
     order: Literal["together", "average-first", "step-first"] = "together"
-    """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
+    """The local step is computed at the old model, or at the averaged one, or models are averaged
+    after it.
+    """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | {"algorithm.weighting": "links have the weights"}
+        return super().refuses(job) | {"algorithm.weighting": "averages are weighted by links"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
         return bytes_, bytes_
 
     def rows(self, fed: Federation, cohort: list[int]) -> np.ndarray:
-        """The weights with which the cohort's clients average, [K, K]."""
+        """Return the weights with which the cohort's clients average, [K, K]."""
         return (metropolis if self.weights == "metropolis" else uniform)(
             among(self.links(fed), cohort)
         )
 
     def average(self, fed: Federation, cohort: list[int]) -> dict[int, Params]:
-        """The cohort's models, each averaged with its neighbours', of this rank's clients;
-        collective.
-        """
+        """Return the models of this rank's clients, averaged with their neighbours'; collective."""
         links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
         mine = fed.run(cohort, lambda client: client.params())
         for client in fed.mine(cohort):

@@ -1,4 +1,4 @@
-"""Weights of neighbours: mixing matrices of a graph, and the sums that they stand for."""
+"""Mixing matrices of a graph, the weights of neighbours, and weighted sums of their models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Weights = Literal["ccs", "ccs-rates", "metropolis", "uniform"]
 
 @cache
 def mixing(kind: Weights, of: tuple[Any, ...], rates: tuple[float, ...] = ()) -> np.ndarray:
-    """W [n, n] of a graph, row i the weights with which client i averages.
+    """Return the mixing matrix W [n, n] of a graph; row i has the weights of client i's average.
 
-    of: arguments of `graph`.  rates: how often each client averages, for ccs-rates.
+    of: arguments of `graph`.
+    rates: how often each client averages, for ccs-rates.
     """
     links = graph(*of)
     if kind == "ccs-rates":
@@ -27,9 +28,10 @@ def mixing(kind: Weights, of: tuple[Any, ...], rates: tuple[float, ...] = ()) ->
 
 
 def metropolis(links: np.ndarray) -> np.ndarray:
-    """W [n, n]: 1 / (1 + max(degree_i, degree_j)) for neighbours, the rest for oneself; symmetric,
-    rows sum to 1.
+    """Return the Metropolis weights W [n, n]; symmetric, rows sum to 1.
 
+    The weight of neighbours is 1 / (1 + max(degree_i, degree_j)); the rest is a client's own
+    weight.
     Xiao, Boyd and Kim, Journal of Parallel and Distributed Computing 67, 2007.
     """
     degree = links.sum(1)
@@ -37,22 +39,24 @@ def metropolis(links: np.ndarray) -> np.ndarray:
 
 
 def uniform(links: np.ndarray) -> np.ndarray:
-    """W [n, n]: the plain mean of oneself and the neighbours; rows sum to 1, symmetric where
-    degrees are equal.
+    """Return W [n, n] of the plain mean over a client and its neighbours; rows sum to 1.
+
+    W is symmetric if all degrees are equal.
     """
     return with_self(links / (1.0 + links.sum(1, keepdims=True)))
 
 
 def ccs(links: np.ndarray, rate: np.ndarray | None = None) -> np.ndarray:
-    """W [n, n] of SWIFT's communication coefficient selection; rows sum to 1.
+    """Return W [n, n] of SWIFT's communication coefficient selection; rows sum to 1.
 
-    By falling degree, each client proposes to those neighbours whose weight is open an equal part
-    of what its fixed weights leave it; between equal degrees the smaller proposal counts, and no
-    weight is larger than the lighter client's own 1 / (degree + 1), so that nobody's own weight is
-    negative. Without rates W is symmetric.
-    rate: [n], how often each client averages. Row i is then slowed by min(rate) / rate_i, so that
-    the expected mixing rate_i W_ij is symmetric. Bornstein et al. (SWIFT), ICLR 2023,
-    arXiv:2210.14026.
+    Clients are processed by falling degree. Each client divides what its fixed weights leave
+    equally among itself and the neighbours whose weight is not fixed yet, and proposes this part to
+    them. Between equal degrees the smaller proposal counts. No weight is larger than 1 / (degree +
+    1) of the client with the smaller degree, so that no client's own weight is negative. Without
+    rates W is symmetric.
+    rate: [n], how often each client averages. Row i is then multiplied by min(rate) / rate_i, so
+    that the expected mixing rate_i W_ij is symmetric.
+    Bornstein et al. (SWIFT), ICLR 2023, arXiv:2210.14026.
     """
     degree, weight = links.sum(1), np.zeros(links.shape)
     for d in sorted(set(degree.tolist()), reverse=True):
@@ -69,15 +73,15 @@ def ccs(links: np.ndarray, rate: np.ndarray | None = None) -> np.ndarray:
 
 
 def with_self(weight: np.ndarray) -> np.ndarray:
-    """The weights of neighbours, and for oneself what is missing to 1."""
+    """Add each client's own weight, so that rows sum to 1."""
     return weight + np.diag(1 - weight.sum(1))
 
 
 def mix(rows: Mapping[int, np.ndarray], values: Iterable[tuple[int, Params]]) -> dict[int, Params]:
-    """sum_j W_ij value_j in float64, for several i at once, added in the order in which the values
-    come.
+    """Return sum_j W_ij value_j in float64 for several i, added in the order of the values.
 
-    rows: by i, [n].  values: (j, model) one after the other; only those of weight > 0 count.
+    rows: rows of W by i, [n].
+    values: (j, model) one after the other; only those of weight > 0 count.
     """
     sums: dict[int, Params] = {}
     for j, value in values:
@@ -89,19 +93,19 @@ def mix(rows: Mapping[int, np.ndarray], values: Iterable[tuple[int, Params]]) ->
 
 
 def double(value: Params) -> Params:
-    """In float64."""
+    """Convert all tensors to float64."""
     return value.map(lambda v: v.double())
 
 
 def add_step(
     mixed: Params, before: Params, after: Params, statistics: Collection[str] = (), own: float = 1.0
 ) -> Params:
-    """The mixed models, float64, plus the local step from `before` to `after`; in the type of
-    these.
+    """Add the local step from `before` to `after` to the mixed models.
 
-    statistics: names of batch statistics. Theirs is the mean with `after` in place of `before`, for
-    a variance that the whole step were added to could become negative.  own: the client's own
-    weight in the mean.
+    mixed: float64; the result has the type of `before`.
+    statistics: names of batch statistics. In their mean `after` replaces `before`: if the whole
+    step were added, a variance could become negative.
+    own: the client's own weight in the mean.
     """
     step = double(after) - double(before)
     total = mixed + Params(

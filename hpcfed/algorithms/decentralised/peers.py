@@ -1,4 +1,4 @@
-"""Peers: what methods without a server have in common, beside rounds or events."""
+"""Base class of methods without a server, with rounds or with events."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class Peers(Part):
-    """A graph of clients, a common start, own models, their mean, and how far they are from it.
+    """A graph of clients with models of their own, a common start, and their consensus distance.
 
-    A method inherits it before RoundBased or EventBased. Where a round is a single step, an
-    optimiser of its own for each would make of Adam the gradient's sign and of momentum nothing: so
-    it is kept, unless the job says otherwise.
+    A method inherits it before RoundBased or EventBased. The optimiser is kept from round to round
+    unless the job says otherwise: where a round is a single step, a new optimiser for each would
+    reduce Adam to the gradient's sign and give momentum no effect.
     """
 
     topology: Topology = "ring"
-    """Who are neighbours."""
+    """Graph that defines the neighbours."""
     cliques: PositiveInt = 3
-    """Clique-ring: how many cliques."""
+    """Clique-ring: number of cliques."""
     density: Share = 0.3
     """Erdos-renyi: probability of each link."""
     i1: NonNegativeInt = 0
-    """Local steps that follow one another."""
+    """Consecutive local steps."""
     i2: PositiveInt = 1
-    """Averaging steps that follow them."""
+    """Steps with averaging after the local ones."""
 
     keeps_weights: ClassVar[bool | None] = True
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
@@ -54,32 +54,34 @@ class Peers(Part):
         return found
 
     def averages(self, number: int) -> bool:
-        """Whether the step of this number, from 0, is one with averaging."""
+        """Return whether the step of this number, from 0, is one with averaging."""
         return number % (self.i1 + self.i2) >= self.i1
 
     def of(self, fed: Federation) -> tuple:
-        """What determines the graph."""
+        """Return the arguments of `graph`."""
         return self.topology, fed.K, fed.seed, self.cliques, self.density
 
     def links(self, fed: Federation) -> np.ndarray:
-        """The graph: [K, K], symmetric."""
+        """Return the graph, [K, K], symmetric."""
         return graph(*self.of(fed))
 
     def init(self, fed: Federation) -> Params:
-        """Give all clients the same initial weights, those of client 0. The server's state holds
-        nothing.
+        """Give all clients the initial weights of client 0.
+
+        The server's state is empty.
         """
         fed.start_alike()
         return Params()
 
     def receive(self, client: Client, state: Params) -> None:
-        """Nothing comes from a server: the client keeps its model."""
+        """Do nothing: without a server the client keeps its model."""
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        """Consensus distance: root of the mean over clients of the squared distance to the mean
-        model; collective. With evaluate.common the accuracy of that mean model too.
+        """Return the consensus distance and, with evaluate.common, the mean model's accuracy.
 
-        Over parameters and buffers. Kong et al., ICML 2021, arXiv:2102.04828.
+        The consensus distance is the root of the mean over clients of the squared distance to the
+        mean model, over parameters and buffers. Collective. Kong et al., ICML 2021,
+        arXiv:2102.04828.
         """
         mean, mine = consensus(fed), {}
         for client in fed.mine(range(fed.K)):
@@ -95,6 +97,9 @@ class Peers(Part):
 
 
 def consensus(fed: Federation) -> Params:
-    """The plain mean of all clients' models, buffers too; collective, counted as no traffic."""
+    """Return the plain mean of all clients' models, buffers too; collective.
+
+    It is not counted as traffic.
+    """
     uploads = ((c.id, Mean.of(c.params())) for c in fed.mine(range(fed.K)))
     return fed.mean(uploads, keep=fed.initial(), counted=False)

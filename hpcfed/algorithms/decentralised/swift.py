@@ -1,17 +1,19 @@
-"""SWIFT: decentralised and wait-free; each client averages with what its neighbours last sent, when
-it is ready.
+"""SWIFT: decentralised and wait-free; each client averages with its neighbours' last models.
 
-Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with
-sending x_i; its gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in
-a local step (i1) without the sum. Models are counted as sent in every step, as received where they
-are averaged. Virtual time: a step takes a client its latency, and the time that its link needs to
-send its model to each neighbour and to receive theirs, as a step of D-SGD does; but all this goes
-on beside the work, so that a job lasts as long as the longer of the two, where D-SGD's takes their
-sum. A model arrives its latency and upload after the job's start. Deviations: a step is the job's
-local work, the paper's is local.steps = 1. With weights = "ccs" no weight is larger than the
-lighter client's own 1 / (degree + 1), lest a client's own weight be negative; the authors' code
-takes the smaller proposal between equal degrees only, so that weights differ on some graphs. Batch
-statistics are averaged too, a client's own as they are after its step.
+Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A client averages when it is ready,
+without waiting for others. A job is one step. It starts with sending x_i, and its gradient is
+computed at x_i. When it ends, x_i <- sum_j w_ij x_j + (local step); in a local step (i1) there is
+no sum. Models count as sent in every step, and as received in steps with averaging. Virtual time:
+as in D-SGD, a step takes a client its latency and the time in which its link sends its model to
+each neighbour and receives theirs. Here the exchange runs in parallel with the work, so that a job
+lasts as long as the longer of the two; in D-SGD it lasts as long as their sum. A model arrives
+after its latency and upload from the job's start.
+
+Deviations: a step is the job's local work; the paper's is local.steps = 1. With weights = "ccs" no
+weight is larger than 1 / (degree + 1) of the client with the smaller degree, because a client's own
+weight could be negative otherwise. The authors' code takes the smaller proposal between equal
+degrees only, so that weights differ on some graphs. Batch statistics are averaged too; a client's
+own count as they are after its step.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class SWIFT(Peers, EventBased):
-    """All clients work all the time; as many merges as a cohort has clients are a round.
+    """Asynchronous decentralised SGD in which all clients work all the time.
 
-    i1 = 0 is the paper's C_0, i1 = 1 its C_1.
+    A round is as many merges as a cohort has clients. i1 = 0 is the paper's C_0, i1 = 1 its C_1.
     """
 
     to_server: ClassVar[bool] = False
 
     weights: Weights = "ccs"
-    """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates),
+    """Weights of neighbours: SWIFT's for equal speeds (ccs) or for the clients' speeds (ccs-rates),
     metropolis, uniform.
     """
 
@@ -59,7 +61,9 @@ class SWIFT(Peers, EventBased):
             return client.params()
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
-        every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
+        every = (
+            range(fed.K) if self.weights == "ccs-rates" else ()
+        )  # other weights do not use rates
         draws = fed.participation.draws
         return tuple(1 / self.seconds(fed, k, draws.examples(k, draws.full)) for k in every)
 

@@ -1,4 +1,4 @@
-"""Who talks to whom without a server: graphs as symmetric matrices."""
+"""Graphs of clients for methods without a server, as symmetric matrices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ TRIES = 1000  # draws of a random graph until one is connected
 def graph(
     kind: Topology, n: int, seed: int = 0, cliques: int = 3, density: float = 0.3
 ) -> np.ndarray:
-    """A connected graph of n clients: symmetric bool matrix [n, n], nobody is its own neighbour.
+    """Return a connected graph of n clients, a symmetric bool matrix [n, n] with a false diagonal.
 
-    star: around client 0.  torus: rows times columns as near to a square as n allows.  clique-ring:
-    so many cliques, the last of each linked with the first of the next.  erdos-renyi: each pair
-    with probability density, drawn from the seed until it is connected.  exponential: client i with
-    i + 1, i + 2, i + 4, ... Raises ConfigError where no connected graph is drawn.
+    star: all clients are linked with client 0.
+    torus: a grid with rows and columns as equal in number as n allows.
+    clique-ring: so many cliques, the last client of each linked with the first of the next.
+    erdos-renyi: each pair is linked with probability density, drawn from the seed until the graph
+    is connected.
+    exponential: client i is linked with i + 1, i + 2, i + 4, ...
+    Raises ConfigError if no connected graph is drawn.
     """
     links = erdos_renyi(n, seed, density) if kind == "erdos-renyi" else np.zeros((n, n), dtype=bool)
     for i, j in pairs(kind, n, cliques):
@@ -34,7 +37,7 @@ def graph(
 
 
 def pairs(kind: Topology, n: int, cliques: int) -> list[tuple[int, int]]:
-    """Linked clients; a pair may come twice, or be a client and itself."""
+    """Return pairs of linked clients; a pair may occur twice, or be a client and itself."""
     every = range(n)
     if kind == "clique-ring":
         groups = np.array_split(np.arange(n), min(cliques, n))
@@ -58,7 +61,7 @@ def pairs(kind: Topology, n: int, cliques: int) -> list[tuple[int, int]]:
 
 
 def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
-    """A random graph, drawn again until it is connected."""
+    """Return a random graph, drawn again until it is connected."""
     g = rng.stream(seed, "topology")
     for _ in range(TRIES):
         upper = np.triu(g.random((n, n)) < density, 1)
@@ -72,7 +75,7 @@ def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
 
 
 def is_connected(links: np.ndarray) -> bool:
-    """Whether everybody can be reached from client 0."""
+    """Return whether all clients can be reached from client 0."""
     seen = np.zeros(len(links), dtype=bool)
     seen[:1] = True
     for _ in range(len(links)):
@@ -81,6 +84,6 @@ def is_connected(links: np.ndarray) -> bool:
 
 
 def among(links: np.ndarray, cohort: list[int]) -> np.ndarray:
-    """The graph without the links of clients outside the cohort."""
+    """Return the graph without the links of clients outside the cohort."""
     member = np.isin(np.arange(len(links)), cohort)
     return links & member & member[:, None]

@@ -1,1 +1,1 @@
-"""One global model, one architecture."""
+"""Methods that train one global model of one architecture."""

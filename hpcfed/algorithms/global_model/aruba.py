@@ -1,15 +1,16 @@
-"""ARUBA: FedAvg whose local learning rates, one for each weight, are learned from how far clients
-move and how large their gradients are.
+"""ARUBA: FedAvg that learns a local learning rate for each weight.
 
 Khodak et al. (Adaptive Gradient-Based Meta-Learning Methods), NeurIPS 2019, arXiv:1906.02717,
-section 4 and algorithm 2; held against the authors' code (mkhodak/ARUBA). A client steps by
-w <- w - eta g and adds up G_k = sum g^2. For each client in turn, counted by t from 1, the server
-adds (w_k - phi)^2 / 2 + eps^2 / (t + 1)^p to b and G_k + zeta^2 / (t + 1)^p to G; they begin with
-eps^2 and zeta^2. After the round eta = sqrt(b / G), and phi is the mean of the w_k, weighted by
-examples. eps is zeta local.lr, so that the first rates are local.lr, as in that code. ARUBA++
-(`final_epochs`): after the last round clients personalise phi, G <- G + c g^2, with eta of every
-step. Beside the models travel G_k and eta. Deviations: float buffers of batch normalisation are
-averaged plainly.
+section 4 and algorithm 2, compared with the authors' code (mkhodak/ARUBA). The rates are learned
+from how far clients move and how large their gradients are. A client steps by w <- w - eta g and
+adds up G_k = sum g^2. For each client in turn, counted by t from 1, the server adds (w_k - phi)^2 /
+2 + eps^2 / (t + 1)^p to b and G_k + zeta^2 / (t + 1)^p to G. b and G begin with eps^2 and zeta^2.
+After the round eta = sqrt(b / G), and phi is the mean of the w_k, weighted by examples. eps is zeta
+local.lr, so that the first rates are local.lr, as in that code. ARUBA++ (`final_epochs`): after the
+last round clients personalise phi with eta updated in every step, G <- G + c g^2. G_k and eta are
+sent in addition to the models.
+
+Deviations: float buffers of batch normalisation are averaged plainly.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-ALL = "all"  # the name of the one rate of all weights
+ALL = "all"  # name of the single rate of all weights
 SQUARES = "squares."
 
 
 @dataclass(frozen=True)
 class State:
-    """x: the model, phi.  b, g: sums of squared moves and gradients, by parameter, or one number of
-    the name `all`.  clients: how many have reported, a scalar.
+    """State of the server: its model and the sums from which rates follow.
+
+    x: the model, phi.
+    b, g: sums of squared moves and gradients, by parameter, or one number of the name `all`.
+    clients: number of clients that have reported so far, a scalar.
     """
 
     x: Params
@@ -48,18 +52,18 @@ class State:
 
 
 class ARUBA(RoundBased):
-    """learn = false is FedAvg, bit for bit."""
+    """FedAvg with learned local learning rates; learn = false is FedAvg, bit for bit."""
 
     edges: ClassVar[str] = "sums"
 
     learn: bool = True
-    """Learn rates; else they stay at local.lr, and clients send models alone."""
+    """Learn the rates; otherwise they stay at local.lr, and clients send only models."""
     scope: Literal["weight", "all"] = "weight"
-    """What has a rate of its own: each weight, or all together (isotropic)."""
+    """What has its own rate: each weight, or all weights together (isotropic)."""
     zeta: PositiveFloat = 1.0
-    """How much the sums begin with: the larger, the slower rates leave local.lr."""
+    """Initial size of the sums: the larger, the more slowly rates change from local.lr."""
     p: NonNegativeFloat = 1.0
-    """How fast what is added to the sums for each client falls."""
+    """How fast the constant that is added to the sums for each client falls."""
     final_epochs: NonNegativeInt = 0
     """ARUBA++: epochs in which all clients personalise the model after the last round."""
     c: NonNegativeFloat = 0.0
@@ -70,13 +74,15 @@ class ARUBA(RoundBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)
         if not self.learn:
-            why = "learn = false: nothing is learned of rates"
+            why = "learn = false: rates are not learned"
             idle = ("scope", "zeta", "p", "final_epochs", "c")
             return found | {f"algorithm.{name}": why for name in idle}
         if job.local.optimiser != "sgd":
-            found["job"] = "needs SGD, whose rates it learns; set local.optimiser = 'sgd'"
+            found["job"] = (
+                "needs SGD, because it learns the rates of its steps; set local.optimiser = 'sgd'"
+            )
         names = ("momentum", "weight_decay", "keep_optimiser", "schedule", "milestones", "decay")
-        why = "the learned rates are all of the optimiser"
+        why = "clients take plain steps with the learned rates"
         found |= {f"local.{name}": why for name in names}
         if not self.final_epochs:
             found["algorithm.c"] = "final_epochs = 0: no client personalises the model"
@@ -114,8 +120,9 @@ class ARUBA(RoundBased):
     def descend(
         self, fed: Federation, client: Client, x: Params, t: int, rates: Any, **how: Any
     ) -> Params:
-        """Local training; returns the sums of squared gradients. rates: those of a step, from the
-        sums so far with that step's.
+        """Train locally and return the sums of squared gradients.
+
+        rates: function that returns the rates of a step from the sums so far, that step's included.
         """
         skeleton, layout = client.skeleton, client.skeleton.layout
         total = torch.zeros_like(skeleton.grad)
@@ -131,13 +138,13 @@ class ARUBA(RoundBased):
         return self.sums(layout.views(total)).clone()
 
     def sums(self, total: Any) -> Params:
-        """Squares by weight, as they are or added up."""
+        """Return the squares by weight, or their sum if all weights share one rate."""
         if self.scope == "weight":
             return Params(total)
         return Params({ALL: torch.stack([v.sum() for v in total.values()]).sum()})
 
     def spread(self, rates: Params, step: Any) -> None:
-        """Write rates to where each weight has its own."""
+        """Write the rates into `step`, which has one value for each weight."""
         for name, values in step.items():
             values.copy_(rates[ALL] if self.scope == "all" else rates[name])
 
@@ -158,8 +165,10 @@ class ARUBA(RoundBased):
     def follow(
         self, state: State, x: Params, moves: Params, squares: Params, clients: int, lr: float
     ) -> State:
-        """The new state, from mean squared moves and mean sums of squared gradients of so many
-        clients. lr: what rates began with.
+        """Return the new state from the mean squared moves and mean sums of squared gradients.
+
+        moves, squares: means over so many clients.
+        lr: initial learning rate.
         """
         seen = int(state.clients)
         prior = sum((seen + i + 1.0) ** -self.p for i in range(1, clients + 1))
@@ -181,5 +190,5 @@ class ARUBA(RoundBased):
 
 
 def rates_of(b: Params, g: Params) -> Params:
-    """The learning rates, sqrt(b / G)."""
+    """Return the learning rates, sqrt(b / G)."""
     return Params({name: (b[name] / g[name]).sqrt() for name in b})

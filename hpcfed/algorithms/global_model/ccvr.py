@@ -1,17 +1,18 @@
-"""CCVR: FedAvg whose classifier is trained on after the last round, on features drawn from a
-Gaussian of each class.
+"""CCVR: FedAvg whose classifier is calibrated after the last round on virtual features.
 
 Luo et al. (No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID
-Data), NeurIPS 2021, arXiv:2106.05001, section 4. After the last round every client k sends of each
-of its classes c the number n_kc, the mean mu_kc and the covariance S_kc (over n_kc - 1) of what the
-common head reads. The server has from these the statistics of all features together,
+Data), NeurIPS 2021, arXiv:2106.05001, section 4. Virtual features are drawn from one Gaussian per
+class. After the last round every client k sends for each of its classes c the number n_kc, the mean
+mu_kc and the covariance S_kc (over n_kc - 1) of the inputs of the common head. From these the
+server computes the statistics of all features together,
 mu_c = sum_k n_kc mu_kc / N_c (eq. 3) and
-S_c = [sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c mu_c mu_c^T] / (N_c - 1) (eq. 4),
-draws virtual features from N(mu_c, S_c) and trains the head alone on them. A class with fewer than
-two examples is left out. What is sent then, C + C_k (d^2 + d) numbers, comes after the last round
+S_c = [sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c mu_c mu_c^T] / (N_c - 1) (eq. 4).
+It draws virtual features from N(mu_c, S_c) and trains the head alone on them. A class with fewer
+than two examples is left out. This upload of C + C_k (d^2 + d) numbers comes after the last round
 and is in no round's record.
-Deviations: features are in eval mode; the authors have published no code, so that number of virtual
-features, optimiser and epochs of the head are our choice.
+
+Deviations: features are computed in eval mode. The authors have published no code, so that the
+number of virtual features, the optimiser and the epochs of the head are our choice.
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ if TYPE_CHECKING:
 
 
 class CCVR(RoundBased):
-    """Until the last round is over it is FedAvg, bit for bit; with final_epochs = 0 beyond it."""
+    """FedAvg with classifier calibration; up to the last round it is FedAvg, bit for bit.
+
+    With final_epochs = 0 it is FedAvg throughout.
+    """
 
     final_epochs: NonNegativeInt = 10
     """Epochs of the head over the virtual features, after the last round."""
     final_samples: PositiveInt = 200
     """Virtual features of each class, on average."""
     final_balance: Literal["equal", "shares"] = "equal"
-    """Every class gets as many of them, or as its share of the clients' examples is."""
+    """Every class gets equally many virtual features, or in proportion to its share of the clients'
+    examples.
+    """
     final_lr: PositiveFloat = 0.01
     """Learning rate of the head, by plain SGD."""
     final_batch: PositiveInt = 64
@@ -58,8 +64,11 @@ class CCVR(RoundBased):
         return found
 
     def statistics(self, fed: Federation, client: Client) -> dict[str, Tensor]:
-        """What a client sends: counts [C], int32, and of each class that it has the mean and the
-        covariance of what the head reads, [C_k, d] and [C_k, d, d].
+        """Return what a client sends: numbers of examples, means and covariances by class.
+
+        counts: [C], int32.
+        mean, covariance: of the inputs of the head, [C_k, d] and [C_k, d, d], for the classes that
+        the client has.
         """
         z = represent(fed, client, client.train).double()
         z = F.relu(z) if fed.job.models.relu_head else z
@@ -73,8 +82,9 @@ class CCVR(RoundBased):
         }
 
     def moments(self, fed: Federation, client: Client, state: Params) -> Mean:
-        """A client's part in mu_c and in the mean of z z^T, by class, float64, as the server has it
-        from what was sent.
+        """Return a client's part in mu_c and in the mean of z z^T, by class, float64.
+
+        The server computes it from what the client sends.
         """
         self.receive(client, fed.down(client, state))
         sent = fed.up(client, self.statistics(fed, client))
@@ -97,8 +107,9 @@ class CCVR(RoundBased):
         return fed.on_root(lambda: self.calibrate(fed, state, pooled, t))
 
     def calibrate(self, fed: Federation, state: Params, pooled: Params, t: int) -> Params:
-        """The model whose head has learnt the virtual features; pooled: mu_c and the mean of
-        z z^T.
+        """Return the model with its head trained on virtual features.
+
+        pooled: mu_c and the mean of z z^T.
         """
         N = torch.as_tensor(sum(fed.label_counts))  # [C]
         drawn = self.count_virtual(N)
@@ -130,7 +141,10 @@ class CCVR(RoundBased):
         return Params({**state, **head})
 
     def count_virtual(self, N: Tensor) -> Tensor:
-        """Virtual features of each class, [C], of which the clients have N examples, [C]."""
+        """Return the number of virtual features of each class, [C].
+
+        N: number of the clients' examples of each class, [C].
+        """
         known = N >= 2
         if self.final_balance == "equal":
             return self.final_samples * known
@@ -139,24 +153,26 @@ class CCVR(RoundBased):
 
 
 def covariance(z: Tensor) -> Tensor:
-    """Of the rows of z, [n, d], over n - 1: [d, d]; 0 for a single row."""
+    """Return the covariance of the rows of z, [n, d], over n - 1: [d, d]; 0 for a single row."""
     centred = z - z.mean(0)
     return centred.T @ centred / max(len(z) - 1, 1)
 
 
 def outer(mu: Tensor) -> Tensor:
-    """mu mu^T of each row: [n, d] -> [n, d, d]."""
+    """Return mu mu^T of each row: [n, d] -> [n, d, d]."""
     return mu[:, :, None] * mu[:, None, :]
 
 
 def pool(pooled: Params, c: int, N: int) -> Tensor:
-    """S_c, the covariance of all N >= 2 features of class c together, [d, d] (eq. 4)."""
+    """Return S_c, the covariance of all N >= 2 features of class c together, [d, d] (eq. 4)."""
     return (pooled["square"][c] - outer(pooled["mean"][c : c + 1])[0]) * (N / (N - 1))
 
 
 def draw(mean: Tensor, spread: Tensor, n: int, g: torch.Generator) -> Tensor:
-    """n draws from N(mean, spread), [n, d]; g: on the CPU. Negative eigenvalues, which rounding
-    leaves, are 0.
+    """Return n draws from N(mean, spread), [n, d].
+
+    Negative eigenvalues, which are rounding errors, count as 0.
+    g: generator on the CPU.
     """
     values, vectors = torch.linalg.eigh(spread)
     root = vectors * values.clamp(min=0).sqrt()

@@ -1,13 +1,14 @@
-"""Cyclic training: one model goes from client to client, each trains it on and passes it on;
-nothing is averaged.
+"""Cyclic training: clients train one model in turn and pass it on; nothing is averaged.
 
 Chang et al., JAMIA 25(8), 2018 (cyclical weight transfer); Terrail et al. (FLamby), NeurIPS 2022,
-arXiv:2210.04620, as a baseline. In a round the clients of the cohort train one after the other; the
-cohorts of a cycle have every client once. With participation = 1 a round is a whole cycle, with 1 /
-clients it is one visit, a round of FLamby. So a round takes as much work as FedAvg's, but its
-clients cannot work at the same time. Deviations: each hand-over goes over the server. In FLamby's
-code of 2024 the model is not handed over: each centre trains a copy of its own, and centre 0's is
-scored. Each visit has an optimiser of its own (local.keep_optimiser: each client keeps its own).
+arXiv:2210.04620, as a baseline. In a round the clients of the cohort train one after the other. The
+cohorts of a cycle contain every client once. With participation = 1 a round is a whole cycle; with
+1 / clients it is one visit, a round of FLamby. So a round takes as much work as FedAvg's, but its
+clients cannot work at the same time.
+
+Deviations: each hand-over goes through the server. In FLamby's code of 2024 the model is not handed
+over: each centre trains a copy of its own, and centre 0's is scored. Each visit has a new optimiser
+(local.keep_optimiser: each client keeps its own).
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ if TYPE_CHECKING:
 
 
 class Cyclic(RoundBased):
-    """With one client it is that client alone. Who is absent or drops out is passed over."""
+    """Sequential training; clients that are absent or drop out are skipped.
+
+    With one client it is training on that client alone.
+    """
 
     gathers_uploads: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
 
     order: Literal["reshuffled", "fixed"] = "reshuffled"
-    """Order of the clients: a new one in each cycle, or by their ids."""
+    """Order of the clients: a new one in each cycle, or by id."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         own = {"algorithm.weighting": "nothing is averaged"}
         return super().refuses(job) | single_step(job) | own
 
     def visits(self, fed: Federation, t: int) -> list[int]:
-        """The clients of round t in the order of their visits."""
+        """Return the clients of round t in the order of their visits."""
         cycle, part = divmod(t, -(-fed.K // fed.cohort_size))
         ids = list(range(fed.K))
         if self.order == "reshuffled":

@@ -1,16 +1,17 @@
-"""Fed2: the upper layers of the network are divided into groups, each for some of the classes, and
-groups are averaged over the clients that have those classes.
+"""Fed2: groups of features, each for some classes, are averaged over clients with those classes.
 
 Yu et al. (Fed2: Feature-Aligned Federated Learning), KDD 2021, arXiv:2111.14248. Layers below the
-decoupling depth are common. Above it convolutions and linear layers are in G groups that do not see
-each other, and the logit of a class reads the features of its group alone, so that its gradient
-reaches no other group. GroupNorm takes the place of batch normalisation. Clients minimise
+decoupling depth are common. Convolutions and linear layers above it are divided into G groups that
+are not connected with each other. The logit of a class reads the features of its group alone, so
+that its gradient reaches no other group. GroupNorm replaces batch normalisation. Clients minimise
 cross-entropy. The server averages the common layers over all clients, and group g over those that
-hold examples of its classes ("feature paired averaging"); a group that nobody holds stays as it is.
-Class c belongs to group floor(c G / C). Rests on the abstract and on notes about the paper: no code
-is public, and its numbers are not known here. Deviations: the paper finds the depth by the variance
-of features over classes, here it is a field; a client holds a group if it has an example of one of
-its classes, and which these are (C bits) is not counted as traffic.
+hold examples of its classes ("feature paired averaging"). A group whose classes no client holds
+does not change. Class c belongs to group floor(c G / C). The implementation is based on the
+abstract and on notes about the paper: no code is public, and its numbers are not known here.
+
+Deviations: the paper finds the depth by the variance of features over classes; here it is a field.
+A client holds a group if it has an example of one of its classes; which classes these are (C bits)
+is not counted as traffic.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class Fed2(RoundBased):
-    """groups = 1 is FedAvg, bit for bit."""
+    """FedAvg with groups of features; groups = 1 is FedAvg, bit for bit."""
 
     edges: ClassVar[str] = "sums"
 
     groups: PositiveInt = 4
-    """G, groups of features; it divides all widths above the depth, and models.d."""
+    """G, number of groups of features; it divides all widths above the depth, and models.d."""
     depth: PositiveInt = 1
-    """Decoupling depth: so many convolutions and linear layers are common, those above in
-    groups.
+    """Decoupling depth: number of convolutions and linear layers that are common; those above are
+    in groups.
     """
     pairing: Literal["classes", "none"] = "classes"
     """Groups are averaged over the clients with examples of their classes, or over all clients."""
@@ -51,7 +52,7 @@ class Fed2(RoundBased):
 
     @property
     def paired(self) -> bool:
-        """Whether a client may send some groups only."""
+        """Whether a client may send only some of the groups."""
         return self.groups > 1 and self.pairing == "classes"
 
     def refuses(self, job: Job) -> dict[str, str]:
@@ -62,7 +63,7 @@ class Fed2(RoundBased):
         return found
 
     def rows(self, fed: Federation, k: int) -> dict[str, np.ndarray]:
-        """By name of a tensor in the divided part: the rows that client k sends."""
+        """Return the rows that client k sends, by name of a tensor in the divided part."""
         if not self.paired:
             return {}
         mine = np.flatnonzero(fed.label_counts[k])

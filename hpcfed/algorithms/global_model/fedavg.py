@@ -1,7 +1,9 @@
 """FedAvg: the mean of locally trained models, weighted by their numbers of examples.
 
 McMahan et al., AISTATS 2017, arXiv:1602.05629, algorithm 1. Float buffers of batch normalisation
-are averaged like parameters. Deviations: weights are renormalised over the clients that report.
+are averaged like parameters.
+
+Deviations: weights are renormalised over the clients that report.
 """
 
 from typing import ClassVar
@@ -10,6 +12,6 @@ from hpcfed.algorithms.base import RoundBased
 
 
 class FedAvg(RoundBased):
-    """The defaults of RoundBased."""
+    """Weighted averaging of models; all hooks are the defaults of RoundBased."""
 
     survival: ClassVar[bool] = True

@@ -1,22 +1,24 @@
-"""FedCLIP: a frozen dual encoder of images and texts, and a small adapter, which alone is trained
-and sent.
+"""FedCLIP: clients train and send only a small adapter of a frozen image-text model.
 
 Lu et al. (FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning), IEEE
-Data Engineering Bulletin 2023, arXiv:2302.13485. An adapter weighs the values of an
-image's representation z by an attention a(z) = softmax(W2 tanh(W1 z + b1) + b2); a(z) z is divided
-by its length. Its logits are exp(s) times the cosines to the texts "a picture of a NAME" of the
-classes, s frozen too. Clients minimise the mean of two cross-entropies over the pairs of a batch:
-of each image over the texts of all images' labels, and of each text over all images. The server
-takes the uniform mean of the adapters, 2 (d^2 + d) values each way. Details and defaults are those
-of the public code (microsoft/PersonalizedFL): there too images of one class in a batch are one
-another's negatives, and the weight decay is in the gradient. With W2 = b2 = 0 the attention is
-equal for all values, and predictions are the dual encoder's own (zero-shot).
+Data Engineering Bulletin 2023, arXiv:2302.13485. The model is a dual encoder of images and texts.
+An adapter multiplies the values of an image's representation z by an attention a(z) = softmax(W2
+tanh(W1 z + b1) + b2), and a(z) z is divided by its length. The logits are exp(s) times the cosines
+to the texts "a picture of a NAME" of the classes, where s is frozen too. Clients minimise the mean
+of two cross-entropies over the pairs of a batch: of each image over the texts of all images'
+labels, and of each text over all images. The server takes the uniform mean of the adapters, 2 (d^2
++ d) values each way. Details and defaults are those of the public code (microsoft/PersonalizedFL):
+there too images of one class in a batch are each other's negatives, and the weight decay is in the
+gradient. With W2 = b2 = 0 the attention is equal for all values, and predictions are the dual
+encoder's own (zero-shot).
+
 Models: `clip-tiny`, random and for tests; `clip:FOLDER`, a CLIPModel as Hugging Face's transformers
-saves it (`hpcfed.models.clip`); of any other model the head's weights stand for the texts, as they
-are in models.weights, or drawn.
-Deviations: Adam's eps is 1e-8, there 1e-6; a batch of a single image, which has no loss, is a step
-of the weight decay, there it is left out; there a client that takes no part is tested, and the
-round that is best on validation data is kept.
+saves it (`hpcfed.models.clip`). For any other model the head's weights replace the texts; they are
+those of models.weights, or random.
+
+Deviations: Adam's eps is 1e-8; that code has 1e-6. A batch of a single image, which has no loss, is
+a step of the weight decay; that code leaves it out. That code also tests on a client that takes no
+part in training, and keeps the round that is best on validation data.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
 
 
 class FedCLIP(RoundBased):
-    """Without frozen tensors of a good dual encoder, of which there is none in hpcfed, it learns
-    little.
+    """FedAvg of adapters; without the tensors of a good dual encoder it learns little.
+
+    hpcfed includes no such tensors.
     """
 
     variants: ClassVar[tuple[str, ...]] = ("~adapter",)
@@ -57,10 +60,11 @@ class FedCLIP(RoundBased):
 
 
 def contrast_pairs(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean of two cross-entropies: of each image over the texts of the batch, and of each text
-    over its images.
+    """Return the mean of two cross-entropies over the pairs of a batch.
 
-    logits: [n, C].  y: [n], the label whose text goes with each image.
+    One is of each image over the texts of the batch, the other of each text over its images.
+    logits: [n, C].
+    y: [n], the label whose text belongs to each image.
     """
     pairs = logits[:, y]  # [n, n], image i and the text of image j
     own = torch.arange(len(y), device=y.device)

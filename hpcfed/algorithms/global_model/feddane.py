@@ -1,13 +1,15 @@
-"""FedDANE: clients first send their gradients at the common model, then train with the difference
-of the mean gradient to their own.
+"""FedDANE: clients send gradients first, then train with a correction towards their mean.
 
-Li et al., Asilomar 2019, arXiv:2001.01920. Deviations: the paper draws clients anew for the second
-half of a round (sets = "independent"); the authors' code starts its generator again, so that both
-are the same clients, who then need the model only once (the default). A client that is in the
-second set alone works its gradient out there. Where no gradient arrives the round changes nothing.
-Clients are weighted by examples, as in that code, and drawn without replacement. With batch
-normalisation the gradient is that of batches of local.batch examples, each with its own statistics,
-which leave no trace.
+Li et al., Asilomar 2019, arXiv:2001.01920. In the first half of a round clients send their
+gradients at the common model. In the second half they train with a linear term, the difference
+between the mean gradient and their own.
+
+Deviations: the paper draws clients anew for the second half of a round (sets = "independent"). The
+authors' code restarts its generator, so that both sets are the same clients, who then need the
+model only once (the default). A client that is only in the second set computes its gradient there.
+If no gradient arrives the round changes nothing. Clients are weighted by examples, as in that code,
+and drawn without replacement. With batch normalisation the gradient is computed on batches of
+local.batch examples, each with its own statistics, which are not kept.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """What a client solves: w, where it starts; correction, the mean gradient there minus its own,
-    of parameters.
+    """Local problem of a client.
+
+    w: the model from which it starts.
+    correction: the mean gradient at w minus the client's own, of parameters.
     """
 
     w: Params
@@ -44,19 +48,22 @@ class Task:
 
 
 class FedDANE(RoundBased):
-    """One client alone has no correction: it is FedProx."""
+    """FedProx with a gradient correction.
+
+    With a single client the correction is 0, and this is FedProx.
+    """
 
     edges: ClassVar[str] = "sums"
 
     mu: NonNegativeFloat = 0.0
     """Weight of the proximal term."""
     sets: Literal["same", "independent"] = "same"
-    """The clients that send gradients train as well, or others do, drawn anew."""
+    """The clients that send gradients also train, or other clients do, drawn anew."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         if job.participation == 1:
-            found["algorithm.sets"] = "participation = 1: all clients are in both"
+            found["algorithm.sets"] = "participation = 1: both sets are all clients"
         return found
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
@@ -64,7 +71,7 @@ class FedDANE(RoundBased):
         return sorted({*first, *second})
 
     def two_sets(self, fed: Federation, t: int) -> tuple[list[int], list[int]]:
-        """Who sends a gradient in round t, and who trains."""
+        """Return the clients that send a gradient in round t, and those that train."""
         second = fed.sample(t)
         if self.sets == "same":
             return second, second
@@ -72,7 +79,7 @@ class FedDANE(RoundBased):
         return sorted(g.choice(fed.K, fed.cohort_size, replace=False).tolist()), second
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Of a client in both sets."""
+        """Return the bytes of a client that is in both sets."""
         trained = fed.store.layout(fed.architectures[k]).params
         return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
 
@@ -88,21 +95,24 @@ class FedDANE(RoundBased):
         return value + proximal(model, anchor=state.w, mu=self.mu) if self.mu else value
 
     def slope(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
-        """The client's mean gradient at the model that it has, which stays as it is."""
+        """Return the client's mean gradient at its model, which does not change."""
         plain = partial(RoundBased.loss, self, client, state)
         with client.borrowed():
             gradient(fed, client, t, plain, phase="gradient")
         return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
 
     def send_gradient(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        """The first half of a client's round: download, gradient, upload."""
+        """Do the first half of a client's round: download, gradient, upload."""
         self.receive(client, fed.down(client, state))
         return Mean.of(self.slope(fed, client, state, t), self.weight(client))
 
     def train(
         self, fed: Federation, client: Client, state: Params, mean: Params, own: Mean | None, t: int
     ) -> Mean:
-        """The second half: the mean gradient, training, upload.  own: what it sent in the first."""
+        """Do the second half of a client's round: download the mean gradient, train, upload.
+
+        own: what the client sent in the first half.
+        """
         self.receive(client, state if own else fed.down(client, state))
         slope = own.parts[0].value if own else self.slope(fed, client, state, t)
         task = Task(state, fed.down(client, mean) - slope)
@@ -111,7 +121,7 @@ class FedDANE(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
-        if not first:  # without a mean gradient there is nothing to correct by
+        if not first:  # no mean gradient, so no correction
             return state
         sent = fed.run(first, lambda client: self.send_gradient(fed, client, state, t))
         trained = set(fed.store.layout(fed.architectures[0]).params)

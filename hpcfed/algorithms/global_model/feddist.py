@@ -1,10 +1,11 @@
-"""FedDist: the server goes only part of the way from its model to the mean of the clients'.
+"""FedDist: the server moves only part of the way from its model to the mean of the clients' models.
 
-A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3: w <- w -
-(eps / |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples").
-Not the FedDist of Ek et al., PerCom 2021. Deviations: the public code of +WS divides by |S| once
-more, and uses a name that it never sets. Float buffers of batch normalisation go the same way as
-parameters.
+A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3: w <- w - (eps
+/ |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples"). It is
+not the FedDist of Ek et al., PerCom 2021.
+
+Deviations: the public code of +WS divides by |S| once more, and uses a name that it never sets.
+Float buffers of batch normalisation are updated like parameters.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
 
 class FedDist(RoundBased):
-    """eps = 1 is FedAvg, bit for bit; with eps = 0 the model never changes."""
+    """FedAvg with a server's step; eps = 1 is FedAvg, bit for bit.
+
+    With eps = 0 the model never changes.
+    """
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples (FedDist+WS)."""
     eps: Share = 0.6
-    """How much of the way to the mean."""
+    """Fraction of the way to the mean."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job)

@@ -1,12 +1,13 @@
-"""FedDyn: each client's objective gets a linear term that changes with its past updates, so that
-the clients' optima become the common one.
+"""FedDyn: a dynamic regulariser in each client's objective aligns local optima with the global one.
 
 Acar et al. (Federated Learning Based on Dynamic Regularization), ICLR 2021, arXiv:2111.04263,
-algorithm 1. A client of the round descends F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets
-g_k <- g_k - alpha (w_k - w_t); the server sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k
-- h / alpha. Deviations: local training is the job's, not to the optimum; float buffers of batch
-normalisation are averaged and have neither g_k nor h. The authors' code divides alpha by a client's
-share of the data, and keeps g_k / alpha with the other sign.
+algorithm 1. The linear term changes with the client's past updates. A client of the round descends
+F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets g_k <- g_k - alpha (w_k - w_t). The server
+sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k - h / alpha.
+
+Deviations: local training is the job's, not to the optimum. Float buffers of batch normalisation
+are averaged and have neither g_k nor h. The authors' code divides alpha by a client's share of the
+data, and keeps g_k / alpha with the other sign.
 """
 
 from __future__ import annotations
@@ -31,14 +32,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: the model.  h: the server's correction, for parameters alone."""
+    """State of the server: its model and its correction.
+
+    x: the model.
+    h: the correction, for parameters alone.
+    """
 
     x: Params
     h: Params
 
 
 class FedDyn(RoundBased):
-    """g_k of a client is in its memory; before its first round it is 0."""
+    """FedAvg with dynamic regularisation.
+
+    A client's g_k is in its memory; before its first round it is 0.
+    """
 
     edges: ClassVar[str] = "sums"
 
@@ -57,7 +65,7 @@ class FedDyn(RoundBased):
     def objective(
         self, client: Client, anchor: Params, dual: Params, model: Model, x: Any, y: Tensor
     ) -> Tensor:
-        """The regularised local objective; dual: g_k."""
+        """Return the regularised local objective; dual: g_k."""
         value = self.loss(client, anchor, model, x, y)
         return value + proximal(model, anchor, self.alpha) - inner_product(model, dual)
 

@@ -1,13 +1,14 @@
-"""FedNova: updates are divided by how many gradients they hold before they are averaged, so that
-clients which step more often do not pull the optimum towards their own.
+"""FedNova: updates are divided by the number of gradients in them before they are averaged.
 
 Wang et al. (Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization),
-NeurIPS 2020, arXiv:2007.07481. With a_k = how often each of a client's tau_k gradients
-enters its update, the server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff =
-sum_k p_k ||a_k||_1. ||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it
-(`count_gradients`). Deviations: float buffers of batch normalisation are averaged like FedAvg's;
-weight decay counts as a part of the gradient. With a proximal term the authors' code has sum_k p_k
-tau_k for tau_eff; their server momentum is left out.
+NeurIPS 2020, arXiv:2007.07481. Without this division, clients that take more steps pull the optimum
+towards their own. a_k counts how often each of a client's tau_k gradients enters its update. The
+server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff = sum_k p_k ||a_k||_1.
+||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it (`count_gradients`).
+
+Deviations: float buffers of batch normalisation are averaged like FedAvg's. Weight decay counts as
+part of the gradient. With a proximal term the authors' code has sum_k p_k tau_k for tau_eff; their
+server momentum is left out.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
-COUNT = "gradients"  # ||a_k||_1 beside the tensors of an update
+COUNT = "gradients"  # name of ||a_k||_1 beside the tensors of an update
 
 
 def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
-    """||a||_1 of so many steps of SGD: how often gradients enter the update, in all.
+    """Return ||a||_1 of so many steps of SGD: how often gradients enter the update, in total.
 
-    momentum: rho, sum_j c_j with c_j = rho c_(j-1) + 1.  shrink: learning rate times the weight of
-    a proximal term, by which each step shortens the update so far. Wang et al., NeurIPS 2020.
+    momentum: rho; the sum is sum_j c_j with c_j = rho c_(j-1) + 1.
+    shrink: learning rate times the weight of a proximal term; each step multiplies the update so
+    far by 1 - shrink.
+    Wang et al., NeurIPS 2020.
     """
     current, total = 0.0, 0.0
     for _ in range(steps):
@@ -48,7 +51,10 @@ def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> f
 
 
 class FedNova(RoundBased):
-    """Where all clients take equally many steps this is FedAvg, but for rounding."""
+    """FedAvg with normalised updates.
+
+    If all clients take equally many steps this is FedAvg up to rounding.
+    """
 
     edges: ClassVar[str] = "sums"
     keeps_stragglers: ClassVar[bool] = True
@@ -61,7 +67,7 @@ class FedNova(RoundBased):
         found = super().refuses(job) | single_step(job)
         if job.local.optimiser != "sgd":
             found["job"] = (
-                "needs SGD, of whose steps it knows how gradients enter an update; set "
+                "needs SGD, because it counts how often gradients enter an update; set "
                 "local.optimiser = 'sgd'"
             )
         elif job.local.keep_optimiser and job.local.momentum:

@@ -1,11 +1,11 @@
-"""FedOpt: the server takes the mean change of the clients' models for a gradient, and steps by
-Adam, Yogi or Adagrad.
+"""FedOpt: the server uses the clients' mean change as a gradient for Adam, Yogi or Adagrad.
 
 Reddi et al., ICLR 2021, arXiv:2003.00295, algorithm 2 (FedAdam, FedYogi, FedAdagrad). Their
 experiments, which are the preset `authors`, weigh clients by examples, begin with v = 0 and correct
-the bias of the moments, as Keras does; algorithm 2 weighs them alike, begins with v = tau^2 and
-corrects nothing. Their Adagrad has b1 = 0. Deviations: float buffers of batch normalisation are
-averaged, not adapted.
+the bias of the moments, as Keras does. Algorithm 2 weighs clients equally, begins with v = tau^2
+and corrects nothing. Their Adagrad has b1 = 0.
+
+Deviations: float buffers of batch normalisation are averaged, not adapted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: the model.  m, v: its moments, of parameters alone.  steps: of the server, a scalar."""
+    """State of the server: its model and the moments of its optimiser.
+
+    x: the model.
+    m, v: moments, of parameters alone.
+    steps: number of the server's steps, a scalar.
+    """
 
     x: Params
     m: Params
@@ -38,7 +43,10 @@ class State:
 
 
 class FedOpt(RoundBased):
-    """tau = eta, both huge, with b1 = 0 and start = "zero" is FedAvg."""
+    """FedAvg with an adaptive server.
+
+    tau = eta, both huge, with b1 = 0 and start = "zero" is FedAvg.
+    """
 
     edges: ClassVar[str] = "sums"
 
@@ -47,7 +55,7 @@ class FedOpt(RoundBased):
     optimiser: Rule = "adam"
     """How the second moment follows the squared changes."""
     eta: PositiveFloat = 0.01
-    """The server's step."""
+    """Step size of the server."""
     b1: Decay = 0.9
     """Decay of the first moment; 0: the change of this round alone."""
     b2: Decay = 0.99
@@ -57,7 +65,7 @@ class FedOpt(RoundBased):
     start: Literal["tau", "zero"] = "tau"
     """Second moment before the first step: tau squared, or 0."""
     bias_correction: bool = False
-    """Adam and Yogi: the moments are divided by what their decay has left out so far."""
+    """Adam and Yogi: correct the bias of the moments in the first steps."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
@@ -93,7 +101,7 @@ class FedOpt(RoundBased):
         return State(Params({**mean, **x}), m, v, steps)
 
     def bias_factor(self, steps: int) -> float:
-        """Keras' factor of the learning rate after so many steps."""
+        """Return Keras' factor of the learning rate after so many steps."""
         if self.optimiser == "adagrad":
             return 1.0
         return (1 - self.b2**steps) ** 0.5 / (1 - self.b1**steps)

@@ -1,20 +1,21 @@
-"""FedPD: clients solve an augmented Lagrangian of the consensus problem, each with a dual variable
-of its own.
+"""FedPD: clients minimise an augmented Lagrangian of the consensus problem with dual variables.
 
 Zhang et al. (FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data), IEEE Trans.
-Signal Process. 69, 2021, arXiv:2005.11418, algorithm 1. A client minimises
-F_k(x) + <l_k, x - x0_k> + ||x - x0_k||^2 / (2 eta) from its last x_k, sets l_k <- l_k + (x_k -
-x0_k) / eta, and u_k = x_k + eta l_k. One coin a round, the same for all: with probability 1 - p
-they send u_k, and x0 = mean u_k is the anchor of all; else x0_k = u_k, and nothing travels. With
-p = 0 and start = "anchor" this is FedDyn with alpha = 1 / eta.
-Rests on the authors' Python code (564612540/FedPD), which has the paper's form of u_k; their MATLAB
-code sends x_k + eta l_k with the old l_k, and the oracle with variance reduction is not here. With
-weighting = "samples" it converges to the optimum of the sum weighted by examples. With p > 0 and
-exact local solutions it was seen to go around the optimum of quadratics without settling: in a
-round without communication a client steps towards its own. Deviations: local training is the job's,
-not to a given accuracy; a client sends by how much its u_k changed since it last sent, so that the
-mean is over all clients where not all take part, which the paper assumes; float buffers of batch
-normalisation are averaged plainly.
+Signal Process. 69, 2021, arXiv:2005.11418, algorithm 1. A client minimises F_k(x) + <l_k, x - x0_k>
++ ||x - x0_k||^2 / (2 eta) from its last x_k. It then sets l_k <- l_k + (x_k - x0_k) / eta and u_k =
+x_k + eta l_k. One random draw per round decides for all clients: with probability 1 - p they send
+u_k, and x0 = mean u_k is the anchor of all; otherwise x0_k = u_k, and nothing is sent. With p = 0
+and start = "anchor" this is FedDyn with alpha = 1 / eta.
+The implementation is based on the authors' Python code (564612540/FedPD), which has the paper's
+form of u_k. Their MATLAB code sends x_k + eta l_k with the old l_k. The oracle with variance
+reduction is not implemented. With weighting = "samples" the method converges to the optimum of the
+sum weighted by examples. With p > 0 and exact local solutions it was observed to circle the optimum
+of quadratics without settling, because in a round without communication a client steps towards its
+own optimum.
+
+Deviations: local training is the job's, not to a given accuracy. A client sends the change of its
+u_k since it last sent, so that the mean is over all clients even if not all take part; in the paper
+all do. Float buffers of batch normalisation are averaged plainly.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 
 class FedPD(RoundBased):
-    """A client's own model is its x_k; l_k, the u_k that it last sent, and x0_k where it is its
-    own, are in its memory.
+    """Primal-dual method; a client's own model is its x_k.
+
+    Its memory holds l_k, the u_k that it last sent, and x0_k if it is its own.
     """
 
     edges: ClassVar[str] = "sums"
@@ -53,7 +55,7 @@ class FedPD(RoundBased):
     eta: PositiveFloat = 1.0
     """Step of the dual variable; 1 / eta weighs the distance to the anchor."""
     p: Share = 0.0
-    """Probability that a round is not followed by communication."""
+    """Probability that a round has no communication."""
     start: Literal["own", "anchor"] = "own"
     """Where local training starts: at the client's last model, or at its anchor."""
 
@@ -61,20 +63,21 @@ class FedPD(RoundBased):
         return super().refuses(job) | single_step(job)
 
     def communicates(self, fed: Federation, t: int) -> bool:
-        """The coin of round t: whether clients send at its end."""
+        """Return whether clients send at the end of round t; the draw is the same for all."""
         return rng.stream(fed.seed, "communication", t).random() >= self.p
 
     def objective(
         self, client: Client, anchor: Params, dual: Params, model: Model, x: Any, y: Tensor
     ) -> Tensor:
-        """The augmented Lagrangian on one batch."""
+        """Return the augmented Lagrangian on one batch."""
         value = self.loss(client, anchor, model, x, y)
         linear = inner_product(model, dual) - products(anchor, dual)
         return value + proximal(model, anchor, 1 / self.eta) + linear
 
     def anchor(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
-        """x0_k: the client's own where nothing was sent since it made it, else the server's, which
-        is downloaded.
+        """Return x0_k: the client's own, or the server's, which is downloaded.
+
+        The client's own counts if no client has sent anything since it was made.
         """
         made = client.memory.get("made", -1)
         if made >= 0 and not any(self.communicates(fed, s) for s in range(made, t)):
@@ -117,5 +120,5 @@ class FedPD(RoundBased):
 
 
 def products(a: Params, b: Params) -> Tensor:
-    """<a, b>, over the tensors that b names."""
+    """Return <a, b> over the tensors that b names."""
     return torch.stack([torch.vdot(a[n].flatten(), v.flatten()) for n, v in b.items()]).sum()

@@ -1,10 +1,10 @@
-"""FedProx: FedAvg with a proximal term in the local objective; the partial work of stragglers
-counts.
+"""FedProx: FedAvg with a proximal term in the objective; the partial work of stragglers counts.
 
-Li et al., MLSys 2020, arXiv:1812.06127, eq. 2 and algorithm 2. Deviations: clients are drawn
-without replacement. The paper draws client k with probability n_k / n and takes the plain mean
-(sampling = "size", weighting = "uniform"); most code draws uniformly and weights by n_k (the
-default here).
+Li et al., MLSys 2020, arXiv:1812.06127, eq. 2 and algorithm 2.
+
+Deviations: clients are drawn without replacement. The paper draws client k with probability n_k / n
+and takes the plain mean (sampling = "size", weighting = "uniform"); most code draws uniformly and
+weights by n_k (the default here).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FedProx(RoundBased):
-    """mu = 0 without stragglers is FedAvg, bit for bit."""
+    """FedAvg with a proximal term; mu = 0 without stragglers is FedAvg, bit for bit."""
 
     survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
@@ -34,8 +34,8 @@ class FedProx(RoundBased):
     mu: NonNegativeFloat = 0.1
     """Weight of the proximal term."""
     sampling: Literal["uniform", "size"] = "uniform"
-    """Clients of a cohort are equally likely, or likely in proportion to their number of
-    examples; size: as selection.by = "size" for any method.
+    """Clients of a cohort are drawn uniformly, or in proportion to their numbers of examples
+    (size), which selection.by = "size" does for any method.
     """
 
     @model_validator(mode="after")

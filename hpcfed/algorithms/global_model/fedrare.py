@@ -1,19 +1,21 @@
-"""FedRare: FedAvg for data with rare classes, whose clients contrast classes among themselves and
-with class vectors of all.
+"""FedRare: FedAvg for data with rare classes, with contrastive losses on the representations.
 
-Wu et al. (Federated Learning for Rare Disease Classification), whose public code is
-wnn2000/FedRare; the paper was not at hand, all of this rests on that code. A client minimises
-cross-entropy, with class c weighted by n_c^-1.2, + the supervised contrastive loss of its
-representations (Khosla et al., 2020, arXiv:2004.11362) + w times the same against the global
-vectors of the classes alone, with w = 0 in the first 10 rounds. Where a batch holds a single
-example of a rare class, one of the last 10 such examples of the client joins it. The client sends
-its model, the mean representation of its correctly predicted examples of each class, and the
-confidence in it, the mean of sum_j (max p - p_j) / (C - 1). The global vector of a class is the
-mean of these, by softmax over clients of confidence / T, at length 1; a class that nobody predicts
-keeps its vector. Adam's moments stay with the clients. Deviations: the representation itself is
-contrasted, without a projection; n_c are the client's counts, the weights 1 on average over its
-classes; a class is rare if it has less than rare_share of all examples (the code names two classes
-and four clients); vectors are unknown until somebody sends them (there random).
+Wu et al. (Federated Learning for Rare Disease Classification), with public code wnn2000/FedRare.
+The paper was not at hand; the implementation is based on that code. A client minimises the sum of
+three losses. The first is cross-entropy, with class c weighted by n_c^-1.2. The second is the
+supervised contrastive loss of its representations (Khosla et al., 2020, arXiv:2004.11362). The
+third is w times the same loss against the global vectors of the classes alone, with w = 0 in the
+first 10 rounds. If a batch holds a single example of a rare class, one of the client's last 10 such
+examples joins it. The client sends its model, the mean representation of its correctly predicted
+examples of each class, and the confidence in it, the mean of sum_j (max p - p_j) / (C - 1). The
+global vector of a class is the mean of these representations, weighted by the softmax over clients
+of confidence / T, and scaled to length 1. A class that nobody predicts keeps its vector. Adam's
+moments stay with the clients.
+
+Deviations: the representation itself is contrasted, without a projection. n_c are the client's
+counts, and the weights are 1 on average over its classes. A class is rare if it has less than
+rare_share of all examples; the code names two classes and four clients. Vectors are unknown until a
+client sends them; in the code they are random.
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-VECTORS = "vectors"  # in the state: of the classes, [C, d], nan where nobody has sent one yet
+VECTORS = "vectors"  # name in the state: class vectors, [C, d], nan for classes not sent yet
 FLOAT = 4  # bytes
 
 
 class FedRare(RoundBased):
-    """exponent = intra = inter = 0 is FedAvg, bit for bit."""
+    """FedAvg with contrastive losses for rare classes.
+
+    exponent = intra = inter = 0 is FedAvg, bit for bit.
+    """
 
     edges: ClassVar[str] = "sums"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
@@ -55,15 +60,15 @@ class FedRare(RoundBased):
     inter: NonNegativeFloat = 2.0
     """Weight of the contrastive loss against the global vectors of the classes."""
     inter_after: NonNegativeInt = 10
-    """Rounds before that loss begins."""
+    """Rounds before the loss against the global vectors is used."""
     tau: PositiveFloat = 0.07
-    """Temperature of both."""
+    """Temperature of both contrastive losses."""
     confidence_tau: PositiveFloat = 1.0
     """T, temperature of the clients' confidences, by which class vectors are weighted."""
     rare_share: Share = 0.05
     """A class is rare if it has less than this share of all training examples."""
     queue: PositiveInt = 10
-    """Examples of each rare class from which a partner is taken."""
+    """Number of examples of each rare class from which a partner is taken."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
@@ -76,7 +81,7 @@ class FedRare(RoundBased):
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         values = fed.shapes(k=k)
-        vectors = values["head.weight"].nbytes  # of the same shape, [C, d]
+        vectors = values["head.weight"].nbytes  # they have the same shape, [C, d]
         return values.nbytes + vectors, values.nbytes + vectors + FLOAT * fed.classes
 
     def init(self, fed: Federation) -> Params:
@@ -88,7 +93,10 @@ class FedRare(RoundBased):
         client.load(state.pick(lambda name: name != VECTORS))
 
     def loss(self, client: Client, state: Params, model: Any, x: Any, y: Tensor) -> Tensor:
-        """state: `weights` of the classes, [C], and, where they count, their vectors."""
+        """Return the local objective on one batch.
+
+        state: `weights` of the classes, [C], and the vectors of the classes if they are used.
+        """
         z = model.body(x)
         value = F.cross_entropy(model.head(z), y, state.get("weights"))
         if self.intra:
@@ -98,7 +106,7 @@ class FedRare(RoundBased):
         return value
 
     def terms(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
-        """What the loss takes beside the batch."""
+        """Return what the loss needs in addition to the batch."""
         found = Params()
         counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
         if self.exponent:
@@ -129,8 +137,10 @@ class FedRare(RoundBased):
     def partner(
         self, client: Client, rows: np.ndarray, queues: dict[int, Tensor | None], c: int
     ) -> int:
-        """The position of an earlier example of class c, if the batch holds exactly one of it; else
-        -1. The batch's examples of the class go to the end of its queue.
+        """Return the position of an earlier example of class c; -1 for none.
+
+        There is one only if the batch holds exactly one example of the class. The batch's examples
+        of the class are appended to the queue of the class.
         """
         new = rows[client.train.labels[rows] == c]
         kept = queues[c]
@@ -142,8 +152,10 @@ class FedRare(RoundBased):
         return int(old[-1]) if len(new) == 1 and len(old) else -1
 
     def describe(self, fed: Federation, client: Client) -> tuple[Tensor, Tensor]:
-        """The mean representation of the correctly predicted examples of each class, [C, d], and
-        exp(confidence / T), [C, 1]; 0 in both for a class of which there are none.
+        """Return mean representations by class, and their weights exp(confidence / T).
+
+        Only correctly predicted examples count. Shapes are [C, d] and [C, 1]. Both are 0 for a
+        class without such examples.
         """
         model = client.model.eval()
         z = outputs(fed, model.body, client.train)
@@ -165,15 +177,16 @@ class FedRare(RoundBased):
 
 
 def class_weights(counts: Tensor, exponent: float) -> Tensor:
-    """Weights of the classes, [C]: counts^-exponent, 1 on average over those that have examples; 0
-    for the others.
+    """Return the weights of the classes, [C]: counts^-exponent, scaled to a mean of 1.
+
+    The mean is over the classes that have examples; the others have weight 0.
     """
     raw = torch.where(counts > 0, counts.clamp(min=1).double() ** -exponent, 0.0)
     return (raw * (counts > 0).sum() / raw.sum()).float()
 
 
 def rare_classes(fed: Federation, share: float) -> list[int]:
-    """The classes with less than this share of all clients' examples, but with some."""
+    """Return the classes with less than this share of all clients' examples, but with some."""
     counts = np.zeros(fed.classes, np.int64)
     for k in range(fed.K):
         counts += fed.label_counts[k]
@@ -181,8 +194,9 @@ def rare_classes(fed: Federation, share: float) -> list[int]:
 
 
 def confidence(p: Tensor) -> Tensor:
-    """sum_j (max p - p_j) / (C - 1) of each row: 1 for a certain prediction, 0 for a uniform one.
+    """Return sum_j (max p - p_j) / (C - 1) of each row.
 
+    It is 1 for a certain prediction and 0 for a uniform one.
     p: [n, C].
     """
     return (p.max(1, keepdim=True).values - p).sum(1) / max(1, p.shape[1] - 1)

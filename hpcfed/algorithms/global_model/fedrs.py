@@ -1,10 +1,11 @@
-"""FedRS: restricted softmax; a client scales down its logits of the classes that it does not have.
+"""FedRS: restricted softmax; a client scales down the logits of the classes that it does not have.
 
-Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's. Deviations: the paper's
-classifier has no bias; here the whole logit is scaled, bias included, so that with alpha = 0
-neither weights nor bias of a missing class move. The authors' code, the preset `authors`, scales by
-how many examples a class has (form = "graded"); its clipping of gradients and its at least 5 local
-batches are not followed.
+Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's.
+
+Deviations: the paper's classifier has no bias. Here the whole logit is scaled, bias included, so
+that with alpha = 0 neither weights nor bias of a missing class change. The authors' code, the
+preset `authors`, scales by how many examples a class has (form = "graded"). Its clipping of
+gradients and its minimum of 5 local batches are not implemented.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
 
 
 class FedRS(RoundBased):
-    """alpha = 1 is FedAvg, bit for bit. Evaluation scales nothing."""
+    """FedAvg with restricted softmax; alpha = 1 is FedAvg, bit for bit.
+
+    Evaluation scales nothing.
+    """
 
     alpha: Share = 0.5
     """Factor of the logit of a class that the client does not have."""
     form: Literal["binary", "graded"] = "binary"
-    """Classes that the client has keep their logits, or rare ones are scaled too, by their
-    number.
+    """Scale only the logits of classes that the client does not have, or also those of rare ones,
+    by their number of examples.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
@@ -57,7 +61,10 @@ class FedRS(RoundBased):
 
 
 def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -> Tensor:
-    """The factors of the logits, [C].  counts: examples of each class that the client has, [C]."""
+    """Return the factors of the logits, [C].
+
+    counts: examples of each class that the client has, [C].
+    """
     held = torch.from_numpy(counts).float()
     share = (held > 0).float() if form == "binary" else held / held.max().clamp(min=1)
     return alpha + (1 - alpha) * share

@@ -1,15 +1,17 @@
-"""FedSplit: Peaceman-Rachford splitting; each client takes a proximal step from the reflection of
-its own variable, which remembers its past.
+"""FedSplit: Peaceman-Rachford splitting; each client takes a proximal step from a reflected point.
 
 Pathak, Wainwright (FedSplit: an algorithmic framework for fast federated optimization), NeurIPS
-2020, arXiv:2005.05238, algorithm 1: c_k = 2 x - z_k, x_k = prox of F_k with step s at c_k =
-argmin F_k(w) + ||w - c_k||^2 / (2 s), z_k <- z_k + 2 (x_k - x), x = mean z_k. There is no code of
-the authors; the iteration was held against wenh06/fl-sim, whose pseudo-code, not its program, sets
-z_k to x in each round and so loses what the method is. The paper's s is 1 / sqrt(l L) for F_k that
-are l-strongly convex and L-smooth. What it converges to with weighting = "samples" is the optimum
-of the sum weighted by examples. Deviations: the proximal step is the job's local training from x;
-a client sends the change of its z_k, so that the mean is over all clients where not all take part,
-which the paper assumes; float buffers of batch normalisation are averaged plainly.
+2020, arXiv:2005.05238, algorithm 1. A client keeps a variable z_k from round to round. Its
+reflection is c_k = 2 x - z_k, and x_k is the prox of F_k with step s at c_k, argmin F_k(w) + ||w -
+c_k||^2 / (2 s). Then z_k <- z_k + 2 (x_k - x), x = mean z_k. The paper's s is 1 / sqrt(l L) for F_k
+that are l-strongly convex and L-smooth. With weighting = "samples" the method converges to the
+optimum of the sum weighted by examples. There is no code of the authors. The iteration was compared
+with wenh06/fl-sim; its pseudo-code, not its program, sets z_k to x in each round and so loses the
+method's memory.
+
+Deviations: the proximal step is the job's local training from x. A client sends the change of its
+z_k, so that the mean is over all clients even if not all take part; in the paper all do. Float
+buffers of batch normalisation are averaged plainly.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class FedSplit(RoundBased):
-    """z_k of a client is in its memory; before its first round it is the server's first model."""
+    """Operator splitting; z_k of a client is in its memory.
+
+    Before the client's first round z_k is the server's first model.
+    """
 
     edges: ClassVar[str] = "sums"
 
@@ -43,7 +48,7 @@ class FedSplit(RoundBased):
     """Step of the proximal operator; 1 / s weighs the distance to the reflected point."""
 
     def objective(self, client: Client, centre: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        """The objective of the proximal step on one batch."""
+        """Return the objective of the proximal step on one batch."""
         return self.loss(client, centre, model, x, y) + proximal(model, centre, 1 / self.s)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:

@@ -1,4 +1,4 @@
-"""Moments of a server that takes the mean change of models for a gradient."""
+"""Moments of a server that uses the mean change of the clients' models as a gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def second_moment(v: Tensor, change: Tensor, rule: Rule, b2: float) -> Tensor:
-    """The next second moment.  Reddi et al., algorithm 2, the lines of v_t."""
+    """Return the next second moment.
+
+    Reddi et al., algorithm 2, the lines of v_t.
+    """
     square = change.square()
     if rule == "adagrad":
         return v + square
@@ -23,6 +26,6 @@ def second_moment(v: Tensor, change: Tensor, rule: Rule, b2: float) -> Tensor:
 
 
 def direction(m: Tensor, v: Tensor, tau: float) -> Tensor:
-    """m / (sqrt(v) + tau); 0 where that is 0 / 0."""
+    """Return m / (sqrt(v) + tau); 0 where that is 0 / 0."""
     below = v.sqrt() + tau
     return torch.where(below > 0, m / below, 0.0)

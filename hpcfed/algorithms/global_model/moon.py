@@ -1,13 +1,15 @@
-"""MOON: a client's representations are drawn to those of the global model and away from those of
-its own model of before.
+"""MOON: a contrastive loss keeps a client's representations close to those of the global model.
 
 Li et al. (Model-Contrastive Federated Learning), CVPR 2021, arXiv:2103.16257, eq. 3 and algorithm
-1. The local objective is CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau))),
-with s the cosine of an example's representation z and the one that the received model, or the
-client's own model at the end of its last round, makes of it; before its first round that is the
-server's first model. Deviations: z is the representation of models.d values; the paper puts a
-projection head of 256 before the classifier, as models.d = 256 does here. Both other
-representations are those of the examples without augmentation, in eval mode.
+1. The loss also pushes them away from those of the client's own previous model. The local objective
+is CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau))). s_glob is the cosine
+between an example's representation z and that of the received model, s_prev the cosine between z
+and that of the client's own model at the end of its last round. Before its first round the latter
+is the server's first model.
+
+Deviations: z is the representation of models.d values. The paper puts a projection head of 256
+before the classifier, as models.d = 256 does here. Both other representations are computed from the
+examples without augmentation, in eval mode.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ if TYPE_CHECKING:
 
 
 class MOON(RoundBased):
-    """mu = 0 is FedAvg, bit for bit. A client's model of before is in its memory."""
+    """FedAvg with a model-contrastive loss; mu = 0 is FedAvg, bit for bit.
+
+    A client's previous model is in its memory.
+    """
 
     mu: NonNegativeFloat = 1.0
     """Weight of the model-contrastive loss."""
     tau: PositiveFloat = 0.5
-    """Its temperature."""
+    """Temperature of the model-contrastive loss."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
@@ -56,9 +61,7 @@ class MOON(RoundBased):
         return F.cross_entropy(model.head(z), labels) + self.mu * contrast
 
     def data(self, fed: Federation, client: Client) -> Shard:
-        """The client's examples with their representations by the received and the previous
-        model.
-        """
+        """Return the client's examples, with representations of the received and previous model."""
         received = represent(fed, client, client.train)
         with client.borrowed():
             if (previous := client.memory.get("previous")) is None:

@@ -1,15 +1,16 @@
-"""FedAvg then Reptile: FedAvg first, then few local steps and an adaptive server, which leave a
-model that is easy to personalise.
+"""FedAvg then Reptile: two phases of training give a model that is easy to personalise.
 
 Jiang et al. (Improving Federated Learning Personalization via Model Agnostic Meta Learning), 2019,
-arXiv:1909.12488, section 4. Phase 1: FedAvg, clients weighted by examples, the server steps along
-the mean change with momentum. Phase 2: clients take K steps, the mean of w - w_k, all weighted
-alike, is a gradient for Adam on the server, whose moments begin with the phase. Phase 3, in which
-each client fine-tunes the model with the optimiser of training, is the job's: [adapt]. The full
-text and code were not at hand: this rests on abstract and summaries, so that K, the rates, the
-momentum and the round of the switch are fields, whose defaults are not the paper's. Deviations:
-float buffers of batch normalisation are averaged, not adapted; the clients' optimiser is the job's
-in both phases.
+arXiv:1909.12488, section 4. Phase 1 is FedAvg: clients are weighted by examples, and the server
+steps along the mean change with momentum. In phase 2 clients take K steps each. The mean of w -
+w_k, all clients weighted equally, is a gradient for Adam on the server, whose moments begin with
+the phase. Phase 3, in which each client fine-tunes the model with the optimiser of training, is the
+job's: [adapt]. The full text and code were not at hand. The implementation is based on the abstract
+and on summaries, so that K, the rates, the momentum and the round of the switch are fields, whose
+defaults are not the paper's.
+
+Deviations: float buffers of batch normalisation are averaged, not adapted. The clients' optimiser
+is the job's in both phases.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: the model.  m, v: moments of the server's optimiser, of parameters alone.  steps: the
-    server's in the second phase, a scalar.
+    """State of the server: its model and the moments of its optimiser.
+
+    x: the model.
+    m, v: moments of the server's optimiser, of parameters alone.
+    steps: number of the server's steps in the second phase, a scalar.
     """
 
     x: Params
@@ -46,22 +50,25 @@ class State:
 
 
 class Reptile(RoundBased):
-    """Without rounds of Reptile, and with a server that steps by 1 without momentum, FedAvg."""
+    """FedAvg followed by rounds of Reptile.
+
+    Without rounds of Reptile, and with a server that steps by 1 without momentum, it is FedAvg.
+    """
 
     edges: ClassVar[str] = "sums"
 
     first_rounds: NonNegativeInt = 50
-    """Rounds of FedAvg, before those of Reptile."""
+    """Number of rounds of FedAvg before those of Reptile."""
     first_lr: PositiveFloat = 1.0
-    """Server's step in the rounds of FedAvg."""
+    """Step size of the server in the rounds of FedAvg."""
     first_momentum: Share = 0.9
-    """Server's momentum in the rounds of FedAvg."""
+    """Momentum of the server in the rounds of FedAvg."""
     inner_steps: PositiveInt = 5
     """Steps of a client in a round of Reptile (K of the paper)."""
     server_optimiser: Literal["adam", "sgd"] = "adam"
-    """How the server steps in the rounds of Reptile."""
+    """Optimiser of the server in the rounds of Reptile."""
     server_lr: PositiveFloat = 0.01
-    """The server's step in the rounds of Reptile."""
+    """Step size of the server in the rounds of Reptile."""
     b1: Decay = 0.9
     """Adam: decay of the first moment."""
     b2: Decay = 0.999
@@ -106,7 +113,7 @@ class Reptile(RoundBased):
         return self.first(state, mean) if t < self.first_rounds else self.second(state, mean)
 
     def first(self, state: State, mean: Params) -> State:
-        """A server's step of phase 1."""
+        """Return the state after a step of the server in phase 1."""
         m = self.first_momentum * state.m + change(state, mean)
         if not self.first_momentum and self.first_lr == 1:
             return State(mean, m, state.v, state.steps)
@@ -114,7 +121,7 @@ class Reptile(RoundBased):
         return State(Params({**mean, **x}), m, state.v, state.steps)
 
     def second(self, state: State, mean: Params) -> State:
-        """A server's step of phase 2, whose moments begin at 0."""
+        """Return the state after a step of the server in phase 2, whose moments begin at 0."""
         step, k = change(state, mean), int(state.steps) + 1
         if self.server_optimiser == "sgd":
             x = state.x.pick(step.__contains__) + self.server_lr * step
@@ -129,5 +136,5 @@ class Reptile(RoundBased):
 
 
 def change(state: State, mean: Params) -> Params:
-    """The mean change of the clients' parameters."""
+    """Return the mean change of the clients' parameters."""
     return Params({n: mean[n] - state.x[n] for n in state.m})

@@ -1,8 +1,9 @@
-"""SCAFFOLD: control variates correct each local step for the drift of the client from the others.
+"""SCAFFOLD: control variates correct each local step for client drift.
 
-Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch
-normalisation are averaged like parameters and have no control variate; eta_g is not for them, lest
-a variance become negative.
+Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1.
+
+Deviations: float buffers of batch normalisation are averaged like parameters and have no control
+variate. eta_g does not apply to them, because a variance could become negative.
 """
 
 from __future__ import annotations
@@ -25,24 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """x: the model.  c: the server's control variate, for parameters alone."""
+    """State of the server: its model and its control variate.
+
+    x: the model.
+    c: the control variate, for parameters alone.
+    """
 
     x: Params
     c: Params
 
 
 class Scaffold(RoundBased):
-    """The control variate of a client is in its memory; before its first round it is 0."""
+    """FedAvg with control variates.
+
+    A client's control variate is in its memory; before its first round it is 0.
+    """
 
     edges: ClassVar[str] = "sums"
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of the updates of the model."""
     eta_g: PositiveFloat = 1.0
-    """The server's step."""
+    """Step size of the server."""
     control: Literal["steps", "gradient"] = "steps"
-    """New control variate: from the steps taken (option II), or the gradient at the received model
-    (option I).
+    """New control variate: from the steps taken (option II), or as the gradient at the received
+    model (option I).
     """
 
     survival: ClassVar[bool] = True
@@ -52,7 +60,7 @@ class Scaffold(RoundBased):
         found = super().refuses(job)
         if job.local.optimiser != "sgd" or job.local.momentum:
             found["job"] = (
-                "needs plain SGD, for its control variates are mean gradients; set "
+                "needs plain SGD, because control variates are mean gradients; set "
                 "local.optimiser = 'sgd', momentum 0"
             )
         return found
@@ -85,8 +93,9 @@ class Scaffold(RoundBased):
         return Mean.of(change, self.weight(client)), new - own
 
     def at_start(self, fed: Federation, client: Client, state: State, t: int) -> Params:
-        """The mean gradient over the client's data at the received model, which stays as it is,
-        statistics too.
+        """Return the mean gradient over the client's data at the received model.
+
+        The model does not change, nor do its statistics.
         """
         with client.borrowed():
             gradient(
@@ -96,9 +105,8 @@ class Scaffold(RoundBased):
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        changes = {
-            k: dc for k, (_, dc) in done.items()
-        }  # of the control variates of this rank's clients
+        # changes of the control variates of this rank's clients
+        changes = {k: dc for k, (_, dc) in done.items()}
         dx = fed.mean(((k, dx) for k, (dx, _) in done.items()), keep=state.x * 0)
         dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
         dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})

@@ -1,14 +1,15 @@
-"""Semi-cyclic SGD: which clients are there depends on the time of day; one chain of FedAvg runs
-through all blocks of the day, and each block has a predictor of its own, read out of it.
+"""Semi-cyclic SGD: clients take part by time of day, and each block of the day has a predictor.
 
 Eichner et al. (Semi-Cyclic Stochastic Gradient Descent), ICML 2019, arXiv:1904.10120, section 3
-(pluralistic averaging): the predictor of block i is the mean of the server's models inside block i
-over all days. The authors' code (google-research/federated, semi_cyclic_sgd; read, not the full
-text of the paper) takes the last one of block i (predict = "last"). A client belongs to the block
-id * blocks // K, as one of its time zone, and must know it when it predicts. Deviations: the unit
-of time is the round, `block_rounds` of which make a block, not the seconds of virtual time; cohorts
-come of the block's group alone, participation * K of it or all that are there; before its first
-round a block predicts with the server's model.
+(pluralistic averaging). One chain of FedAvg runs through all blocks of the day. The predictor of
+block i is the mean of the server's models inside block i over all days. The authors' code
+(google-research/federated, semi_cyclic_sgd) takes the last model of block i (predict = "last"); the
+code was read, the full text of the paper was not. A client belongs to the block id * blocks // K,
+as if in its time zone, and must know it when it predicts.
+
+Deviations: the unit of time is the round, `block_rounds` of which make a block, not the seconds of
+virtual time. Cohorts are drawn from the block's group alone, participation * K clients of it or all
+that are available. Before its first round a block predicts with the server's model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """chains: the models that are trained, one or by block, names as `0.head.weight`.  readouts: by
-    block, alike.  counts: [blocks], rounds that each read-out holds.
+    """State of the server: the models that are trained, and the predictors of the blocks.
+
+    chains: models that are trained, one or one per block, with names such as `0.head.weight`.
+    readouts: predictors by block, with the same kind of names.
+    counts: [blocks], number of rounds in each predictor.
     """
 
     chains: Params
@@ -43,20 +47,23 @@ class State:
 
 
 class SemiCyclic(RoundBased):
-    """The chain is FedAvg's with the same cohorts, bit for bit."""
+    """FedAvg with a predictor for each block of the day.
+
+    Its chain is FedAvg with the same cohorts, bit for bit.
+    """
 
     edges: ClassVar[str] = "sums"
     samples_cohorts: ClassVar[bool] = False
 
     blocks: PositiveInt = 6
-    """Blocks of a day, and groups of clients."""
+    """Number of blocks of a day, and of groups of clients."""
     block_rounds: PositiveInt = 1
-    """Rounds of a block."""
+    """Number of rounds of a block."""
     chain: Literal["common", "separate"] = "common"
     """One model runs through all blocks, or each block trains a model of its own."""
     predict: Literal["mean", "last", "common"] = "mean"
-    """A client predicts with the mean of the models of its block, the last of these, or the model
-    of now.
+    """A client predicts with the mean of the models of its block, the last of these, or the current
+    model.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
@@ -67,15 +74,15 @@ class SemiCyclic(RoundBased):
         return found
 
     def group(self, fed: Federation, k: int) -> int:
-        """The block to which a client belongs."""
+        """Return the block to which a client belongs."""
         return min(k * self.blocks // fed.K, self.blocks - 1)
 
     def block(self, t: int) -> int:
-        """The block of round t."""
+        """Return the block of round t."""
         return t // self.block_rounds % self.blocks
 
     def chain_of(self, block: int) -> str:
-        """The beginning of the names of the block's chain."""
+        """Return the prefix of the names of the block's chain."""
         return f"{block if self.chain == 'separate' else 0}."
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
@@ -104,7 +111,7 @@ class SemiCyclic(RoundBased):
         return self.read(state, x, self.block(t))
 
     def read(self, state: State, x: Params, block: int) -> State:
-        """The state after a round of this block that led to x."""
+        """Return the state after a round of this block that resulted in model x."""
         counts = state.counts.clone()
         counts[block] += 1
         name, share = f"{block}.", 1 / int(counts[block])
@@ -117,7 +124,7 @@ class SemiCyclic(RoundBased):
         )
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
-        """The client's model with the weights of its block's predictor."""
+        """Return the client's model with the weights of its block's predictor."""
         block = self.group(fed, client.id)
         if self.predict == "common" or not state.counts[block]:
             client.load(self.offer(fed, client, state))
@@ -126,7 +133,10 @@ class SemiCyclic(RoundBased):
         return client.model
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        """The block of the day; of the common chain also what its model, no read-out, scores."""
+        """Return the block of the day, and with a common chain also the accuracy of its model.
+
+        This is the model that is trained, not a block's predictor.
+        """
         found = {"block": float(self.block(fed.t))}
         if self.chain == "separate" or not fed.job.evaluate.common:
             return found

@@ -1,4 +1,4 @@
-"""What part of all clients' weight a cohort has, for means that are over all of them."""
+"""A cohort's share of the weight of all clients, for means over all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def share_of(method: RoundBased, fed: Federation, cohort: list[int]) -> float:
-    """The weight of these clients over that of all."""
+    """Return the weight of these clients divided by that of all clients."""
     if method.weighting == "uniform":
         return len(cohort) / fed.K
     return sum(int(fed.sizes[k]) for k in cohort) / int(sum(fed.sizes))
