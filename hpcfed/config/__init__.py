@@ -1,3 +1,1 @@
-"""The job: every field with its type, range, default and meaning, and where its value comes
-from.
-"""
+"""The job: its fields with types, ranges, defaults and meanings, and where values come from."""

@@ -8,8 +8,9 @@ from hpcfed.config.parts import Part
 
 
 class Adapt(Part):
-    """Local adaptation after the last round, whatever the method: no communication, and nothing of
-    it is in a round or a checkpoint.
+    """Local adaptation of the clients' models after the last round, with any method.
+
+    It needs no communication, and no round or checkpoint contains it.
     """
 
     how: Literal["none", "all", "head", "ewc", "distil"] = "none"

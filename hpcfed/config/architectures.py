@@ -1,5 +1,7 @@
-"""The registry of models, and which inputs each takes: a job names them, so it stands here. One
-family a file in `hpcfed.models`, imported only when one of its models is built.
+"""Registry of the models, with the inputs that each takes.
+
+It is in `config` because jobs name models. Each family has one file in `hpcfed.models`, which is
+imported only when one of its models is built.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ class Entry(registry.Entry):
     text: it takes tokens, [L], and nothing else; the target is called as function(shape, d,
     vocabulary).
     table: it takes rows of numbers, [F], and nothing else.
-    stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
-    family: name of those models that differ from it in their number of equal blocks alone.
+    stem: its body is a sequence of layers whose first ones can run apart
+    (`hpcfed.models.model.stem`).
+    family: common name of the models that differ only in their number of equal blocks.
     dual: a dual encoder, whose head is made of the names of the classes (`hpcfed.models.clip`).
     modal: it takes several modalities, and nothing else; the target is called as function(shapes,
-    d, kinds), with the `Shapes` of those that it has encoders for and the encoder of each by name.
+    d, kinds), with the `Shapes` of the modalities that it has encoders for, and the encoder of each
+    by name.
     """
 
     least: int | None = None
@@ -49,12 +53,16 @@ class Entry(registry.Entry):
 
     @property
     def own(self) -> bool:
-        """Whether it is a user's own model, of which nobody knows what it takes."""
+        """Whether it is a user's own model, whose inputs are not known."""
         return not self.target.startswith("hpcfed.")
 
 
 class Encoder(NamedTuple):
-    """What an encoder of one modality takes: tokens or not, and shapes of so many dimensions."""
+    """The inputs that an encoder of one modality takes.
+
+    line: what it is, for lists.  dimensions: numbers of dimensions of shapes that it takes.
+    tokens: whether it takes tokens.  least: smallest size of the last dimension.
+    """
 
     line: str
     dimensions: tuple[int, ...]
@@ -67,7 +75,7 @@ class Encoder(NamedTuple):
         return len(modality.shape) in self.dimensions and modality.shape[-1] >= self.least
 
 
-ENCODERS = {  # in `hpcfed.models.encoders`; of those that take a modality the first is its default
+ENCODERS = {  # in `hpcfed.models.encoders`; a modality's default is the first that takes it
     "conv1d-gru": Encoder("FedMultimodal's 1-D CNN, then a GRU", (2,), least=8),
     "gru": Encoder("a GRU, over vectors of tokens where it gets those", (2,), tokens=True),
     "conv1d": Encoder("FedMultimodal's 1-D CNN", (2,), tokens=True, least=8),
@@ -77,10 +85,10 @@ ENCODERS = {  # in `hpcfed.models.encoders`; of those that take a modality the f
 
 
 class Modal(NamedTuple):
-    """The name of a model for several modalities in its parts.
+    """The parts of the name of a model for several modalities.
 
-    "concat(skeleton=gru)[skeleton&gyroscope]" is the fusion concat, whose encoder of skeleton is
-    gru and of the others their default, with encoders of these two alone.
+    "concat(skeleton=gru)[skeleton&gyroscope]" is the fusion concat with encoders of skeleton and
+    gyroscope alone. The encoder of skeleton is gru, that of gyroscope is its default.
     """
 
     fusion: str
@@ -88,11 +96,15 @@ class Modal(NamedTuple):
     only: tuple[str, ...]
 
     def shapes(self, shapes: Shapes) -> Shapes:
-        """The modalities that the model has encoders for."""
+        """Return the modalities that the model has encoders for."""
         return shapes.only(self.only) if self.only else shapes
 
     def kinds(self, shapes: Shapes) -> dict[str, str]:
-        """The encoder of each modality, by name. Raises ConfigError for one that cannot take it."""
+        """Return the encoder of each modality, by name.
+
+        Raises ConfigError for an encoder that cannot take its modality, or a modality that is not
+        there.
+        """
         for name in (*self.encoders, *self.only):
             if name not in shapes.names:
                 raise ConfigError(
@@ -117,7 +129,7 @@ MODAL = re.compile(r"([^()\[\]]+)(?:\(([^()\[\]]*)\))?(?:\[([^()\[\]]*)\])?")
 
 @cache
 def parse_modal(name: str) -> Modal:
-    """A model's name in its parts; of other models than those for modalities the name alone.
+    """Return the parts of a model's name; for models of one modality the name alone.
 
     Raises ConfigError for a name that is not written so, or an encoder that does not exist.
     """
@@ -149,8 +161,9 @@ class OwnEntry(Entry):
 
 @dataclass(frozen=True)
 class LibraryEntry(Entry):
-    """The model `name` of torchvision or timm, called as function(shape, num_classes), or an
-    encoder for texts of transformers.
+    """The model `name` of torchvision or timm, or an encoder for texts of transformers.
+
+    A model of torchvision or timm is called as function(shape, num_classes).
     """
 
     name: str = ""
@@ -177,7 +190,7 @@ def _residual(family: str, blocks: int, line: str, least: int | None) -> Entry:
 
 
 def _depths(family: str, line: str, least: int | None = None) -> dict[str, Entry]:
-    """The models of one family, in several depths."""
+    """Return the models of one family, in several depths."""
     return {f"{family}-{n}": _residual(family, n, line, least) for n in (2, 4, 8)}
 
 
@@ -260,10 +273,11 @@ MODELS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The model of this name: a registered one, "torchvision:NAME", "timm:NAME" or
-    "hf:NAME", "clip:FOLDER", or "module:function", which takes inputs of any shape but no texts.
+    """Return the model of this name.
 
-    ConfigError if there is none.
+    The name is a registered one, "torchvision:NAME", "timm:NAME", "hf:NAME", "clip:FOLDER", or
+    "module:function", which takes inputs of any shape but no texts.
+    Raises ConfigError if there is none.
     """
     if ":" not in name:
         modal = parse_modal(name)
@@ -291,15 +305,15 @@ def find(name: str) -> Entry:
 
 
 def plain(name: str) -> str:
-    """The name of a model without what a method changes of it: "cnn" of "cnn~pan_add_1_0.15"."""
+    """Return a model's name without a method's changes: "cnn" for "cnn~pan_add_1_0.15"."""
     return name.partition("~")[0]
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
-    """Whether the models of this name take inputs of this shape; loads nothing.
+    """Check that the models of this name take inputs of this shape; load nothing.
 
-    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary: how
-    many different tokens texts have; 0 for images.
+    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary:
+    number of different tokens of texts; 0 for images.
     Raises ConfigError if there is no model of that name, or it cannot take the shape.
     """
     for part in name.split("+"):

@@ -1,4 +1,4 @@
-"""What must hold between the fields of a job: checked before any data is loaded."""
+"""Checks of the fields of a job against each other, before any data is loaded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 
-SHOWN = 6  # methods that a refusal names
+SHOWN = 6  # largest number of methods that a refusal names
 
 
 class Method(Protocol):
-    """What is asked of a method here, as `hpcfed.algorithms.base` has it."""
+    """The parts of a method that these checks need, as defined in `hpcfed.algorithms.base`."""
 
     @property
     def accepts(self) -> str: ...
@@ -38,10 +38,11 @@ class Method(Protocol):
 
 
 def check(job: Job, stored: bool = False) -> None:
-    """ConfigError for names that do not exist, for a job that the method cannot run, and for fields
-    without effect.
+    """Check a job as a whole.
 
-    stored: the job is that of a run, which may go on as it was.
+    Raises ConfigError for names that do not exist, for a job that the method cannot run, and for
+    fields without effect.
+    stored: the job is that of an existing run, which may go on as it was.
     """
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
@@ -64,8 +65,10 @@ def check(job: Job, stored: bool = False) -> None:
 
 
 def check_data_name(name: str, root: Path) -> None:
-    """ConfigError for what is no known data set, and no name of a file, of a folder that is there,
-    or of a data set of Hugging Face.
+    """Raise ConfigError for a name of data that cannot be found.
+
+    The name may be that of a known data set, a file, an existing folder, or a data set of Hugging
+    Face.
     """
     own = name.startswith("hf:") or Path(name).suffix or os.path.isdir(os.path.expanduser(name))
     if not own and name not in DATASETS and not os.path.isdir(root / name):
@@ -76,9 +79,7 @@ def check_data_name(name: str, root: Path) -> None:
 
 
 def check_columns(job: Job) -> None:
-    """ConfigError for columns, and what else is said of own data, of a data set that has a name of
-    its own here.
-    """
+    """Raise ConfigError if columns or other fields of own data are set for a known data set."""
     if {job.data.name, job.data.public_source} - set(DATASETS) - {""}:
         return
     fields = ("test_file", "held_out", "image_size")
@@ -98,7 +99,7 @@ def check_columns(job: Job) -> None:
 
 
 def check_partition(job: Job) -> None:
-    """ConfigError for a field of [data] that only other partitions read."""
+    """Raise ConfigError for a field of [data] that only other partitions read."""
     data = job.data
     readers = {
         "client_sizes": ("sizes", "inner-dirichlet"),
@@ -118,8 +119,9 @@ def check_partition(job: Job) -> None:
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """ConfigError for a metric that does not exist, or is named twice. Whether it fits the data is
-    known when these are loaded (`metrics.choose`).
+    """Raise ConfigError for a metric that does not exist, or is named twice.
+
+    Whether a metric fits the data is checked when the data are loaded (`metrics.choose`).
     """
     for i, name in enumerate(names):
         if name not in METRICS:
@@ -129,7 +131,7 @@ def check_metrics(names: Sequence[str]) -> None:
 
 
 def check_weights(job: Job) -> None:
-    """ConfigError for another number of weights than of architectures, or weights of sub-models."""
+    """Raise ConfigError if models.weights does not fit the architectures, or for sub-models."""
     given, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
     if given and len(given) not in (1, len(kinds)):
         raise ConfigError(
@@ -144,7 +146,7 @@ def check_weights(job: Job) -> None:
 
 
 def check_validation(job: Job) -> None:
-    """ConfigError where the clients have no training examples to hold some of out."""
+    """Raise ConfigError if validation examples are wanted, but clients make their examples."""
     if job.evaluate.validation and job.data.name == "synthetic":
         raise ConfigError(
             f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
@@ -153,7 +155,7 @@ def check_validation(job: Job) -> None:
 
 
 def check_adapt(job: Job, stored: bool = False) -> None:
-    """ConfigError for an adaptation that lacks what it needs, or whose fields change nothing."""
+    """Raise ConfigError for an adaptation that lacks what it needs, or fields without effect."""
     adapt = job.adapt
     if adapt.how == "ewc" and not job.data.public:
         raise ConfigError(
@@ -181,7 +183,7 @@ def check_listed(job: Job) -> None:
 
 
 def check_modalities(job: Job) -> None:
-    """ConfigError for fields of [modalities] that contradict one another, or have no effect."""
+    """Raise ConfigError for fields of [modalities] that contradict each other or have no effect."""
     m = job.modalities
     need = {
         "rate": (m.rate != 1, m.clients == "drawn" and not m.sets, "clients = 'drawn', no sets"),
@@ -225,7 +227,7 @@ def check_modalities(job: Job) -> None:
 
 
 def population(job: Job) -> None:
-    """ConfigError for what a population cannot have, whose clients make their own examples."""
+    """Raise ConfigError for fields that do not apply to clients that make their own examples."""
     data = job.data
     if data.public_source == "synthetic":
         raise ConfigError(
@@ -264,7 +266,7 @@ def population(job: Job) -> None:
 
 
 def check_selection(job: Job) -> None:
-    """ConfigError for a choice of cohorts that has no effect in this job, or cannot be made."""
+    """Raise ConfigError for a selection of cohorts that is impossible or has no effect."""
     chosen, usual = job.selection, type(job.selection)()
     where = f"selection.by = {chosen.by!r}"
     owners = {"candidates": "power-of-choice"}
@@ -306,8 +308,10 @@ def check_selection(job: Job) -> None:
 
 
 def check_edges(job: Job, stored: bool = False) -> None:
-    """ConfigError for edge servers that the job says too little of, or whose fields change nothing,
-    and for a method that they cannot serve.
+    """Raise ConfigError for edge servers that cannot work.
+
+    That is the case if fields are missing, contradict each other or have no effect, or if the
+    method cannot be used with edge servers.
     """
     edges, usual = job.edges, type(job.edges)()
     if not edges.number:
@@ -346,7 +350,7 @@ def check_edges(job: Job, stored: bool = False) -> None:
 
 
 def check_method(job: Job) -> None:
-    """ConfigError with the reason why the method cannot run this job, and methods that could."""
+    """Raise ConfigError if the method cannot run this job, with the reason and other methods."""
     reason = refusal(job.algorithm, job)
     if reason is None:
         return
@@ -363,10 +367,10 @@ def check_method(job: Job) -> None:
 
 
 def effective(job: Job) -> None:
-    """ConfigError for fields that are set, though they change nothing in this job."""
+    """Raise ConfigError for fields that are set, though they change nothing in this job."""
     idle = {name: why for name, why in job.algorithm.refuses(job).items() if name != "job"}
     fields, usual = flat(job.plain()), defaults(job)
-    kept = job.sources()  # a preset's values, and those that come with a method, are nobody's wish
+    kept = job.sources()  # values of a preset or a method, which the user has not set
     wrong = [name for name in idle if name not in kept and fields[name] != usual[name]]
     if wrong:
         method = job.algorithm.name
@@ -379,7 +383,7 @@ def effective(job: Job) -> None:
 
 
 def defaults(job: Job) -> dict[str, Any]:
-    """Defaults of the fields of [local] and of the method, by name."""
+    """Return the defaults of the fields of [local] and of the method, by name."""
     parts = {"local": job.local, "algorithm": job.algorithm}
     return {
         f"{part}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
@@ -393,20 +397,21 @@ def defaults(job: Job) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """A value as a job file has it."""
+    """Return a value as it is written in a job file."""
     return "none" if value is None else json.dumps(value)
 
 
 def refusal(algorithm: Method, job: Job) -> str | None:
-    """ "needs ...; what to set", or None where the method can run the job."""
+    """Return why the method cannot run the job, as "needs ...; what to set"; None if it can."""
     tests = (models, one_width, needs, parts)
     found = next(filter(None, (test(algorithm, job) for test in tests)), None)
     return found or algorithm.refuses(job).get("job")
 
 
 def models(algorithm: Method, job: Job) -> str | None:
-    """Some methods average whole models, so that all clients need one architecture, some in several
-    widths or depths.
+    """Return why the architectures do not suit a method that averages whole models, or None.
+
+    Such a method needs one architecture on all clients, some of them in several widths or depths.
     """
     kinds, widths = sorted(set(job.models.mix)), sorted(set(job.models.widths))
     if algorithm.accepts not in ("one architecture", "widths", "depths"):
@@ -441,8 +446,10 @@ def models(algorithm: Method, job: Job) -> str | None:
 
 
 def one_width(algorithm: Method, job: Job) -> str | None:
-    """Clients that share a head need representations of one width; that of logistic regression is
-    its input.
+    """Return why the representations do not suit a method with a common head, or None.
+
+    Clients that share a head need representations of one width. That of logistic regression is its
+    input.
     """
     if algorithm.accepts != "a common head":
         return None
@@ -461,7 +468,7 @@ def one_width(algorithm: Method, job: Job) -> str | None:
 
 
 def parts(algorithm: Method, job: Job) -> str | None:
-    """Some methods cannot do with a part of a model."""
+    """Return why a method cannot train only a part of a model, or None."""
     how = job.models
     if not (how.train or how.lora):
         return None
@@ -472,7 +479,7 @@ def parts(algorithm: Method, job: Job) -> str | None:
 
 
 def needs(algorithm: Method, job: Job) -> str | None:
-    """What a method cannot do without."""
+    """Return what the method needs but the job lacks, or None."""
     have = {"public": job.data.public, "proxy": job.models.proxy, "server": job.models.server}
     ask = {
         "public": "needs public data; set data.public to the number of public examples",

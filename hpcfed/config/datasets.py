@@ -1,7 +1,6 @@
-"""Examples: where they come from, which client holds which, and how they are varied in training.
+"""Registries of the data sets and of the partitions.
 
-The registries of data sets and partitions stand here: names and lines, without the code behind
-them.
+They have names and lines, without the code behind them.
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from hpcfed.core.registry import Entry
 
 @dataclass(frozen=True)
 class Scheme(Entry):
-    """One partition: its target is called as function(pool, settings, clients, g) and returns the
-    clients' shares.
+    """One partition: its target is called as function(pool, settings, clients, g).
 
+    The target returns the clients' shares.
     complete: whether every example goes to some client.
     """
 

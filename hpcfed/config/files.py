@@ -1,4 +1,4 @@
-"""Job files and presets as nested tables, and how they lie over one another."""
+"""Job files and presets as nested tables, and how they override each other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpcfed.core.paths import regular
 
 PRESETS = Path(__file__).parent / "presets"
 EMBEDDED = PRESETS / "default.toml"
-MOST = 100  # files that one job file may extend, those that they extend included
+MOST = 100  # largest number of files that one job file may extend, directly or through others
 
 
 def read(*paths: Path) -> list[Layer]:
-    """Job files, each after the files that it `extends` (paths relative to itself): later ones win.
+    """Return the layers of job files, each after the files that it `extends`; later ones win.
 
-    Each lies over those before it as over a file that it extends: where it names another algorithm,
-    that one's fields do not count.
+    Paths in `extends` are relative to the file. Each file overrides those before it in the same way
+    as the files that it extends: if it names another algorithm, that one's fields do not count.
     """
     layers: list[Layer] = []
     for path in paths:
@@ -31,7 +31,10 @@ def read(*paths: Path) -> list[Layer]:
 
 
 def under(path: Path, above: dict[str, Path]) -> list[Layer]:
-    """What `read` does for a file. above: those that extend it, by their real paths."""
+    """Return the layers of one file, as `read` does.
+
+    above: the files that extend it, by their real paths.
+    """
     real = os.path.realpath(path) if "\0" not in str(path) else str(path)
     if real in above:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, above.values()))}")
@@ -44,7 +47,7 @@ def under(path: Path, above: dict[str, Path]) -> list[Layer]:
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
     here = {**above, real: path}
     layers = (layer for base in bases for layer in under(path.parent / base, here))
-    # files that extend files twice over would be too many to read
+    # files that extend others several times over would be too many to read
     found = list(islice(layers, MOST + 1))
     if len(found) > MOST:
         raise too_many(path)
@@ -58,7 +61,7 @@ def too_many(path: Path) -> ConfigError:
 
 
 def parse(path: Path, by: str) -> dict[str, Any]:
-    """The tables of one TOML file; by: who names it, for the message."""
+    """Return the tables of one TOML file; by: who names it, for the message."""
     try:
         return tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -68,13 +71,14 @@ def parse(path: Path, by: str) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # no UTF-8, no TOML, a number of 5,000 digits; nested without end
+    ) as error:  # not UTF-8, not TOML, a number of 5,000 digits; nested too deep
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
 def drop_other_method(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
-    """The layers under a file: where it names another algorithm than they do, without that one's
-    fields.
+    """Return the layers under a file, without the fields of another algorithm.
+
+    These fields are dropped if the file names another algorithm than the layers do.
     """
     own, theirs = (
         table.get("algorithm") for table in (values, merge(*(layer for _, layer in under)))
@@ -88,12 +92,12 @@ def drop_other_method(under: list[Layer], values: dict[str, Any]) -> list[Layer]
 
 
 def without_algorithm(layers: list[Layer]) -> list[Layer]:
-    """The layers without what they say of the algorithm."""
+    """Return the layers without their [algorithm] tables."""
     return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in layers]
 
 
 def merge(*tables: dict[str, Any]) -> dict[str, Any]:
-    """Nested tables laid over one another; later ones win."""
+    """Return nested tables merged into one; later ones win."""
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
@@ -103,11 +107,12 @@ def merge(*tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:
-    """A preset's values for this algorithm on this data set; a wrong name is left to the job's own
-    check.
+    """Return a preset's values for this algorithm on this data set.
 
-    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, over it
-    [datasets.NAME], and [algorithms.NAME] as their fields.
+    For a wrong name they are empty; the job's own check reports it.
+
+    If a preset has [jobs.NAME], that is the whole preset of that algorithm. The other algorithms
+    have the rest, over it [datasets.NAME], and [algorithms.NAME] as their fields.
     """
     path = next((path for path in PRESETS.glob("*.toml") if path.stem == name), None)
     if path is None:

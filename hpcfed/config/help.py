@@ -1,4 +1,4 @@
-"""`python -m hpcfed.main --help [all | SECTION | FIELD | METHOD]`: what a job takes.
+"""`python -m hpcfed.main --help [all | SECTION | FIELD | METHOD]`: the fields of a job.
 
 The values shown are those that the command would run with.
 """
@@ -29,7 +29,7 @@ from hpcfed.storage.fields import covers
 
 USAGE = f"usage: {PROGRAM} [--FIELD VALUE ...]"
 FLAGS = ("--help", "-h")
-TOP, ALL = "job", "all"  # topics: the fields that stand in no table of the job; every field
+TOP, ALL = "job", "all"  # topics: the fields outside all tables of the job; every field
 MAIN = {  # the fields that most users set, each in a few words
     "algorithm.name": "method (hpcfed list algorithms)",
     "data.name": "known set, or .h5 or .npz file",
@@ -59,9 +59,10 @@ WIDEST = 100  # characters of a line
 
 @dataclass(frozen=True)
 class Command:
-    """What a command line would run; mistake: why it would be refused, and then the embedded job.
+    """The job that a command line would run.
 
-    layers: where values come from beside flags and environment, by name; of two the first wins.
+    mistake: why the command would be refused; the job is then the embedded one.
+    layers: the sources of values beside flags and environment, by name; the first wins.
     files: the job files that it names.
     """
 
@@ -74,15 +75,15 @@ class Command:
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
+    """Return whether a command line asks for help."""
     return any(word.partition("=")[0] in FLAGS for word in words)
 
 
 def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda path: {}) -> str:
-    """The text that a command line with --help asks for.
+    """Return the text that a command line with --help asks for.
 
-    words: `[JOB.toml ...] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.  Raises
-    ConfigError for a topic that is no field, table or method, with the nearest ones.
+    words: `[JOB.toml ...] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.
+    Raises ConfigError for a topic that is no field, table or method, with the nearest ones.
     """
     job, topics = split_words(words)
     width = min(WIDEST, shutil.get_terminal_size().columns)
@@ -91,8 +92,9 @@ def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that are a job's, and the topics after --help; a .toml among these is a job file,
-    after those before --help.
+    """Return the words that belong to the job, and the topics after --help.
+
+    A .toml among the topics is a job file, after those before --help.
     """
     at = next(i for i, word in enumerate(words) if word.partition("=")[0] in FLAGS)
     own = [words[at].partition("=")[2]] if "=" in words[at] else []
@@ -107,7 +109,10 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def command(words: Sequence[str], stored: Callable[[Path], dict[str, Any]]) -> Command:
-    """What these words would run; where they are refused the embedded job, and why."""
+    """Return the command that these words would run.
+
+    If they are refused, it has the embedded job and the reason.
+    """
     try:
         job, layers, flags = resolve(words, stored, os.environ)
         return Command(type(job), job, layers, flags, files=split(words)[0])
@@ -119,7 +124,7 @@ def command(words: Sequence[str], stored: Callable[[Path], dict[str, Any]]) -> C
 
 
 def brief(found: Command) -> str:
-    """What fits a screen: usage, the fields that matter, and where the rest is."""
+    """Return the short help, which fits a screen: usage, the main fields, and where the rest is."""
     most = NARROW - 4 - max(map(len, MAIN.values()))
     flags = [cut(f"{flag(name)} {value(found.job, name)}", most) for name in MAIN]
     wide = max(map(len, flags))
@@ -139,7 +144,7 @@ def refusal_lines(found: Command) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """A field as it is typed: --dry-run, --local.lr."""
+    """Return a field as it is typed: --dry-run, --local.lr."""
     return f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
 
 
@@ -148,7 +153,7 @@ def cut(text: str, most: int) -> str:
 
 
 def tables() -> list[str]:
-    """The names of a job's tables, and `job` for the fields that stand in none."""
+    """Return the names of a job's tables, and `job` for the fields outside all tables."""
     parts = [name for name, field in Job.model_fields.items() if is_part(field.annotation)]
     return [TOP, "algorithm", *parts]
 
@@ -160,7 +165,7 @@ def is_part(annotation: object) -> bool:
 def about(
     topic: str, words: Sequence[str], stored: Callable[[Path], dict[str, Any]], width: int
 ) -> str:
-    """One topic; of a name that stands for several things all of them."""
+    """Return the help for one topic, or for all topics of that name."""
     found = command(words, stored)
     if topic == ALL:
         return "\n\n".join(section(found, name, width) for name in tables())
@@ -180,7 +185,7 @@ def about(
 
 
 def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The dotted names of all fields."""
+    """Return the dotted names of all fields."""
     names = []
     for name, info in model.model_fields.items():
         if is_part(info.annotation):
@@ -193,9 +198,9 @@ def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
 def method(
     name: str, words: Sequence[str], stored: Callable[[Path], dict[str, Any]], width: int
 ) -> str:
-    """The parameters of a method, with the values that the command would give it."""
+    """Return the parameters of a method, with the values that the command would give it."""
     found = command([*words, "--algorithm.name", name], stored)
-    if found.mistake:  # such as a parameter that has to be given: its own defaults
+    if found.mistake:  # a parameter may have to be given, for example: show the defaults
         model = algorithm_model(name)
         infos = model.model_fields
         rows = [entry(f"algorithm.{n}", usual(info), info, width) for n, info in infos.items()]
@@ -204,7 +209,7 @@ def method(
 
 
 def section(found: Command, name: str, width: int) -> str:
-    """All fields of a table of the job."""
+    """Return the help for all fields of a table of the job."""
     if name == TOP:
         fields = found.model.model_fields
         infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
@@ -223,7 +228,7 @@ def section(found: Command, name: str, width: int) -> str:
 
 
 def entry(name: str, shown: str, info: FieldInfo, width: int) -> str:
-    """One field of a table in two lines: flag, value, type and range; and what it means."""
+    """Return one field of a table in two lines: flag, value, type and range; and its meaning."""
     first = f"  {flag(name)} {shown}"
     kind = f"  ({', '.join(filter(None, (kind_of(info.annotation), limits(info))))})"
     lines = textwrap.wrap(first + kind, width, subsequent_indent=" " * 8)
@@ -232,7 +237,7 @@ def entry(name: str, shown: str, info: FieldInfo, width: int) -> str:
 
 
 def field(found: Command, name: str, width: int) -> str:
-    """One field at length."""
+    """Return the long help for one field."""
     info = at(found.model, name)
     path = name.split(".")
     source = origin(path, found.layers, found.flags)
@@ -255,7 +260,7 @@ def field(found: Command, name: str, width: int) -> str:
 
 
 def at(model: type[BaseModel], name: str) -> FieldInfo:
-    """What is known about the field of this dotted name."""
+    """Return the description of the field with this dotted name."""
     *tables, last = name.split(".")
     for table in tables:
         model = model.model_fields[table].annotation
@@ -263,7 +268,7 @@ def at(model: type[BaseModel], name: str) -> FieldInfo:
 
 
 def value(job: Job, name: str) -> str:
-    """A field's value as flags take it."""
+    """Return a field's value as flags take it."""
     if name == "out" and job.out is None:
         return str(job.folder)
     found: Any = job
@@ -273,7 +278,7 @@ def value(job: Job, name: str) -> str:
 
 
 def usual(info: FieldInfo) -> str:
-    """A field's own default, where no job file, preset or flag says otherwise."""
+    """Return a field's own default, without job files, presets and flags."""
     default = info.get_default(call_default_factory=True)
     return (
         "must be given"
@@ -283,7 +288,7 @@ def usual(info: FieldInfo) -> str:
 
 
 def format_flag_value(value: Any) -> str:
-    """A value as flags take it: `true`, `none`, `mlp,cnn`."""
+    """Return a value as flags take it: `true`, `none`, `mlp,cnn`."""
     if isinstance(value, list):
         return ",".join(map(format_flag_value, value)) or "none"
     text = str(value) or "''"
@@ -291,6 +296,6 @@ def format_flag_value(value: Any) -> str:
 
 
 def sense(info: FieldInfo) -> str:
-    """What a field means, without its range."""
+    """Return the meaning of a field, without its range."""
     bounds = limits(info)
     return " ".join((info.description or "").removesuffix(f" [{bounds}]").split())

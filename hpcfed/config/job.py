@@ -1,5 +1,7 @@
-"""The whole job, and the layers it is made of: flags over environment over file over preset over
-defaults. A preset that flags or the environment name lies over the file.
+"""The whole job, and the layers that its values come from.
+
+Precedence: flags, environment, file, preset, defaults. A preset that flags or the environment
+name overrides the file.
 """
 
 from __future__ import annotations
@@ -76,12 +78,14 @@ FREE = (
 )
 
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
-EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
+# stands in a job's identity for engines with equal results
+EXACT = {"engine": "eager, traced or graphed"}
 
 
 class Environment(EnvSettingsSource):
-    """Variables of the environment; several values as on the command line:
-    HPCFED_MODELS__MIX=mlp,cnn.
+    """Variables of the environment as a source of fields.
+
+    Several values are written as on the command line: HPCFED_MODELS__MIX=mlp,cnn.
     """
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> Any:
@@ -111,8 +115,8 @@ class Job(BaseSettings):
         [],
         None,
     )  # flags, dicts, parser
-    call: ClassVar[dict[str, Any]] = {}  # fields that a call in Python gives, over all others
-    # files, preset and the like by name, of which the first wins; and the flags over them
+    call: ClassVar[dict[str, Any]] = {}  # fields from a call in Python, which override all others
+    # files, preset and other layers by name, of which the first wins; flags override them
     places: ClassVar[tuple[Sequence[Layer], Sequence[str]]] = ((), ())
 
     rounds: PositiveInt = 100
@@ -159,7 +163,7 @@ class Job(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """ValueError for true and false where a number is wanted."""
+        """Raise ValueError for true and false where a number is required."""
         return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
 
     @classmethod
@@ -172,7 +176,7 @@ class Job(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags, dicts, parser = cls.layers
         tables = tuple(InitSettingsSource(settings_cls, values) for values in dicts)
-        if parser is None:  # a job as it was run: nothing of today counts
+        if parser is None:  # a stored job: today's flags and environment do not count
             return tables
         cli: CliSettingsSource[Any] = CliSettingsSource(
             settings_cls, cli_parse_args=flags, root_parser=parser
@@ -182,14 +186,16 @@ class Job(BaseSettings):
 
     @property
     def folder(self) -> Path:
-        """Where the run's files are."""
+        """The folder of the run's files."""
         method = self.algorithm.name.replace(":", ".")
         data = Path(self.data.name.removeprefix("hf:")).stem.replace(":", ".")
         return self.out or Path("runs") / f"{method}-{data}-{self.data.partition}-seed{self.seed}"
 
     def sources(self) -> dict[str, str]:
-        """Which fields have the value of the job's preset, or of the method's own defaults of
-        [local].
+        """Return the fields whose values come from the preset or from the method's own defaults.
+
+        The method's own defaults are those of [local]. The keys are the fields' names, the values
+        name the source.
         """
         plain = flat(self.plain())
         found: dict[str, str] = {}
@@ -203,8 +209,10 @@ class Job(BaseSettings):
         return found
 
     def origins(self) -> dict[str, str]:
-        """Where fields have their values from: a flag, a variable of the environment, a file, the
-        preset or the method. Fields at the job's own defaults have no entry.
+        """Return where fields have their values from.
+
+        That is a flag, a variable of the environment, a file, the preset or the method. Fields at
+        the job's own defaults have no entry.
         """
         layers, flags = self.places
         found = self.sources()
@@ -215,24 +223,24 @@ class Job(BaseSettings):
         return found
 
     def plain(self) -> dict[str, Any]:
-        """The job as nested dicts of JSON types."""
+        """Return the job as nested dicts of JSON types."""
         return self.model_dump(mode="json")
 
     def usual(self) -> dict[str, Any]:
-        """The identity of a job with this method and all fields at their defaults.
+        """Return the identity of a job with this method and all fields at their defaults.
 
-        What a job from before a field was there did: so a new field's default is what was done
-        without it, or the method says so in `formerly`.
+        It completes stored jobs that lack newer fields. A new field's default must therefore do
+        what was done without the field, or the method states the former value in `formerly`.
         """
         method = type(self.algorithm)
         algorithm = method.model_construct(**method.formerly)
         return type(self).model_construct(algorithm=algorithm).identity()
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on: all fields but those in FREE (rounds counts where the cosine
-        uses it).
+        """Return the fields that the results depend on: all but those in FREE.
 
-        Of the engines only `stacked` has bits of its own, which depend on the size of a group.
+        rounds is included if the cosine schedule uses it. Of the engines only `stacked` has bits of
+        its own, which depend on the size of a group.
         """
         plain = self.plain()
         free = [name for name in FREE if name != "rounds" or self.local.schedule != "cosine"]
@@ -247,24 +255,26 @@ class Job(BaseSettings):
 
 
 def algorithm_model(name: str) -> type[Part]:
-    """The class of this algorithm as a part of a job: with its `name` as a field.
+    """Return the class of this algorithm as a part of a job, with its `name` as a field.
 
-    Raises ConfigError where there is none, or a user's own cannot be one.
+    Raises ConfigError if there is none, or if a user's own class cannot be one.
     """
     return named_model(name, methods.load(name))
 
 
 @cache
 def named_model(name: str, cls: type[Part]) -> type[Part]:
-    """What `algorithm_model` returns. Of one name there may be several classes, one after the
-    other: a notebook's cell is run again, a module reloaded.
+    """Return the result of `algorithm_model` for this class.
+
+    Several classes may have one name, one after the other: a notebook's cell is run again, or a
+    module is reloaded.
     """
     doc = "Name of the method (`hpcfed list algorithms`)."
     field: Any = (Literal[name], Field(name, description=doc))
     if ":" not in name:
         return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
     where = f"algorithm.name = {name!r}"
-    # by name, as methods themselves: they stand with the methods' base class
+    # loaded by name, as methods are, because they are defined with the methods' base class
     refuse, guard = (
         Entry(f"hpcfed.algorithms.hooks:{fn}", "").load() for fn in ("refuse", "guard")
     )
@@ -273,7 +283,7 @@ def named_model(name: str, cls: type[Part]) -> type[Part]:
         model: type[Part] = create_model(
             cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field
         )
-        model.model_rebuild()  # a type that is named but not imported is told here
+        model.model_rebuild()  # reports a type that is named but not imported
     guard(model, cls)
     return model
 
@@ -285,8 +295,9 @@ def job_model(
     parser: Any,
     call: dict[str, Any] | None = None,
 ) -> type[Job]:
-    """The Job class for one algorithm, whose fields come from these layers (first wins); call: lies
-    over all of them.
+    """Return the Job class for one algorithm, whose fields come from these layers (first wins).
+
+    call: overrides all of them.
     """
     algorithm = algorithm_model(name)
     # It has no docstrings of its own: pydantic would look for them in this file, and ast is not

@@ -1,4 +1,4 @@
-"""The kinds of fields with their ranges, and the range of each field for its help."""
+"""The types of fields with their ranges, and the range of each field for its help."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +10,14 @@ from pydantic.fields import FieldInfo
 
 from hpcfed.core.paths import expand_path
 
-# of anything that is counted; more would neither fit in memory nor end. Help does not show it
+# upper limit of all counts: more would neither fit in memory nor end. Help does not show it
 MOST = 10**9
 SIGNS = {
     "Gt": ">",
     "Ge": ">=",
     "Lt": "<",
     "Le": "<=",
-}  # of annotated_types' classes, which pydantic uses
+}  # by name of annotated_types' classes, which pydantic uses
 
 PositiveInt = Annotated[int, Gt(0), Le(MOST)]
 Count = Annotated[int, Ge(0), Le(MOST)]
@@ -29,8 +29,9 @@ FileName = Annotated[Path, BeforeValidator(expand_path)]
 
 
 def no_switch(value: Any, annotation: Any) -> Any:
-    """A field's value as it is given, before it is checked: ValueError for true and false where the
-    field takes numbers, which would be 1 and 0.
+    """Return a field's value as given; refuse true and false if the field takes numbers.
+
+    Raises ValueError for these, which would otherwise count as 1 and 0.
     """
     kinds = set(kinds_of(annotation))
     given = value if isinstance(value, list | tuple) else [value]
@@ -42,7 +43,7 @@ def no_switch(value: Any, annotation: Any) -> Any:
 
 
 def kinds_of(annotation: Any) -> Iterator[Any]:
-    """All types that an annotation is made of."""
+    """Yield all types that an annotation consists of."""
     yield annotation
     for part in get_args(annotation):
         yield from kinds_of(part)
@@ -57,7 +58,7 @@ def describe_limits(model: type[BaseModel]) -> None:
 
 
 def limits(field: FieldInfo) -> str:
-    """The range of a field, or of each of its values, in words: `> 0`, `>= 0, <= 1`."""
+    """Return the range of a field, or of each of its values, in words: `> 0`, `>= 0, <= 1`."""
     inner = [
         bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())
     ]

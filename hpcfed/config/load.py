@@ -1,4 +1,4 @@
-"""From a job file, the environment and flags to one checked job; every mistake is one message."""
+"""Builds one checked job from a job file, the environment and flags; reports all its mistakes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[.
 
 @dataclass(frozen=True)
 class Given:
-    """What a call in Python has beside job files. job: a table that lies over them.  fields: stand
-    in the place of flags, over the environment.
+    """The values that a call in Python gives beside job files.
+
+    job: a table that overrides job files.  fields: take the place of flags and override the
+    environment.
     """
 
     job: dict[str, Any] = field(default_factory=dict)
@@ -54,13 +56,16 @@ def load(
     environ: Mapping[str, str] = os.environ,
     given: Given = NOTHING,
 ) -> Job:
-    """The job of a command line, `[JOB.toml ...] [--field value ...]`, or of a call in Python.
+    """Return the checked job of a command line or of a call in Python.
+
+    A command line is `[JOB.toml ...] [--field value ...]`.
 
     Precedence: flags, environment (HPCFED_DATA__ALPHA), job files, of which later ones win, preset,
-    the method's own defaults of [local], defaults. A preset that flags or the environment ask for
-    wins over the job files. Without any the embedded job stands in; with `--resume` the stored job
-    of that run (`stored(path)`) stands under them. given: what a call has in the place of flags
-    and of a file. Raises ConfigError with all mistakes in one message.
+    the method's own defaults of [local], defaults. A preset that flags or the environment name
+    overrides the job files. Without job files the embedded job is used; with `--resume` they
+    override the stored job of that run (`stored(path)`).
+    given: what a call in Python gives in place of flags and of a file.
+    Raises ConfigError with all mistakes in one message.
     """
     job, _, _ = resolve(argv, stored, environ, given)
     check(job, stored=bool(job.resume))
@@ -73,8 +78,9 @@ def resolve(
     environ: Mapping[str, str],
     given: Given = NOTHING,
 ) -> tuple[Job, list[Layer], list[str]]:
-    """The job of a command line, each field checked by itself; where else values came from (of two
-    layers the first wins), and the flags.
+    """Return the job of a command line, with each field checked by itself.
+
+    Returns also the other sources of values (of two layers the first wins), and the flags.
     """
     files, flags = split(argv)
     layers = read(*files)
@@ -106,7 +112,7 @@ def resolve(
     asked = chosen or peek("preset", [], {}, file, old) or "paper"
     data = first_text(call, "data.name") or peek("data.name", flags, environ, file, old)
     preset = read_preset(asked, name, data or Data().name)
-    # a stored job has its preset, and what was set over it
+    # a stored job already contains its preset, and the values that override it
     over = chosen and (layers or not resume)
     model = job_model(
         name,
@@ -132,29 +138,30 @@ def resolve(
 
 
 def fill_local_defaults(job: Job) -> Job:
-    """The job with its method's own defaults of [local] where nothing else was set."""
+    """Return the job with its method's own defaults of [local] where nothing else was set."""
     own = job.algorithm.local_defaults
     missing = {name: own[name] for name in own if name not in job.local.model_fields_set}
     return job.model_copy(update={"local": job.local.model_copy(update=missing)})
 
 
 def models_of(job: Job) -> list[str | None]:
-    """The names of all models of a job."""
+    """Return the names of all models of a job."""
     return [*job.models.mix, job.models.proxy, job.models.server]
 
 
 def user_names(flags: Sequence[str], environ: Mapping[str, str], file: dict[str, Any]) -> set[str]:
-    """All "module:attribute" that flags, environment or job file give, whatever the field."""
+    """Return all "module:attribute" that flags, environment or job file give, in any field."""
     given = [*flags, *(value for name, value in environ.items() if name.startswith(PREFIX))]
     given += [str(value) for value in flat(file).values()]
     return {name for text in given for name in MODULE.findall(text)}
 
 
 def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
-    """The job of a run as its results have it; flags and environment do not count.
+    """Return the job of a run as its results have it; flags and environment do not count.
 
-    where: what the message names if this hpcfed does not take it; ConfigError then.  own: methods
-    and models outside hpcfed that may be imported.
+    where: name of the run in messages.  own: methods and models outside hpcfed that may be
+    imported.
+    Raises ConfigError if this version of hpcfed does not accept the job.
     """
     source = f"the job stored in {where}"
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
@@ -171,8 +178,9 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
 
 
 def fill_former_defaults(stored: dict[str, Any], name: str) -> dict[str, Any]:
-    """A stored job with what its method, of this name, did where a field of today was not there
-    yet; as it is where it is of another method. The method's module is imported.
+    """Return a stored job, completed with the method's former values of newer fields.
+
+    A job of another method than `name` is returned as it is. The method's module is imported.
     """
     own = stored.get("algorithm")
     if not isinstance(own, dict) or own.get("name") != name:
@@ -182,20 +190,23 @@ def fill_former_defaults(stored: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The job files, which stand before all flags; and the flags, with - as _ in their names."""
+    """Return the job files, which stand before all flags, and the flags.
+
+    In the names of flags - is replaced by _.
+    """
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     return job_files(words), latest(switches([normalise_flag(w) for w in argv[len(words) :]]))
 
 
 def job_files(words: Sequence[str]) -> list[Path]:
-    """Their paths; ConfigError for a word that names none."""
+    """Return the paths of job files; raise ConfigError for a word that is none."""
     for wrong in [word for word in words if not word.endswith(".toml")]:
         raise ConfigError(stray(wrong))
     return [Path(word) for word in words]
 
 
 def normalise_flag(word: str) -> str:
-    """--dry-run as --dry_run; the no- of a switch stays."""
+    """Return --dry-run as --dry_run; the no- of a switch stays."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word[2:].partition("=")
@@ -204,7 +215,7 @@ def normalise_flag(word: str) -> str:
 
 
 def switches(words: list[str]) -> list[str]:
-    """`--overwrite true` as --overwrite, `--overwrite false` as --no-overwrite."""
+    """Return `--overwrite true` as --overwrite, and `--overwrite false` as --no-overwrite."""
     spread = [
         part
         for w in words
@@ -221,8 +232,9 @@ def switches(words: list[str]) -> list[str]:
 
 
 def latest(words: list[str]) -> list[str]:
-    """Of a flag that is given twice the last counts, as in any shell; pydantic-settings would join
-    lists.
+    """Return the words with only the last of several equal flags, as in any shell.
+
+    pydantic-settings would join lists.
     """
     given: dict[str, list[str]] = {}
     for word in words:
@@ -235,16 +247,14 @@ def latest(words: list[str]) -> list[str]:
 
 
 def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """A job's table for this algorithm: where it names another, that one's own fields do not
-    count.
-    """
+    """Return a job's table for this algorithm, without the fields of another algorithm."""
     theirs = table.get("algorithm")
     other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
     return {key: value for key, value in table.items() if not (other and key == "algorithm")}
 
 
 def first_text(table: dict[str, Any], field: str) -> str | None:
-    """A field of a table, where it is a text or a path; `resume` may be either."""
+    """Return a field of a table if it is a text or a path; `resume` may be either."""
     value = at(table, field)
     return str(value) if isinstance(value, str | Path) and str(value) else None
 
@@ -252,7 +262,7 @@ def first_text(table: dict[str, Any], field: str) -> str | None:
 def peek(
     field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]
 ) -> str | None:
-    """A field that decides how the rest is read, before the rest is checked."""
+    """Return a field that decides how the rest is read, before the rest is checked."""
     flag = f"--{field}"
     for word, after in zip(flags[::-1], [None, *flags[::-1]], strict=False):
         if word == flag:
@@ -264,11 +274,13 @@ def peek(
 
 
 def check_environment(model: type[Job], environ: Mapping[str, str]) -> None:
-    """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass
-    over.
+    """Raise ConfigError for HPCFED_ variables that name no field.
+
+    pydantic-settings would ignore them.
     """
     for name in (name for name in environ if name.upper().startswith(PREFIX)):
-        if name != name.upper():  # pydantic-settings would take it; other nodes would not get it
+        # pydantic-settings would accept such a name, but other nodes would not get the variable
+        if name != name.upper():
             raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
         first, *others = name.removeprefix(PREFIX).lower().split("__")
         if first not in model.model_fields:
@@ -280,7 +292,7 @@ def check_environment(model: type[Job], environ: Mapping[str, str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises our error instead of printing its usage."""
+    """An argument parser that raises ConfigError instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
         unknown, _, words = message.partition("unrecognized arguments: ")

@@ -1,4 +1,4 @@
-"""Pydantic's errors in our words: what, where, which value, what to do."""
+"""Messages for pydantic's errors: what is wrong, where, which value, and what to do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from hpcfed.core.errors import nearest
 
 PREFIX = "HPCFED_"
-CALL = "hpcfed.run"  # the layer of what a call in Python gives, over all others
-Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values
+CALL = "hpcfed.run"  # name of the layer of a call in Python, which overrides all others
+Layer = tuple[str, dict[str, Any]]  # the source of values, for example a file, and the values
 
 
 def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
-    """The sentence for a field that does not exist: the nearest ones, and all that there are."""
+    """Return the message for a field that does not exist: the nearest fields, and all of them."""
     if isinstance(known, type):
         takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in known.model_fields.items())
         names, takes = list(known.model_fields), f"\n  {known.__name__} takes: {takes}"
@@ -29,7 +29,7 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
 
 
 def stray(word: str) -> str:
-    """The sentence for a word of the command line that belongs to no field."""
+    """Return the message for a word of the command line that belongs to no field."""
     if word.endswith(".toml"):
         return f"command line: {word}: job files stand before all flags; of several the later win"
     return f"command line: {word!r} is neither a job file (.toml) nor the value of a --field"
@@ -38,8 +38,9 @@ def stray(word: str) -> str:
 def explain(
     error: Exception, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]
 ) -> str:
-    """All mistakes of a job, a line or two each, each with the place it came from; of two layers
-    the first wins.
+    """Return all mistakes of a job, a line or two each, with the source of each value.
+
+    Of two layers the first wins.
     """
     if not isinstance(error, ValidationError):
         return f"environment or command line: {error}"
@@ -47,7 +48,7 @@ def explain(
 
 
 def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]) -> str:
-    """One mistake: `jobs/a.toml: data.alpha: input should be greater than 0, got -1`."""
+    """Return one mistake: `jobs/a.toml: data.alpha: input should be greater than 0, got -1`."""
     path = [
         part
         for part in e["loc"]
@@ -56,7 +57,7 @@ def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence
     place = origin(path, layers, flags)
     if e["type"] == "extra_forbidden" and (table := section(model, path[:-1])):
         return f"{place}: {no_field(path[-1], table)}"
-    if e["type"] == "value_error":  # a check of ours, which says all itself
+    if e["type"] == "value_error":  # a check of hpcfed's own, whose message is complete
         return f"{place}: {e['ctx']['error']}"
     if e["type"] == "missing":
         return f"{place}: must be given; its method has no default for it"
@@ -64,7 +65,7 @@ def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence
 
 
 def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
-    """The part of the job that a path names."""
+    """Return the part of the job that a path names."""
     current: Any = model
     for name in path:
         field = getattr(current, "model_fields", {}).get(name)
@@ -73,8 +74,9 @@ def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | No
 
 
 def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -> str:
-    """Where the value at this path was given: flag, variable of the environment or file, and its
-    name there.
+    """Return where the value at this path was given, and its name there.
+
+    The source is a flag, a variable of the environment or a file.
     """
     if layers and layers[0][0] == CALL and has(layers[0][1], path):
         return f"{CALL}: {'.'.join(path)}"
@@ -91,7 +93,7 @@ def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -
 
 
 def has(values: Any, path: Sequence[str]) -> bool:
-    """Whether nested dicts hold something at this path."""
+    """Return whether nested dicts hold a value at this path."""
     for part in path:
         if not isinstance(values, dict) or part not in values:
             return False
@@ -100,7 +102,7 @@ def has(values: Any, path: Sequence[str]) -> bool:
 
 
 def kind_of(annotation: Any) -> str:
-    """A field's type in words: `float`, `'all' or 'head'`, `int or none`."""
+    """Return a field's type in words: `float`, `'all' or 'head'`, `int or none`."""
     if annotation is NoneType:
         return "none"
     if get_origin(annotation) is Annotated:

@@ -1,5 +1,6 @@
-"""The registry of algorithms: one line each; the file of that name, in the folder of its kind,
-holds the method.
+"""Registry of the algorithms, with one line for each.
+
+The file of an algorithm's name, in the folder of its kind, holds the method.
 
 A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
 the folder where you start or anywhere on Python's path.
@@ -403,12 +404,12 @@ ALGORITHMS = {
 
 
 def kind_of(entry: Entry) -> str:
-    """The kind of a registered method, a key of KINDS: the folder that holds its file."""
+    """Return the kind of a registered method, a key of KINDS: the folder of its file."""
     return entry.target.split(".")[2]
 
 
 def by_kind() -> dict[str, dict[str, Entry]]:
-    """The registered methods by the title of their kind, as they are listed."""
+    """Return the registered methods by the title of their kind, in the order of lists."""
     groups: dict[str, dict[str, Entry]] = {title: {} for title in KINDS.values()}
     for name, entry in ALGORITHMS.items():
         groups[KINDS[kind_of(entry)]][name] = entry
@@ -416,8 +417,9 @@ def by_kind() -> dict[str, dict[str, Entry]]:
 
 
 def load(name: str) -> type:
-    """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is
-    none.
+    """Return the class of an algorithm, from a registered name or "module:Class".
+
+    Raises ConfigError if there is none.
     """
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()

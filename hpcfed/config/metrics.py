@@ -1,6 +1,6 @@
 """Metrics of test predictions: their names, and which fit the task of a data set.
 
-The formulas are in `hpcfed.training.metrics`, imported when one is computed.
+The formulas are in `hpcfed.training.metrics`, which is imported when one is computed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from hpcfed.core.registry import Entry
 
 @dataclass(frozen=True)
 class Metric(Entry):
-    """One metric; more is better for all of them. The target takes Answers and returns a number.
+    """One metric; its target takes Answers and returns a number.
 
-    title: in running text and on axes.  needs: "classes", "two classes" or "survival".
+    Larger is better for all metrics.
+    title: its name in running text and on axes.  needs: "classes", "two classes" or "survival".
     """
 
     title: str = ""
@@ -61,7 +62,7 @@ METRICS = {
         "survival",
     ),
 }
-TASKS = {  # what a data set may ask for, and what is measured where evaluate.metrics is empty
+TASKS = {  # tasks of data sets, with the metrics that are used if evaluate.metrics is empty
     "classes": ("accuracy",),
     "binary": ("accuracy", "f1", "kappa", "pr_auc", "roc_auc"),
     "next": ("accuracy",),
@@ -70,15 +71,17 @@ TASKS = {  # what a data set may ask for, and what is measured where evaluate.me
 
 
 def fitting(task: str, classes: int) -> list[str]:
-    """The metrics that a task with so many classes has."""
+    """Return the metrics of a task with this number of classes."""
     kinds = {"survival"} if task == "survival" else {"classes"}
     kinds |= {"two classes"} if classes == 2 and task != "survival" else set()
     return [name for name, metric in METRICS.items() if metric.needs in kinds]
 
 
 def choose(names: Sequence[str], task: str, classes: int, data: str) -> tuple[str, ...]:
-    """The metrics that a run measures: accuracy where the task has one, and those named, or those
-    that are usual for the task. ConfigError for one that does not fit the data.
+    """Return the metrics that a run measures.
+
+    These are accuracy, if the task has it, and the named metrics, or the usual ones of the task.
+    Raises ConfigError for a metric that does not fit the data.
     """
     known = fitting(task, classes)
     for name in names:

@@ -1,5 +1,6 @@
-"""The parts of a job, frozen and checked on entry. The text under a field is its line in
-`--help`.
+"""The parts of a job, frozen and checked on entry.
+
+The text under a field is its line in `--help`.
 """
 
 from pathlib import Path
@@ -28,8 +29,9 @@ from hpcfed.config.limits import (
 
 
 class Part(BaseModel):
-    """A frozen record of settings; refuses unknown fields. The text under each field is its
-    help.
+    """A frozen record of settings, which refuses unknown fields.
+
+    The text under each field is its help.
     """
 
     model_config = ConfigDict(
@@ -39,7 +41,7 @@ class Part(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """ValueError for true and false where a number is wanted."""
+        """Raise ValueError for true and false where a number is required."""
         return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
 
     @classmethod
@@ -145,7 +147,7 @@ class Data(Part):
 
 
 class Columns(Part):
-    """Which column of a table is what: CSV, Parquet, rows of numbers in HDF5 and NPZ, and hf:."""
+    """Roles of the columns of a table: CSV, Parquet, rows of numbers in HDF5 and NPZ, and hf:."""
 
     label: str = ""
     """Column of the labels; default: label, labels, target, class or y, whichever there is."""
@@ -180,7 +182,7 @@ class Columns(Part):
 
 
 class Modalities(Part):
-    """Which kinds of input clients have, of data with several."""
+    """Which modalities clients have, for data with several."""
 
     use: Names = ()
     """Modalities of the data that are used, separated by commas; default: all."""
@@ -282,8 +284,9 @@ class Local(Part):
 
 
 class Training(Part):
-    """How local steps are computed; all engines give the same bits, but for stacked, which rounds
-    otherwise.
+    """How local steps are computed.
+
+    All engines give the same bits, except stacked, which rounds differently.
     """
 
     engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
@@ -314,7 +317,7 @@ class Checkpoint(Part):
 
 
 class Log(Part):
-    """Where else a run's numbers go, round by round, beside its result file; on rank 0."""
+    """Where a run's numbers are logged, round by round, beside its result file; on rank 0."""
 
     tensorboard: bool = False
     """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""

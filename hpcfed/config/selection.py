@@ -7,7 +7,7 @@ from pydantic import PositiveFloat, PositiveInt
 from hpcfed.config.parts import Part, Share
 from hpcfed.core.registry import Entry
 
-SELECTIONS = {  # the values of selection.by; all are in one module
+SELECTIONS = {  # the values of selection.by
     name: Entry("hpcfed.clients.selection:Choice", line, cite)
     for name, line, cite in (
         ("uniform", "all clients alike", ""),
@@ -19,8 +19,9 @@ SELECTIONS = {  # the values of selection.by; all are in one module
 
 
 class Selection(Part):
-    """How the clients of a round are chosen, for every method that works in rounds (`hpcfed list
-    selections`).
+    """How the clients of a round are chosen (`hpcfed list selections`).
+
+    It applies to every method that works in rounds.
     """
 
     by: Literal["uniform", "size", "power-of-choice", "e3cs"] = "uniform"

@@ -9,8 +9,9 @@ from hpcfed.config.parts import NonNegative, Part
 
 
 class System(Part):
-    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that
-    simulates.
+    """The clients' devices and network, in virtual time.
+
+    This models the clients, not the machine that runs the simulation.
     """
 
     distribution: Literal["equal", "uniform", "lognormal", "file", "measured"] = "equal"

@@ -1,4 +1,4 @@
-"""A job as the text of a job file."""
+"""Writes a job as the text of a job file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import tomli_w
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import flat
 
-# fields of one call of a run, which another call of the same job has not
+# fields that belong to one call of a run, not to its job
 OF_ONE_CALL = ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
 
 
 def without_call(job: dict[str, Any]) -> dict[str, Any]:
-    """The job without what concerns one call of it alone."""
+    """Return the job without the fields that belong to one call of it."""
     return {name: value for name, value in job.items() if name not in OF_ONE_CALL}
 
 
 def to_toml(job: dict[str, Any]) -> str:
-    """The TOML text of a job's fields, nested; those that are None have no line, for TOML has no
-    such value, and it is their default.
+    """Return the TOML text of a job's fields, nested.
+
+    Fields that are None have no line: TOML has no such value, and None is their default.
 
     Raises ConfigError for a field that no job file can hold: None in a list, a name of a file that
     is no Unicode text.
@@ -36,7 +37,7 @@ def to_toml(job: dict[str, Any]) -> str:
 
 
 def without_none(table: dict[str, Any]) -> dict[str, Any]:
-    """The tables without values that are None."""
+    """Return the tables without values that are None."""
     return {
         name: without_none(value) if isinstance(value, dict) else value
         for name, value in table.items()

@@ -1,1 +1,1 @@
-"""One global model, of clients' models whose units are matched first."""
+"""Methods that match the units of the clients' models before they average them."""

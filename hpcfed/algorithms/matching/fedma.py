@@ -1,19 +1,23 @@
-"""FedMA: units are matched layer by layer, and clients train the layers above on after each.
+"""FedMA: the server matches units layer by layer; clients train the layers above after each step.
 
 Wang et al. (Federated Learning with Matched Averaging), ICLR 2020, arXiv:2002.06440, algorithm 1.
-A round is one pass over the layers: clients train and send the lowest layer, whose units (channels
-are units) the server matches as PFNM does (`nonparametric`), by what comes into them; it averages
-what was matched, clients put that into their models, fix it, train the layers above, send the next
-one, and so on; the last layer is averaged by examples. Further rounds are the paper's FedMA with
-communication: a client begins from the units of the wide model that its own became.
+
+A round is one pass over the layers. Clients train and send the lowest layer. The server matches its
+units (channels are units) as PFNM does (`nonparametric`), by their incoming weights, and averages
+the matched units. Clients put the matched layer into their models, fix it, train the layers above,
+send the next layer, and so on. The last layer is averaged by examples. Further rounds are the
+paper's FedMA with communication: a client begins from the units of the wide model that its own
+units were matched to.
+
 Rests on the authors' code (IBM/FedMA), in which the prior, the five sweeps and the weights of the
-last layer were read, and on short notes about the paper, whose text was not at hand: that a pass is
-one round, and what is sent in it, is less sure.
-Deviations: a client's model keeps its size in the pass too, where the paper's clients get the
-whole wide layer and train wider layers above it; so a round sends every layer once up, and the
+last layer were read, and on short notes about the paper, whose text was not at hand. It is
+therefore less sure that a pass is one round, and what a pass sends.
+
+Deviations: a client's model keeps its size within a pass, where the paper's clients get the whole
+wide layer and train wider layers above it. A round therefore sends every layer up once, and the
 model and each matched layer down. The last layer is weighted by a client's examples; in the paper
-by those of each class. The public code, preset authors, has the prior of PFNM's code with
-gamma = 7.
+by those of each class. The public code, preset authors, has the prior of PFNM's code with gamma =
+7.
 """
 
 from __future__ import annotations
@@ -39,10 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pass:
-    """What has been matched so far in a round.
+    """The layers matched so far in a round.
 
-    model: the matched layers, in the places of the wide model.  wide: its groups.  orders: of each
-    client that is still there, by matched group, the places of its units.
+    model: the matched layers, in the places of the wide model.  wide: the wide model's groups.
+    orders: for each client that still takes part, by matched group, the places of its units.
     """
 
     model: Params
@@ -51,7 +55,10 @@ class Pass:
 
 
 class FedMA(Widened):
-    """With one hidden layer and head = "matched" it is PFNM with estimate = "mean", bit for bit."""
+    """FedMA equals PFNM, bit for bit, for one hidden layer.
+
+    This holds for head = "matched" and PFNM's estimate = "mean".
+    """
 
     gathers_uploads: ClassVar[bool] = True
 
@@ -64,8 +71,9 @@ class FedMA(Widened):
         return super().refuses(job) | single_step(job)
 
     def layers(self, fed: Federation, units: Units) -> list[set[str]]:
-        """The tensors that are sent together: those of each group, from the inputs up, and what is
-        left.
+        """Return the sets of tensors that are sent together, from the inputs up.
+
+        There is one set for each group of units, and a last one for the remaining tensors.
         """
         found: list[set[str]] = [set() for _ in range(len(units.sizes) + 1)]
         groups = list(units.sizes)
@@ -81,7 +89,7 @@ class FedMA(Widened):
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         down, up = super().traffic(fed, k)
         layers = self.layers(fed, self.units(fed))
-        again = set().union(*layers[:-1])  # after which clients train on
+        again = set().union(*layers[:-1])  # sent down again, because clients train on after them
         return down + fed.shapes(again.__contains__, k).nbytes, up
 
     def train(
@@ -94,8 +102,10 @@ class FedMA(Widened):
         number: int,
         done: Pass,
     ) -> Params:
-        """A client's part before matching a layer: it takes over the layer below, trains what is
-        not matched yet, and sends the tensors of its own that are matched next.
+        """Do a client's work before a layer is matched, and return the tensors that it uploads.
+
+        The client loads the matched layer below, trains all layers that are not matched yet, and
+        sends the tensors of its own that are matched next.
         """
         how: dict[str, Any] = {}
         if number:
@@ -121,7 +131,7 @@ class FedMA(Widened):
             sent = fed.at_root(dict(fed.stream(there, work, job=number, given=given)))
             group = list(units.sizes)[number] if number < len(units.sizes) else None
             found = fed.on_root(partial(self.merge, fed, sent, units, done, group))
-            if not found:  # nobody is left
+            if not found:  # no client has sent anything
                 return state
             part, sizes, orders = found
             done = Pass(Params({**done.model, **part}), self.widened(fed, sizes), orders)
@@ -136,9 +146,11 @@ class FedMA(Widened):
         done: Pass,
         group: int | None,
     ) -> Any:
-        """The server's work on one layer: its mean, the sizes so far, and the clients' orders.
+        """Match one layer on the server; return its mean, the sizes so far and the clients' orders.
 
-        group: whose units are matched; None: the layer's outputs are the classes.
+        group: the group whose units are matched; None for the last layer, whose outputs are the
+        classes.
+        Returns None if no client has sent anything.
         """
         if not sent:
             return None
@@ -155,10 +167,13 @@ class FedMA(Widened):
         return mean, list(found.units.sizes.values()), dict(zip(sent, found.orders, strict=True))
 
     def layer_counts(self, fed: Federation, sent: dict[int, Params]) -> Any:
-        """Whether units are matched by this tensor: parameters that were sent."""
+        """Return a test for the names of tensors: whether units are matched by this tensor.
+
+        Units are matched by parameters that were sent.
+        """
         first, counts = next(iter(sent.values())), self.counts(fed)
         return lambda name: counts(name) and name in first
 
     def share(self, fed: Federation, k: int) -> float:
-        """The weight of client k in the mean."""
+        """Return the weight of client k in the mean."""
         return 1.0 if self.weighting == "uniform" else float(fed.sizes[k])

@@ -1,4 +1,4 @@
-"""What methods share whose server matches the units of its clients' models before it averages."""
+"""Shared parts of the methods whose server matches units of the clients' models."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """model: the wide model.  sizes: units of each of its groups, [G], in the order of groups.
-    orders: of each client of the last cohort, "ID/GROUP", the places of its units there, int64.
+    """The server's wide model, and the places of the clients' units in it.
+
+    model: the wide model.
+    sizes: number of units of each of its groups, [G], in the order of groups.
+    orders: for each client of the last cohort, under "ID/GROUP", the places of its units, int64.
     """
 
     model: Params
@@ -37,7 +40,7 @@ class State:
 
 
 class Matched(RoundBased):
-    """The server's model; what a client is sent of it; how units are matched."""
+    """A method whose server matches units: the groups of units, and the tensors that count."""
 
     start: Literal["common", "own"] = "common"
     """Clients of the first round train on from one model, or each from random weights of its
@@ -45,7 +48,10 @@ class Matched(RoundBased):
     """
 
     def units(self, fed: Federation) -> Units:
-        """The groups of units of the clients' model."""
+        """Return the groups of units of the clients' model.
+
+        Raises ConfigError for an architecture whose groups are not known.
+        """
         kind, name = fed.architectures[0], fed.job.algorithm.name
         try:
             return fed.store.units(kind)
@@ -56,7 +62,10 @@ class Matched(RoundBased):
             ) from why
 
     def counts(self, fed: Federation) -> Callable[[str], bool]:
-        """Whether units are matched by this tensor: parameters, not statistics."""
+        """Return a test for the names of tensors: whether units are matched by this tensor.
+
+        Units are matched by parameters, not by statistics.
+        """
         return parameters(fed.module(fed.architectures[0]))
 
 
@@ -82,7 +91,7 @@ class Widened(Matched):
 
     @property
     def prior(self) -> Prior:
-        """What `nonparametric` takes."""
+        """The prior that `nonparametric` takes, from this method's fields."""
         return Prior(
             self.sigma0,
             self.sigma,
@@ -96,15 +105,17 @@ class Widened(Matched):
         return self.gathered(fed, fed.initial(), list(self.units(fed).sizes.values()), {})
 
     def widened(self, fed: Federation, sizes: Sequence[int]) -> Units:
-        """The groups of a model whose groups have so many units, in their order."""
+        """Return the groups of a model with these numbers of units, in the order of groups."""
         units = self.units(fed)
         for group, size in zip(list(units.sizes), sizes, strict=True):
             units = nonparametric.widen(units, group, size)
         return units
 
     def order(self, fed: Federation, state: State, k: int) -> Order:
-        """The units of the server's model that client k gets: those that its own became, or where
-        it was not in the last cohort those that most clients had.
+        """Return, by group, the units of the server's model that client k downloads.
+
+        A client of the last cohort gets the units that its own were matched to. Any other client
+        gets those that most clients had.
         """
         own = state.orders.under(f"{k}/")
         if own:
@@ -131,7 +142,10 @@ class Widened(Matched):
     def gathered(
         self, fed: Federation, model: Params, sizes: Sequence[int], orders: Mapping[int, Order]
     ) -> State:
-        """The state with a new wide model; orders: of the clients that have part in it."""
+        """Return the state with a new wide model.
+
+        orders: the places of the units of each client that contributed to it.
+        """
         kept = {
             f"{k}/{group}": torch.from_numpy(at).to(fed.device, torch.int64)
             for k, order in orders.items()

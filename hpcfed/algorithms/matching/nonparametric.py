@@ -1,15 +1,17 @@
-"""Units of several models matched to units of one wider model, as many as the beta process finds:
-what PFNM and FedMA share.
+"""Matching of the units of several models to units of one wider model, for PFNM and FedMA.
+
+The wider model has as many units as the beta process finds.
 
 Yurochkin et al. (Bayesian Nonparametric Federated Learning of Neural Networks), ICML 2019,
-arXiv:1905.12022. A unit is a vector v; units of the wide model have the prior N(0, s0^2 I), a
-client's is drawn around one of them with variance s^2. Client by client, units are assigned so that
-the posterior is largest, by the Hungarian method:
+arXiv:1905.12022. A unit is a vector v. Units of the wide model have the prior N(0, s0^2 I); a
+client's unit is drawn around one of them with variance s^2. Client by client, the Hungarian method
+assigns units so that the posterior is largest. The gain of a unit is,
 
-- to unit i of the wide model, which has n_i vectors of the other clients with sum S_i,
+- if it is matched to unit i of the wide model, which has n_i vectors of the other clients with sum
+  S_i,
   |S_i / s^2 + v / s^2|^2 / (1/s0^2 + n_i/s^2 + 1/s^2) - |S_i / s^2|^2 / (1/s0^2 + n_i/s^2)
   + 2 log(n_i / (J - n_i)),
-- or to the i-th new one: |v / s^2|^2 / (1/s0^2 + 1/s^2) - 2 log i + 2 log(gamma / J).
+- if it becomes the i-th new unit: |v / s^2|^2 / (1/s0^2 + 1/s^2) - 2 log i + 2 log(gamma / J).
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ Seen = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Prior:
-    """sigma0: s0.  sigma: s.  gamma: mass, more of it makes more units.  count_limit: n_i counts at
-    most so often in its logarithm, 0: as it is.  count_weight: factor of that logarithm.  most:
-    units of the wide layer at most, 0: any number.
+    """Prior of the units of the wide model.
+
+    sigma0: s0.  sigma: s.  gamma: mass of the beta process; a larger mass gives more units.
+    count_limit: upper bound of n_i in its logarithm; 0: no bound.  count_weight: factor of that
+    logarithm.  most: largest number of units of the wide layer; 0: any number.
     """
 
     sigma0: float = 1.0
@@ -46,10 +50,10 @@ class Prior:
 
 
 class Wide(NamedTuple):
-    """What the matching of several models finds.
+    """The result of matching several models.
 
-    models: each in the places of the wide model, 0 where it has no unit.  orders: of each model, by
-    group, the place of each of its units.  units: the wide model's groups.
+    models: each model in the places of the wide model, 0 where it has no unit.  orders: for each
+    model, by group, the place of each of its units.  units: the wide model's groups.
     """
 
     models: list[Params]
@@ -58,11 +62,13 @@ class Wide(NamedTuple):
 
 
 def gains(v: np.ndarray, total: np.ndarray, counts: np.ndarray, J: int, prior: Prior) -> np.ndarray:
-    """What is gained by giving each unit of a client to each of the wide model, and to new ones.
+    """Return the gain of matching a client's units to the wide model's units, and to new ones.
 
-    v: [L, f], the client's.  total: [I, f], sum of the other clients' vectors of each unit of the
-    wide model.  counts: [I], how many these are, at least 1.  J: clients. Returns [L, I + new],
-    with L new ones, or as many as `most` leaves, but so that every unit has a place.
+    v: [L, f], the client's units.  total: [I, f], for each unit of the wide model the sum of the
+    other clients' vectors.  counts: [I], the number of these vectors, at least 1.  J: number of
+    clients.
+    Returns [L, I + new]. There are L new units, or as many as `most` allows, but always enough that
+    every unit has a place.
     """
     L, taken = len(v), len(counts)
     own, before = 1 / prior.sigma**2, 1 / prior.sigma0**2
@@ -77,12 +83,14 @@ def gains(v: np.ndarray, total: np.ndarray, counts: np.ndarray, J: int, prior: P
 
 
 def match_units(vectors: Sequence[np.ndarray], prior: Prior, sweeps: int) -> list[np.ndarray]:
-    """For each client the unit of the wide model that each of its own units is, [L_k].
+    """Return for each client the units of the wide model that its own units are matched to, [L_k].
 
-    vectors: of each client's units, [L_k, f], float64. First each client is added to those before
-    it, the first as it is; then each is taken out and added again, in so many sweeps, or until one
-    changes nothing. The units of the wide model that most clients have come first, others in the
-    order of clients.
+    vectors: the units of each client, [L_k, f], float64.
+
+    First each client is added to those before it; the first client's units are taken as they are.
+    Then each client is taken out and added again, in at most `sweeps` sweeps, until a sweep changes
+    nothing. The units of the wide model that most clients have come first, the others in the order
+    of clients.
     """
     from scipy.optimize import linear_sum_assignment  # here: it takes a moment to import
 
@@ -109,28 +117,33 @@ def match_units(vectors: Sequence[np.ndarray], prior: Prior, sweeps: int) -> lis
 
 
 def same(a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> bool:
-    """Whether two assignments of all clients are one."""
+    """Return whether two assignments are equal for all clients."""
     return all(
         x is not None and y is not None and np.array_equal(x, y) for x, y in zip(a, b, strict=True)
     )
 
 
 def drop_empty(found: Sequence[np.ndarray | None]) -> tuple[int, list[np.ndarray | None]]:
-    """The number of units that somebody has, and the assignments to these alone, in their order."""
+    """Drop the units that no client has; return their number and the renumbered assignments.
+
+    The number is that of the remaining units, which keep their order.
+    """
     used = np.unique(np.concatenate([at for at in found if at is not None]))
     return len(used), [None if at is None else np.searchsorted(used, at) for at in found]
 
 
 def by_popularity(found: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same assignments with the units that more clients have before the others."""
+    """Return the same assignments, renumbered so that units of more clients come first."""
     counts = np.bincount(np.concatenate(found))
     place = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
     return [place[at] for at in found]
 
 
 def comparable(units: Units, group: int, done: Collection[int]) -> Seen:
-    """Which tensors say what a group's units are: those that, apart from them, have only units of
-    matched groups, whose places are known, and inputs and classes.
+    """Return a test for the names of tensors: whether a group's units are compared by this tensor.
+
+    Apart from this group, such a tensor has only units of groups that are matched already, whose
+    places are known, and inputs and classes.
     """
 
     def counts(name: str) -> bool:
@@ -151,11 +164,12 @@ def match_models(
     sweeps: int,
     done: Sequence[Order] = (),
 ) -> Wide:
-    """Models of one architecture matched group by group.
+    """Match models of one architecture group by group.
 
     units: the wide model's groups, as far as they are matched.  plan: the groups in the order in
-    which they are matched.  wanted: tensors that count, of the `comparable` ones.  done: by model
-    the groups that are matched already, where the models are in the places of the wide model.
+    which they are matched.  wanted: tensors that count, among the `comparable` ones.  done: for
+    each model the groups that are matched already; the models are then in the places of the wide
+    model.
     """
     now, spread = units, [Params(model) for model in models]
     orders: list[Order] = [dict(order) for order in done] or [{} for _ in models]
@@ -175,7 +189,7 @@ def match_models(
 
 
 def widen(units: Units, group: int, size: int) -> Units:
-    """The groups of the same model where this one has so many units."""
+    """Return the groups of the same model in which this group has `size` units."""
     axes = {
         name: tuple(
             tuple(s._replace(size=size) if s.group == group else s for s in axis) for axis in each
@@ -186,7 +200,7 @@ def widen(units: Units, group: int, size: int) -> Units:
 
 
 def places(narrow: Axis, wide: Axis, order: Order) -> np.ndarray:
-    """Where a narrow model's places of a dimension are in the wide model's."""
+    """Return the places of a narrow model's dimension in the wide model's dimension."""
     found, start = [], 0
     for (group, size, repeat), other in zip(narrow, wide, strict=True):
         units = np.arange(size) if group == FIXED or group not in order else order[group]
@@ -198,7 +212,7 @@ def places(narrow: Axis, wide: Axis, order: Order) -> np.ndarray:
 def crossings(
     model: Mapping[str, Any], narrow: Units, wide: Units, order: Order
 ) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Of each tensor that has units the places that a narrow model's fill in the wide one's."""
+    """Yield each tensor that has units, and the places of the narrow model's values in it."""
     for name in model:
         at = [
             torch.from_numpy(places(a, b, order))
@@ -209,7 +223,7 @@ def crossings(
 
 
 def place(model: Mapping[str, Tensor], narrow: Units, wide: Units, order: Order) -> Params:
-    """A model in the places of a wider one, 0 elsewhere."""
+    """Return a model in the places of a wider one, 0 elsewhere."""
     new = Params(model)
     for name, at in crossings(model, narrow, wide, order):
         shape = [sum(s.size * s.repeat for s in axis) for axis in wide.axes[name]]
@@ -220,7 +234,7 @@ def place(model: Mapping[str, Tensor], narrow: Units, wide: Units, order: Order)
 
 
 def take(model: Mapping[str, Tensor], wide: Units, narrow: Units, order: Order) -> Params:
-    """The narrow model that has these units of a wide one: the inverse of `place`."""
+    """Return the narrow model that has these units of a wide one: the inverse of `place`."""
     new = Params(model)
     for name, at in crossings(model, narrow, wide, order):
         new[name] = model[name][tuple(i.to(model[name].device) for i in at)]
@@ -228,12 +242,12 @@ def take(model: Mapping[str, Tensor], wide: Units, narrow: Units, order: Order) 
 
 
 def fuse(wide: Wide, narrow: Units, weights: Sequence[float], side: int) -> tuple[Params, Params]:
-    """The mean of the models over those that have a unit, and how many these are.
+    """Return the mean of each value over the models that have its unit, and their number.
 
-    A weight between two units counts where a client has the unit of that side (0: the one that it
-    goes into, 1: the one that it comes from), as 0 where it lacks the other: it is a part of that
-    unit's vector. Sums are in float64, in the order of clients. The counts broadcast against the
-    values.
+    side: a weight between two units counts where a client has the unit of that side (0: the unit
+    that it goes into, 1: the unit that it comes from). Where the client lacks the other unit, the
+    weight counts as 0, because it is a part of that unit's vector. Sums are in float64, in the
+    order of clients. The numbers broadcast against the values.
     """
     total: dict[str, Tensor] = {}
     mass: dict[str, Tensor] = {}
@@ -249,8 +263,9 @@ def fuse(wide: Wide, narrow: Units, weights: Sequence[float], side: int) -> tupl
 
 
 def holds(name: str, value: Tensor, wide: Units, narrow: Units, order: Order, side: int) -> Tensor:
-    """1 where a model has the units that a tensor's values count for, else 0; broadcasts against
-    the tensor.
+    """Return 1 where a model has the units that a tensor's values count for, else 0.
+
+    The result broadcasts against the tensor.
     """
     axes = wide.axes.get(name, ())
     grouped = [dim for dim, axis in enumerate(axes) if any(s.group in order for s in axis)]

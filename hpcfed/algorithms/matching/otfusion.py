@@ -1,16 +1,18 @@
-"""OT fusion: the units of the clients' models are moved onto those of one of them by optimal
-transport, and then averaged.
+"""OT fusion: the server aligns the clients' units by optimal transport and averages the models.
 
 Singh and Jaggi (Model Fusion via Optimal Transport), NeurIPS 2020, arXiv:1910.05653, algorithm 1
-with the alignment by weights. From the inputs up, each layer's plan T has the least cost
-sum_ij T_ij |w_i - v_j| between the units of a model, w_i what comes into one, with the layers below
-already aligned, and those of the reference, v_j; its marginals are uniform. The aligned weights are
-n T' W T_below n (n units in a layer), and the models' mean is the new one. For layers of one size
-an exact plan is a permutation, which scipy's assignment finds; with regularise > 0 it is that of
-Sinkhorn's algorithm, whose units are mixtures.
-Deviations: clients have one architecture, while the paper also fuses models of several widths;
-alignment by activations, for which the server would need data, is not there; biases and
-normalisation belong to their units (the paper's models have none). The paper fuses once, here every
+with the alignment by weights.
+
+All models are aligned to one of them, the reference, from the inputs up. Each layer's plan T has
+the least cost sum_ij T_ij |w_i - v_j|. Here w_i are the incoming weights of a unit of a model, with
+the layers below already aligned, and v_j those of the reference. The marginals of T are uniform.
+The aligned weights are n T' W T_below n (n units in a layer). The mean of the aligned models is the
+new model. For layers of one size an exact plan is a permutation, which scipy's assignment finds.
+With regularise > 0 the plan is that of Sinkhorn's algorithm, and units are mixed.
+
+Deviations: clients have one architecture, while the paper also fuses models of several widths.
+Alignment by activations, for which the server would need data, is not implemented. Biases and
+normalisation belong to their units (the paper's models have none). The paper fuses once; here every
 round does.
 """
 
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Units
 
-SWEEPS = 1000  # of Sinkhorn's algorithm at most
-CLOSE = 1e-9  # how far the marginals may be off after it, as a share
+SWEEPS = 1000  # upper limit for Sinkhorn's algorithm
+CLOSE = 1e-9  # largest relative error of the marginals at which it stops
 
 
 class OTFusion(Matched):
-    """Of one client it is that client's model, as FedAvg's is."""
+    """For a single client the result is that client's model, as in FedAvg."""
 
     reference: Literal["first", "server"] = "first"
     """Models are aligned to that of the round's first client, or to the server's of the round
@@ -87,9 +89,9 @@ def align(
     counts: Callable[[str], bool],
     regularise: float = 0.0,
 ) -> Params:
-    """The model with its units moved onto those of the reference, group by group from the inputs
-    up.
+    """Return the model with its units moved onto those of the reference.
 
+    Groups are aligned one by one, from the inputs up.
     counts: tensors by which units are compared.
     """
     moved = model
@@ -107,13 +109,15 @@ def align(
 
 
 def sinkhorn(cost: Tensor, epsilon: float) -> Tensor:
-    """The plan of least cost with entropy times epsilon and uniform marginals, times its number of
-    rows: rows of sum 1; cost: [n, m], float64.
+    """Return the plan of least cost with an entropy term; its rows sum to 1.
+
+    cost: [n, m], float64.  epsilon: weight of the entropy. The plan has uniform marginals, and is
+    multiplied by its number of rows.
 
     Cuturi, NeurIPS 2013, arXiv:1306.0895, in logarithms.
     """
     n, m = cost.shape
-    if not epsilon:  # all units are alike
+    if not epsilon:  # all costs are 0: all units are alike
         return torch.full_like(cost, 1 / m)
     kernel = -cost / epsilon
     f, g = cost.new_zeros(n, 1), cost.new_zeros(1, m)
@@ -127,9 +131,10 @@ def sinkhorn(cost: Tensor, epsilon: float) -> Tensor:
 
 
 def mix(model: Params, units: Units, group: int, plan: Tensor) -> Params:
-    """The model whose units of a group are mixtures of its units; plan: [n, n], rows of sum 1.
+    """Return the model in which the units of a group are mixtures of the old ones.
 
-    Wherever the group fills a part of a dimension, that part is mixed.
+    plan: [n, n], rows of sum 1. Where the group fills a part of a dimension, only that part is
+    mixed.
     """
     new = Params(model)
     for name, axes in units.axes.items():

@@ -1,21 +1,25 @@
-"""PFNM: the server matches the clients' hidden units and has as many as a beta process finds.
+"""PFNM: the server matches the clients' hidden units; a beta process decides how many it keeps.
 
 Yurochkin et al. (Bayesian Nonparametric Federated Learning of Neural Networks), ICML 2019,
-arXiv:1905.12022, sections 3.1 to 3.3; the gains and the sweeps are in `nonparametric`. A unit of
-the lowest layer is its weights from the inputs, its bias and its weights to the layer above, a unit
-of a higher one its bias and its weights to the layer above; layers are matched from the classes
-down. Then a unit of the wide model is the posterior mean of the vectors that were matched,
-sum v / s^2 / (1/s0^2 + n/s^2). Rounds follow one another as in section 3.4: a client goes on from
-the wide model's units that its own became, so that its model keeps its size; paper: one round.
+arXiv:1905.12022, sections 3.1 to 3.3; the gains and the sweeps are in `nonparametric`.
+
+A unit of the lowest layer consists of its weights from the inputs, its bias and its weights to the
+layer above. A unit of a higher layer consists of its bias and its weights to the layer above.
+Layers are matched from the classes down. A unit of the wide model is then the posterior mean of the
+vectors that were matched to it, sum v / s^2 / (1/s0^2 + n/s^2). Rounds follow one another as in
+section 3.4: a client goes on from the units of the wide model that its own were matched to, so that
+its model keeps its size. The paper has one round.
+
 Rests on the authors' code (IBM/probabilistic-federated-neural-matching), in which gains, counts,
-sweeps and the limit of units were read, and on notes about the paper, whose text was not at hand:
-the section numbers, the factor 2 of the popularity and the rounds of section 3.4 are less sure.
+sweeps and the limit of units were read, and on notes about the paper, whose text was not at hand.
+The section numbers, the factor 2 of the popularity and the rounds of section 3.4 are less sure.
+
 Deviations: convolutions and normalisation are matched as well, where the paper has linear layers
-alone; biases of the classes are a plain mean; estimate = "mean" takes the mean of the vectors, for
-the posterior mean of a unit that a single client has is half as long with s0 = s. The public code,
-preset authors, weighs the popularity of a unit once, not twice, counts it up to 10, and has no more
-than 700 units in a layer; it tries several priors and keeps the best on training data, which is not
-followed.
+alone. Biases of the classes are a plain mean. With estimate = "mean" a unit is the mean of its
+vectors, because the posterior mean of a unit of a single client is half as long with s0 = s. The
+public code, preset authors, weighs the popularity of a unit once, not twice, counts it up to 10,
+and has no more than 700 units in a layer. It also tries several priors and keeps the best on
+training data; this is not implemented.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ if TYPE_CHECKING:
 
 
 class PFNM(Widened):
-    """Of one client, with estimate = "mean", it is that client's model, as FedAvg's is."""
+    """For a single client PFNM returns that client's model, as FedAvg does.
+
+    This holds for estimate = "mean".
+    """
 
     gathers_uploads: ClassVar[bool] = True
 
@@ -59,7 +66,11 @@ class PFNM(Widened):
         return self.gathered(fed, *found) if found else state
 
     def merge(self, fed: Federation, sent: dict[int, Params]) -> Any:
-        """The server's work: the wide model, its sizes and the orders of the clients."""
+        """Match the uploads on the server.
+
+        Returns the wide model, the sizes of its groups and the orders of the clients; None if no
+        client has sent anything.
+        """
         if not sent:
             return None
         units, counts = self.units(fed), self.counts(fed)
@@ -76,6 +87,6 @@ class PFNM(Widened):
         return mean, list(wide.units.sizes.values()), dict(zip(sent, wide.orders, strict=True))
 
     def share(self, fed: Federation, k: int) -> float:
-        """The weight of client k in the mean."""
+        """Return the weight of client k in the mean."""
         uniform = self.estimate == "map" or self.weighting == "uniform"
         return 1.0 if uniform else float(fed.sizes[k])

@@ -1,1 +1,1 @@
-"""Data of several modalities, or of records: what clients have differs in kind."""
+"""Methods for data of several modalities, or for records."""

@@ -1,24 +1,25 @@
 """FedCovid: binary records with few positives, on clients of very different sizes.
 
 Wang et al., ECML-PKDD 2022, doi:10.1007/978-3-031-26422-1_27. The model `gated` is the paper's
-(section 5.2): encoders of age, of person and brand, and of visits; h' = W h of their features side
-by side, and the representation is p = phi h' with phi = sigmoid(h'). Of n examples and n+ copies of
-the positives a client descends
+(section 5.2). It has encoders of age, of person and brand, and of visits; with their features side
+by side, h' = W h, and the representation is p = phi h' with phi = sigmoid(h'). Of n examples and n+
+copies of the positives a client descends
     CE(examples) + lam_c CE(copies) + lam_m L_m + (lam_w / N_w) ||w - w_g||^2        (section 5.3)
     L_m = mean_i max(d(p_i, p+_i) - d(p_i, p-_i) + margin, 0)
 with N_w the number of parameters. The server weighs client k by log n_k (section 5.4). Training
-goes from large to small (section 5.5): in the first `warmup` rounds the `large` largest clients
-alone, then all, of which the small ones take fewer epochs and smaller steps.
+goes from large to small (section 5.5): in the first `warmup` rounds only the `large` largest
+clients take part. Then all do, and the small ones take fewer epochs and smaller steps.
 
 Copies are the examples' fused features, before W, with Gaussian noise, as in the authors' code
-(JackqqWang/FedCovid); a body that has none copies its representation. Deviations: d is the cosine
-distance, as in the code; p+_i and p-_i are the means, over a batch with its copies, of the other
-items of i's side, positive or not, and of the items of the other side; an item that lacks one of
-them contributes 0. The code takes triplets of logits instead, and divides the sum of losses by 3.
-log 1 = 0 would leave a client with one example without a voice: n_k counts as 2 at least. Not
-followed, being defects: there one network object serves all clients and the server; the proximal
-term has no gradient; small clients never train; the area under the precision-recall curve is that
-of the largest logit.
+(JackqqWang/FedCovid). A body without fused features copies its representation.
+
+Deviations: d is the cosine distance, as in the code. p+_i is the mean of the other items of i's
+side, positive or not, over a batch with its copies; p-_i is the mean of the items of the other
+side. An item that lacks one of these means contributes 0. The code takes triplets of logits
+instead, and divides the sum of losses by 3. n_k counts as 2 at least, because a client with one
+example would otherwise have the weight log 1 = 0. Not followed, being defects: in the code one
+network object serves all clients and the server; the proximal term has no gradient; small clients
+never train; the area under the precision-recall curve is that of the largest logit.
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model
 
 
-NOISE = "noise"  # in what the loss gets: standard normal, [copies * n, width of the features]
+NOISE = "noise"  # key in the loss's state; standard normal, [copies * n, width]
 
 
 class FedCovid(RoundBased):
-    """Clients of one size, all of them large, without copies, margin and proximal term: FedAvg."""
+    """FedCovid equals FedAvg in its neutral setting.
+
+    All clients are then large and of one size, and there are no copies, no margin loss and no
+    proximal term.
+    """
 
     weighting: Literal["log_samples", "samples", "uniform"] = "log_samples"  # type: ignore[assignment]
     """Weight of a client in the mean: the logarithm of its number of examples, that number, or
@@ -98,7 +103,7 @@ class FedCovid(RoundBased):
         return self.lam_c > 0 or self.lam_m > 0
 
     def largest(self, fed: Federation) -> list[int]:
-        """The large clients, in id order; of equal ones the first."""
+        """Return the large clients, in id order; of equal ones those with the lowest ids."""
         return sorted(sorted(range(fed.K), key=lambda k: (-fed.sizes[k], k))[: self.large])
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
@@ -146,7 +151,7 @@ class FedCovid(RoundBased):
         p = body.represent(h) if fused else h
         value = F.cross_entropy(model.head(p), y)
         if self.augments:
-            # of all examples, so that shapes do not hang on labels; those of positives count
+            # copy all examples, so that shapes do not depend on labels; only positives count
             more = h.repeat(self.copies, 1)
             more = more + self.noise * state[NOISE]
             more, labels = body.represent(more) if fused else more, y.repeat(self.copies)
@@ -167,11 +172,13 @@ class FedCovid(RoundBased):
 
 
 def margin_loss(p: Tensor, side: Tensor, counts: Tensor, margin: float) -> Tensor:
-    """Mean over the items that count of max(d(p_i, own side) - d(p_i, other side) + margin, 0), a
-    scalar.
+    """Return the mean margin loss over the items that count, a scalar.
 
-    p: [n, d].  side: [n], bool.  counts: [n], bool.  d: cosine distance to the mean of the items
-    that count of a side, without i itself. An item without one of the means contributes 0.
+    The loss of an item is max(d(p_i, own side) - d(p_i, other side) + margin, 0), where d is the
+    cosine distance to the mean of the items of a side that count, without i itself. An item without
+    one of the means contributes 0.
+
+    p: [n, d].  side: [n], bool.  counts: [n], bool.
     """
     member = torch.stack([side & counts, ~side & counts], 1).to(p.dtype)  # [n, 2]
     sums, sizes = member.T @ p, member.sum(0)  # [2, d], [2]

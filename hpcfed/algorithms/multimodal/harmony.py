@@ -1,23 +1,27 @@
-"""Harmony: modality-wise federated training of single-modal networks, then federated fusion, in
-clusters of clients whose encoders moved alike.
+"""Harmony: clients train one network per modality, then fuse modalities within clusters of clients.
 
-Ouyang et al., MobiSys 2023, doi:10.1145/3581791.3596844. Stage 1: a client trains one network for
-each modality that it has (eq. 6), and the server averages those of each modality over the clients
-that have it (eq. 7). Stage 2, clients with several modalities alone: encoders start from those of
-stage 1, f0_i, and stay with their client; classifiers are averaged within clusters. A client k
-reports for each of its modalities i the discrepancy d_k(i) = 1 - cos(f_k,i, f0_i) of its encoder's
-parameters (eq. 9); each modality's are divided by their maximum over clients, and K-means groups
-the vectors, anew in each round. A client's next round starts from the mean classifier of its
-cluster.
+Ouyang et al., MobiSys 2023, doi:10.1145/3581791.3596844.
 
-The network of one modality is the fused model that gets this modality alone; all but encoders is
-classifier. Deviations: stage 1 averages by examples, the authors' code (xmouyang/Harmony, preset
-`authors`) evenly. Parameters are compared, and buffers of encoders are averaged with them in stage
-1; the code never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means
-starts from points far from each other, so that the order of clients does not matter; the code draws
-its start. Encoders learn at a tenth of the rate in stage 2, which the code declares, and then
-overwrites. Not followed, being defects: three of four of its servers add the mean update to
-classifiers that contain the client's own already, one has its clusters written down by hand.
+Stage 1: a client trains one network for each modality that it has (eq. 6), and the server averages
+the networks of each modality over the clients that have it (eq. 7).
+
+Stage 2 has only clients with several modalities. Encoders start from those of stage 1, f0_i, and
+stay with their client; classifiers are averaged within clusters of clients whose encoders moved
+alike. A client k reports for each of its modalities i the discrepancy d_k(i) = 1 - cos(f_k,i, f0_i)
+of its encoder's parameters (eq. 9). The discrepancies of each modality are divided by their maximum
+over clients, and K-means groups the vectors, anew in each round. A client's next round starts from
+the mean classifier of its cluster.
+
+The network of one modality is the fused model that gets only this modality. Everything but the
+encoders belongs to the classifier.
+
+Deviations: stage 1 averages by examples, the authors' code (xmouyang/Harmony, preset `authors`)
+evenly. Parameters are compared, and buffers of encoders are averaged with them in stage 1; the code
+never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means starts from
+points far from each other, so that the order of clients does not matter; the code draws its start.
+Encoders learn at a tenth of the rate in stage 2, which the code declares, and then overwrites. Not
+followed, being defects: three of four of its servers add the mean update to classifiers that
+contain the client's own already; one has its clusters written down by hand.
 """
 
 from __future__ import annotations
@@ -43,14 +47,14 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
-ALL = "all"  # stands for the modality where inputs are of one kind
-FUSION = "fusion/"  # before the names of the classifier that stage 2 starts from
-FUSED = "fused"  # in the memory of a client that has begun stage 2
-ITERATIONS = 20  # of K-means
+ALL = "all"  # name of the modality of inputs of one kind
+FUSION = "fusion/"  # prefix of the names of the classifier that stage 2 starts from
+FUSED = "fused"  # key in the memory of a client that has begun stage 2
+ITERATIONS = 20  # largest number of iterations of K-means
 
 
 class Harmony(RoundBased):
-    """With one modality it is FedAvg, bit for bit; stage 2 then has nobody."""
+    """With one modality Harmony is FedAvg, bit for bit; stage 2 then has no clients."""
 
     keeps_weights: ClassVar[bool | None] = True
 
@@ -62,13 +66,18 @@ class Harmony(RoundBased):
     """Learning rate of encoders in the fusion, as a part of local.lr; 0: they stay as they are."""
 
     def fuses(self, fed: Federation, t: int) -> bool:
-        """Whether round t is one of stage 2: where no client has several modalities none is."""
+        """Return whether round t belongs to stage 2.
+
+        There is no stage 2 if no client has several modalities.
+        """
         return t >= self.stage1_rounds and any(len(own) > 1 for own in fed.modalities)
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Stage 1: networks of the client's modalities, both ways. Stage 2: the classifier both
-        ways, and up a number a modality; in a client's first round down its encoders and the
-        classifier to start from, too.
+        """Return the bytes that a client downloads and uploads in a round.
+
+        Stage 1: the networks of the client's modalities, both ways.
+        Stage 2: the classifier both ways, and up one number for each modality. In its first round
+        of stage 2 a client also downloads its encoders and the classifier to start from.
         """
         shapes, own = fed.shapes(k=k), modalities(fed, k)
         if not self.fuses(fed, fed.t):
@@ -77,7 +86,7 @@ class Harmony(RoundBased):
         return classifier, classifier + 4 * len(own)
 
     def init(self, fed: Federation) -> Params:
-        """Networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
+        """Return the networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
         first = fed.initial()
         named = sorted({m for k in range(fed.K) for m in modalities(fed, k)})
         networks = {m: first.pick(in_network(m)).prefixed(f"{m}/") for m in named}
@@ -93,8 +102,10 @@ class Harmony(RoundBased):
         return sorted(chosen.tolist())
 
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
-        """Stage 1: the networks of the client's modalities. Stage 2: nothing, but once encoders and
-        a classifier.
+        """Return what a client downloads before it trains.
+
+        Stage 1: the networks of the client's modalities.
+        Stage 2: the encoders and a classifier when the client begins stage 2, nothing afterwards.
         """
         own = modalities(fed, client.id)
         if FUSED in client.memory:
@@ -110,7 +121,10 @@ class Harmony(RoundBased):
         return Params({**encoders, **state.under(FUSION)})
 
     def receive(self, client: Client, state: Params) -> None:
-        """Encoders and classifiers by their names in the model; of several classifiers the last."""
+        """Load encoders and classifiers by their names in the model.
+
+        Of several classifiers the last one stays.
+        """
         client.load({name.rpartition("/")[2]: v for name, v in state.items()})
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
@@ -120,7 +134,7 @@ class Harmony(RoundBased):
         return fed.mean(uploads, keep=state, per="tensor", last=True)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        """Stage 1: each network of the client's modalities, one after the other."""
+        """Train the networks of the client's modalities in stage 1, one after the other."""
         given, sent = fed.down(client, self.offer(fed, client, state)), Params()
         for m in modalities(fed, client.id):
             network = given.under(f"{m}/")
@@ -133,11 +147,11 @@ class Harmony(RoundBased):
     def part_loss(
         self, client: Client, state: Params, own: tuple[str, ...], model: Any, x: Any, y: Tensor
     ) -> Tensor:
-        """The loss of the model that gets these modalities alone."""
+        """Return the loss of the model that gets only these modalities."""
         return self.loss(client, state, model, only(x, own), y)
 
     def fuse(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        """A round of stage 2; what the server has does not change."""
+        """Do a round of stage 2; the server's state does not change."""
         sent = fed.run(cohort, lambda client: self.fusion(fed, client, state, t))
         moved = fed.gather({k: discrepancies for k, (_, discrepancies) in sent.items()})
         cluster = fed.on_root(lambda: self.group(fed, moved))
@@ -156,7 +170,7 @@ class Harmony(RoundBased):
     def fusion(
         self, fed: Federation, client: Client, state: Params, t: int
     ) -> tuple[Params, Tensor]:
-        """A client's training of the fused model: its classifier, and d_k(i) of its modalities."""
+        """Train a client's fused model; return its classifier, and d_k(i) of its modalities."""
         given, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
         if given:
             self.receive(client, given)
@@ -178,7 +192,7 @@ class Harmony(RoundBased):
         return client.params(in_classifier), torch.tensor(found)
 
     def group(self, fed: Federation, moved: dict[int, Tensor]) -> dict[int, int]:
-        """The cluster of each client by its discrepancies."""
+        """Return the cluster of each client, found from its discrepancies."""
         named = all_modalities(fed)
         d = torch.zeros(len(moved), len(named), dtype=torch.float64)
         for row, (k, values) in enumerate(moved.items()):
@@ -186,8 +200,10 @@ class Harmony(RoundBased):
         return dict(zip(moved, cluster(d, self.clusters), strict=True))
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        """The client's model; before fusion, of several modalities, the mean soft prediction of the
-        server's networks.
+        """Return the client's model, restricted to its modalities.
+
+        Before stage 2 a client with several modalities has the mean soft prediction of the server's
+        networks instead.
         """
         own = modalities(fed, client.id)
         if len(own) == 1 or FUSED in client.memory:
@@ -200,7 +216,10 @@ class Harmony(RoundBased):
         return lambda x: soft(x).mean(0).log()
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        """With evaluate.common the accuracy of each modality's network on the whole test split."""
+        """Return the accuracy of each modality's network on the whole test split.
+
+        Only with evaluate.common.
+        """
         if not fed.job.evaluate.common:
             return {}
         found = {}
@@ -212,7 +231,7 @@ class Harmony(RoundBased):
 
 
 def modalities(fed: Federation, k: int) -> tuple[str, ...]:
-    """The modalities of a client's training examples; where inputs are of one kind, that one."""
+    """Return the modalities of a client's training examples; ("all",) for inputs of one kind."""
     return fed.modalities[k] or (ALL,)
 
 
@@ -221,12 +240,15 @@ def all_modalities(fed: Federation) -> list[str]:
 
 
 def only(x: Any, own: tuple[str, ...]) -> Any:
-    """Inputs of these modalities alone."""
+    """Return inputs reduced to these modalities."""
     return x if own == (ALL,) else {m: x[m] for m in own}
 
 
 def phase(fed: Federation, m: str) -> str:
-    """Names the random streams of a modality's training; the first one's are FedAvg's."""
+    """Return the name of the random streams of a modality's training.
+
+    The first modality has FedAvg's streams.
+    """
     return "train" if m == all_modalities(fed)[0] else f"train {m}"
 
 
@@ -235,18 +257,21 @@ def in_classifier(name: str) -> bool:
 
 
 def in_network(m: str) -> Callable[[str], bool]:
-    """Whether a tensor belongs to the network of a modality: its encoder, and the classifier."""
+    """Return a test for the names of tensors: whether a tensor belongs to a modality's network.
+
+    The network consists of the modality's encoder and the classifier.
+    """
     return lambda name: m == ALL or in_classifier(name) or name.startswith(f"body.encoders.{m}.")
 
 
 def encoder_of(m: str, params: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a tensor is a parameter of a modality's encoder."""
+    """Return a test for names: whether a tensor is a parameter of a modality's encoder."""
     own = {name for name in params if name.startswith(f"body.encoders.{m}.")}
     return own.__contains__
 
 
 def discrepancy(encoder: Params, first: Params) -> float:
-    """1 - cos of the flattened parameters, in float64; 0 for an encoder that has not changed."""
+    """Return 1 - cos of the flattened parameters, in float64; 0 for an unchanged encoder."""
     a, b = (torch.cat([p[n].double().flatten() for n in first]) for p in (encoder, first))
     if torch.equal(a, b):
         return 0.0
@@ -254,10 +279,11 @@ def discrepancy(encoder: Params, first: Params) -> float:
 
 
 def cluster(d: Tensor, number: int) -> list[int]:
-    """K-means on discrepancies [N, M], each modality divided by its maximum, where that is not 0.
+    """Return the cluster of each row of discrepancies [N, M], by K-means.
 
-    It starts from the point that is farthest from the mean, and then from the one that is farthest
-    from those taken; from at most as many as there are different points.
+    Each modality is divided by its maximum, where that is not 0. The first centre is the point
+    farthest from the mean; each further centre is the point farthest from the centres chosen so
+    far. There are at most as many centres as different points.
     """
     points = d / d.amax(0).clamp(min=torch.finfo(d.dtype).tiny)
     if number >= len(points):

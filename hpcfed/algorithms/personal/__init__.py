@@ -1,1 +1,1 @@
-"""Personal models of one architecture."""
+"""Methods with personal models of one architecture."""

@@ -1,10 +1,12 @@
-"""Ditto: FedAvg, and beside it a personal model of each client that stays near the global one.
+"""Ditto: FedAvg, with a personal model beside it on each client that stays near the global one.
 
 Li et al. (Fair and Robust Federated Learning Through Personalization), ICML 2021, arXiv:2012.04221,
-algorithm 1. A client trains the model that it received, w_t, for the server, and its own v by
-v <- v - eta (grad F_k(v) + lam (v - w_t)). Its own model is the personal one. Deviations: both
-trainings have orders of examples of their own, one after the other; the authors' code takes their
-steps in turn on the same batches. A client's personal model starts as the server's first model.
+algorithm 1. A client trains the model that it received, w_t, for the server, and its own v by v <-
+v - eta (grad F_k(v) + lam (v - w_t)). The client is evaluated with v.
+
+Deviations: the two trainings follow one another, each with its own order of examples; the authors'
+code alternates their steps on the same batches. A client's personal model starts as the server's
+first model.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class Ditto(RoundBased):
-    """The global model is FedAvg's, bit for bit; lam = 0 trains the personal ones alone."""
+    """The global model is that of FedAvg, bit for bit.
+
+    With lam = 0 each personal model is trained alone.
+    """
 
     keeps_weights: ClassVar[bool | None] = True
 
@@ -43,7 +48,7 @@ class Ditto(RoundBased):
     def personal_loss(
         self, client: Client, state: Params, model: Model, x: Any, y: Tensor
     ) -> Tensor:
-        """The objective of the personal model on one batch."""
+        """Return the objective of the personal model on one batch."""
         return self.loss(client, state, model, x, y) + proximal(model, state, self.lam)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:

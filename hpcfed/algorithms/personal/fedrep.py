@@ -1,11 +1,11 @@
-"""FedRep: clients share the body; each trains its own head for it first, then the body for its
-head.
+"""FedRep: clients share the body; each trains its own head first, then the body.
 
-Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. In the last round's wake all
-clients train their heads once more. Deviations: bodies are weighted by examples, as in the authors'
-code (the paper has clients of one size); running statistics of batch normalisation, part of the
-body, follow the data in both phases. The code's 10 local epochs, 9 and 1, are the defaults;
-local.epochs and local.steps have no effect.
+Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. After the last round all
+clients train their heads once more.
+
+Deviations: bodies are weighted by examples, as in the authors' code (the paper has clients of one
+size). Running statistics of batch normalisation, part of the body, follow the data in both phases.
+The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FedRep(RoundBased):
-    """head_epochs = 0 with personal = "none" is FedAvg, bit for bit."""
+    """FedRep equals FedAvg, bit for bit, with head_epochs = 0 and personal = "none"."""
 
     personal: Literal["head", "none"] = "head"
     """What clients keep to themselves: the head, or nothing."""
@@ -57,7 +57,7 @@ class FedRep(RoundBased):
     def train_head(
         self, fed: Federation, client: Client, state: Params, t: int, epochs: int, phase: str
     ) -> None:
-        """So many epochs for the head alone."""
+        """Train only the head, for this number of epochs."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
             sgd(

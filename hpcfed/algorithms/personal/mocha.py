@@ -1,19 +1,26 @@
-"""MOCHA: federated multi-task learning of linear models, whose relations are learned too; clients
-ascend the dual by coordinates.
+"""MOCHA: federated multi-task learning of linear models, whose relations are learned too.
+
+Clients ascend the dual by coordinates.
 
 Smith et al. (Federated Multi-Task Learning), NeurIPS 2017, arXiv:1705.10467, algorithm 1 and
-section 3.3; held against the authors' code (gingsmith/fmtl). min over W, one w_k a client, of the
-sum of mean hinge losses + lam / 2 tr(W Omega W^T), Sigma = Omega^-1. A client goes over its
-examples: a <- y clip(lam n (1 - y x.(w_k + rho dw)) / (Sigma_kk rho |x|^2) + y a, 0, 1), dw +=
-Sigma_kk da x / (lam n), and sends db_k = sum da x / n; the server has W = B Sigma / lam. Every
-`sigma_rounds` Sigma = (W^T W)^(1/2) / trace, and rho = max_k sum_s |Sigma_ks| / Sigma_kk, for which
-the dual never falls. Partial work of stragglers counts, as in the paper. Deviations: of C classes
-each has a hinge loss against the rest, all with one Sigma, which of two classes is the paper's
-problem twice; the bias is the weight of a constant 1; examples come in the job's epochs of batches,
-without replacement; W is made anew when Sigma changes, where the authors' code keeps it;
-eigenvalues of Sigma have a floor of 1e-7. The loss that is recorded is that of the received model.
-The paper's models are linear (models.mix = "logistic"); of others the head alone is trained, on
-what the body of the server's first model makes of examples.
+section 3.3; compared with the authors' code (gingsmith/fmtl).
+
+MOCHA minimises over W, one column w_k per client, the sum of mean hinge losses + lam / 2 tr(W Omega
+W^T), with Sigma = Omega^-1. A client goes over its examples:
+    a <- y clip(lam n (1 - y x.(w_k + rho dw)) / (Sigma_kk rho |x|^2) + y a, 0, 1),
+    dw += Sigma_kk da x / (lam n).
+It sends db_k = sum da x / n; the server has W = B Sigma / lam. Every `sigma_rounds` rounds the
+server sets Sigma = (W^T W)^(1/2) / trace. With rho = max_k sum_s |Sigma_ks| / Sigma_kk the dual
+never falls. Partial work of stragglers counts, as in the paper. The recorded loss is that of the
+received model.
+
+The paper's models are linear (models.mix = "logistic"). Of other models only the head is trained,
+on the features that the body of the server's first model computes.
+
+Deviations: each of C classes has a hinge loss against the rest, all with one Sigma; with two
+classes this is the paper's problem twice. The bias is the weight of a constant 1. Examples come in
+the job's epochs of batches, without replacement. W is computed anew when Sigma changes, where the
+authors' code keeps it. Eigenvalues of Sigma have a floor of 1e-7.
 """
 
 from __future__ import annotations
@@ -37,13 +44,16 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
-FLOOR = 1e-7  # of eigenvalues of Sigma
+FLOOR = 1e-7  # lower bound of the eigenvalues of Sigma
 
 
 @dataclass(frozen=True)
 class State:
-    """b: [K, C (d + 1)], float64, X_k^T alpha_k / n_k of each client.  sigma: [K, K], float64.
-    body: what lies below the linear models, which nobody trains.
+    """The server's state: the dual sums and relations of the clients, and the fixed body.
+
+    b: [K, C (d + 1)], float64, X_k^T alpha_k / n_k of each client.
+    sigma: [K, K], float64.
+    body: the layers below the linear models, which are not trained.
     """
 
     b: Tensor
@@ -52,7 +62,7 @@ class State:
 
 
 class MOCHA(RoundBased):
-    """alpha of a client, [n, C], is in its memory; before its first round it is 0."""
+    """Each client keeps its dual variables alpha, [n, C], in its memory; they start at 0."""
 
     keeps_stragglers: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False
@@ -120,7 +130,7 @@ class MOCHA(RoundBased):
         dual = partial(ascend, w=w, db=db, lam_n=self.lam * client.n, sigma=sigma, rho=rho)
         loss, seen = partial(self.loss, client, state), {}
         with torch.no_grad(), LocalSteps(fed, client, t) as steps:
-            steps.model.eval()  # the body's features of an example are always the same
+            steps.model.eval()  # so that an example's features are the same in every epoch
             for x, y in steps:
                 value = steps.value(loss, x, y)
                 rows = features(steps.model, x)
@@ -128,7 +138,7 @@ class MOCHA(RoundBased):
                     alpha[i] = dual(alpha[i], row, label)
                     seen[int(i)] = row
                 steps.done(value)
-        # of the changes alone: each example counts once, whatever the order
+        # sum the changes alone: each example counts once, whatever the order
         exact = sum((np.outer(alpha[i] - before[i], seen[i]) for i in sorted(seen)), 0 * w)
         exact = exact / client.n
         client.memory["alpha"] = torch.from_numpy(alpha)
@@ -137,7 +147,7 @@ class MOCHA(RoundBased):
         return Params(db=torch.from_numpy(exact).float().flatten().to(fed.device))
 
     def none(self, fed: Federation, client: Client) -> Tensor:
-        """The dual variables of a client that has not trained."""
+        """Return the dual variables of a client that has not trained yet."""
         return torch.zeros(client.n, fed.classes, dtype=torch.float64)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
@@ -151,16 +161,16 @@ class MOCHA(RoundBased):
         return State(b, sigma, state.body)
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        return {}  # each client has a model of its own, nobody else's
+        return {}  # there is no common model
 
 
 def of_head(name: str) -> bool:
-    """Whether a tensor is the linear model's."""
+    """Return whether a tensor belongs to the linear model."""
     return name.startswith("head.")
 
 
 def features(model: Model, x: Any) -> np.ndarray:
-    """Inputs of the linear model with a constant 1, [n, d + 1], float64."""
+    """Return the inputs of the linear model with a constant 1, [n, d + 1], float64."""
     z = model.body(x).double().cpu()
     return torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], 1).numpy()
 
@@ -176,8 +186,10 @@ def ascend(
     sigma: float,
     rho: float,
 ) -> np.ndarray:
-    """The new dual variables of an example, [C]; db, [C, d + 1], n times as in the docstring of
-    this module without n, has their change added.
+    """Return the new dual variables of an example, [C].
+
+    db: [C, d + 1], n times the db_k of this module's docstring; the change of the dual variables is
+    added to it in place.
     """
     y = np.where(np.arange(len(alpha)) == label, 1.0, -1.0)
     size = float(x @ x)
@@ -190,12 +202,15 @@ def ascend(
 
 
 def rho_of(sigma: Tensor) -> Tensor:
-    """max_k sum_s |Sigma_ks| / Sigma_kk."""
+    """Return max_k sum_s |Sigma_ks| / Sigma_kk."""
     return (sigma.abs().sum(1) / sigma.diagonal()).max()
 
 
 def relate(w: Tensor) -> Tensor:
-    """(W^T W)^(1/2) / trace for models as rows, [K, D] -> [K, K], with a floor of eigenvalues."""
+    """Return (W^T W)^(1/2) / trace for models as rows, [K, D] -> [K, K].
+
+    Eigenvalues have the lower bound FLOOR.
+    """
     values, vectors = torch.linalg.eigh(w @ w.T)
     values = values.clamp(min=0).sqrt()
     if not values.sum():

@@ -1,9 +1,11 @@
-"""Per-FedAvg: a common start from which one gradient step makes a good personal model.
+"""Per-FedAvg: clients learn a common start from which one gradient step makes a personal model.
 
 Fallah et al., NeurIPS 2020, arXiv:2002.07948, algorithm 1; approximations FO and HF of section 5.
-The outer step, beta in the paper, is the job's optimiser with local.lr. Deviations: the personal
-step that precedes evaluation takes all of a client's training examples; clients weigh alike, as the
-paper's clients do; running statistics of batch normalisation follow all of a step's forward passes.
+The outer step, beta in the paper, is the job's optimiser with local.lr.
+
+Deviations: the personal step before evaluation takes all of a client's training examples. Clients
+weigh alike, as the paper's clients do. Running statistics of batch normalisation follow all of a
+step's forward passes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PerFedAvg(RoundBased):
-    """alpha = 0 is FedAvg with uniform weights, bit for bit."""
+    """Per-FedAvg with alpha = 0 equals FedAvg with uniform weights, bit for bit."""
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
@@ -67,7 +69,7 @@ class PerFedAvg(RoundBased):
                 if not self.alpha:
                     steps.backward(value)
                 steps.step(value)
-        # gradients of a step, beside that of its batch
+        # gradients that a step computes in addition to that of its batch
         further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0
         fed.tallies[client.id].work += further * sum(steps.examples)
         return Mean.of(client.params(), self.weight(client))
@@ -80,8 +82,9 @@ class PerFedAvg(RoundBased):
         second: Iterator[tuple[Any, Any]],
         third: Iterator[tuple[Any, Any]],
     ) -> Tensor:
-        """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model;
-        returns that loss.
+        """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model.
+
+        Returns that loss.
         """
         skeleton, n = steps.skeleton, steps.skeleton.layout.n_params
         w = skeleton.flat[:n].clone()
@@ -98,8 +101,9 @@ class PerFedAvg(RoundBased):
     def hessian_times(
         self, steps: LocalSteps, loss: Loss, batch: tuple[Any, Any], w: Tensor, g: Tensor
     ) -> Tensor:
-        """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14), with
-        one dropout mask.
+        """Return the Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14).
+
+        Both gradients have the same dropout mask.
         """
         ends, fed = [], steps.fed
         for sign in (1, -1):
@@ -112,7 +116,7 @@ class PerFedAvg(RoundBased):
         return (ends[0] - ends[1]) / (2 * self.delta)
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        """The model after personal steps."""
+        """Return the model after personal steps."""
         skeleton, loss = client.skeleton, partial(self.loss, client, state)
         for i in range(self.adapt_steps if self.alpha else 0):
             gradient(fed, client, fed.t, loss, phase=f"adapt {i}", counted=False)
@@ -120,7 +124,10 @@ class PerFedAvg(RoundBased):
         return client.model
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        """The common model as it is: the whole test split is nobody's, whose step it could take."""
+        """Return the accuracy of the common model without a personal step.
+
+        No client owns the whole test split, so there are no examples for such a step.
+        """
         if not fed.job.evaluate.common:
             return {}
         pooled = fed.pooled()

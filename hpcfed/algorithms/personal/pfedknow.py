@@ -1,22 +1,28 @@
-"""pFedKnow: clients without labels prune personal models, which a server with labels teaches: a
-large model of its own, and those of the other clients by how alike they are pruned.
+"""pFedKnow: clients without labels prune personal models; a server with labels teaches them.
+
+The teachers are a large model of the server and the models of the other clients, weighted by how
+similarly they are pruned.
 
 Wang et al. (Knowledge-Enhanced Semi-Supervised Federated Learning for Aggregating Heterogeneous
 Lightweight Clients in IoT), SDM 2023, arXiv:2303.02668, and its public code (JackqqWang/pfedknow,
-commit 826fa2b), on which all details rest; the paper's text was not at hand. The server trains a
-large model (models.server) on the public data, whose labels it has, and a small one by CE + KL to
-the large one. A client's labels are never learnt. It trains its model, the first time the small
-one, on the classes that the model itself, as it came, predicts; drops the share `rate` of its
-channels (network slimming); and trains on with the examples of which that model was sure,
-C / sum_c (relu(z_c) + 1) < threshold, or with all where there are none. The server averages
-nothing: each model of the round learns from the labelled data by
-CE + lam KL(sum_l c_l p_l) + lam KL(p_large), where p are soft predictions at temperature tau and
-c_l is the cosine of the masks of clients k and l, divided by the sum of those of all others.
-Deviations: the code softens what is soft already and sums over the batch, here KL is a mean over
-examples times tau^2; there later clients learn from peers that have been taught already, here from
-those that were sent; there at least one more channel is dropped, here exactly the share, and a
-layer keeps one. A client's model goes down as it begins its next round, in which it is counted, and
-as it is pruned: bytes follow the masks, and what is announced is a whole model.
+commit 826fa2b), on which all details rest; the paper's text was not at hand.
+
+The server trains a large model (models.server) on the public data, whose labels it has, and a small
+one by CE + KL to the large one. Clients never learn from their labels. A client trains its model,
+the first time the small one, on the classes that the model predicts as it arrives. It drops the
+share `rate` of the model's channels (network slimming). It then trains on with the examples of
+which that model was sure, C / sum_c (relu(z_c) + 1) < threshold, or with all if there are none.
+
+The server averages nothing. Each model of the round learns from the labelled data by CE + lam
+KL(sum_l c_l p_l) + lam KL(p_large), where p are soft predictions at temperature tau and c_l is the
+cosine of the masks of clients k and l, divided by the sum of those of all others. A client
+downloads its model at the beginning of its next round, in which it is counted, and in its pruned
+form: bytes follow the masks, while `traffic` announces a whole model.
+
+Deviations: the code softens what is soft already and sums over the batch; here KL is a mean over
+examples times tau^2. In the code later clients learn from peers that have been taught already; here
+they learn from the models as they were sent. In the code at least one more channel is dropped; here
+exactly the share is, and a layer keeps at least one.
 """
 
 from __future__ import annotations
@@ -47,16 +53,18 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-MASK = "mask"  # in a client's memory: what is left of its model, bool, as `Slimming` has it
-TIMES = "prunings"  # beside it: how often it was pruned
-Told = Mapping[str, Tensor]  # of a client: mask, and its logits of the labelled data, [N, C]
+MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
+TIMES = "prunings"  # in a client's memory: how often its model was pruned
+Told = Mapping[str, Tensor]  # a client's mask, and its logits of the labelled data, [N, C]
 
 
 @dataclass(frozen=True)
 class State:
-    """large, small: the server's models.  logits: of the large one on the labelled data, [N, C];
-    none, [0, C], before the first round, in which both are trained. Clients' models are with the
-    clients.
+    """The server's models; clients' models stay with the clients.
+
+    large, small: the server's models.
+    logits: those of the large model on the labelled data, [N, C]. They are empty, [0, C], before
+    the first round, in which both models are trained.
     """
 
     large: Params
@@ -65,7 +73,7 @@ class State:
 
 
 class PFedKnow(RoundBased):
-    """rate = 0 prunes nothing, and all peers weigh alike."""
+    """With rate = 0 nothing is pruned, and all peers weigh alike."""
 
     gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
@@ -125,7 +133,7 @@ class PFedKnow(RoundBased):
         return State(large, fed.initial(), torch.zeros(0, fed.classes, device=fed.device))
 
     def receive(self, client: Client, state: State) -> None:
-        if TIMES not in client.memory:  # else it has a model of its own
+        if TIMES not in client.memory:  # otherwise it has a model of its own
             client.load(state.small)
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
@@ -142,13 +150,13 @@ class PFedKnow(RoundBased):
     # The client
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Told:
-        """A client's training without labels; what the server then knows of its model."""
+        """Train a client without labels; return its mask and its logits of the labelled data."""
         slim = slimming(fed) if self.rate else None
         self.receive(client, state)
         mask = client.memory.get(MASK, slim.whole() if slim else torch.ones(0, dtype=torch.bool))
         times = client.memory.get(TIMES, 0)
         fed.down(client, pack(slim, client.params(), mask))
-        z = logits(fed, client, client.train)  # of the model as it came
+        z = logits(fed, client, client.train)  # of the model before this training
         data = Paired(client.train, z.argmax(1))
         self.train(fed, client, state, t, data, kept(slim, client, mask))
         if slim and times < self.prunings:
@@ -174,9 +182,9 @@ class PFedKnow(RoundBased):
         kept: Tensor | None,
         **how: Any,
     ) -> None:
-        """Local training on the labels of `data`; what is dropped stays 0.
+        """Train a client on the labels of `data`; dropped channels stay 0.
 
-        kept: as `kept` has it; None: nothing is dropped.  how: as `LocalSteps` takes it.
+        kept: as returned by `kept`; None: nothing is dropped.  how: as `LocalSteps` takes it.
         """
         if kept is not None:
             client.skeleton.flat.mul_(kept)
@@ -189,7 +197,7 @@ class PFedKnow(RoundBased):
     # The server
 
     def begin(self, fed: Federation, state: State) -> tuple[Params, Params, Tensor]:
-        """The server's state after its two models have learnt the labelled data."""
+        """Return the server's state after its two models have learnt the labelled data."""
         labels = torch.from_numpy(fed.public.labels).to(fed.device)
         how: dict[str, Any] = {"lr": self.server_lr, "size": self.server_batch}
         large, small, server = state.large, state.small, fed.job.models.server
@@ -210,15 +218,15 @@ class PFedKnow(RoundBased):
         return large, small, z
 
     def imitation(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """lam KL at temperature tau; logits [n, C]."""
+        """Return lam KL at temperature tau; logits [n, C]."""
         return self.lam * distil(soften(theirs, self.tau), ours, self.tau)
 
     def teach(
         self, fed: Federation, client: Client, state: State, every: Mapping[int, Told], t: int
     ) -> None:
-        """The server's work on one client's model, done where the client is; its new model.
+        """Do the server's work on one client's model, on the client's rank, and load the new model.
 
-        every: what is known of all models of the round.
+        every: mask and logits of all models of the round.
         """
         if not self.server_epochs:
             return
@@ -258,14 +266,17 @@ class PFedKnow(RoundBased):
         client.load(new)
 
     def consensus(self, every: Mapping[int, Told], k: int) -> Tensor | None:
-        """sum_l c_l p_l of the peers of client k, [N, C]; None where it has none."""
+        """Return sum_l c_l p_l of the peers of client k, [N, C]; None if it has no peers."""
         weights = peer_weights({j: told["mask"] for j, told in every.items()}, k)
         parts = [c * soften(every[j]["logits"], self.tau) for j, c in weights.items()]
         return torch.stack(parts).sum(0) if parts else None
 
 
 def slimming(fed: Federation) -> Slimming:
-    """What can be dropped of the clients' model; ConfigError where that is not known."""
+    """Return the channels of the clients' model that can be dropped.
+
+    Raises ConfigError if they are not known.
+    """
     kind = fed.architectures[0]
     try:
         units = fed.store.units(kind)
@@ -278,12 +289,15 @@ def slimming(fed: Federation) -> Slimming:
 
 
 def pack(slim: Slimming | None, model: Params, mask: Tensor) -> Params:
-    """What is sent of a model."""
+    """Return the values of a model that are sent."""
     return slim.pack(model, mask) if slim else model
 
 
 def kept(slim: Slimming | None, client: Client, mask: Tensor) -> Tensor | None:
-    """1 where a value of the client's flat vector is left, else 0, [size]; None: all are."""
+    """Return 1 where a value of the client's flat vector is left, else 0, [size].
+
+    Returns None if all values are left.
+    """
     if slim is None or mask.all():
         return None
     layout = client.skeleton.layout
@@ -291,13 +305,14 @@ def kept(slim: Slimming | None, client: Client, mask: Tensor) -> Tensor | None:
 
 
 def uncertainty(z: Tensor) -> Tensor:
-    """C / sum_c (relu(z_c) + 1) of each row, from 0 to 1; logits: [n, C]."""
+    """Return C / sum_c (relu(z_c) + 1) of each row, from 0 to 1; logits: [n, C]."""
     return z.shape[1] / (F.relu(z) + 1).sum(1)
 
 
 def choose(client: Client, z: Tensor, threshold: float) -> Shard:
-    """The client's examples of which a model with these logits, [n, C], is sure, or all where it is
-    of none, with its predictions as labels.
+    """Return the client's examples of which its model is sure, with its predictions as labels.
+
+    z: the model's logits, [n, C]. Returns all examples if it is sure of none.
     """
     sure = (uncertainty(z) < threshold).nonzero()[:, 0]
     if not len(sure):
@@ -306,8 +321,10 @@ def choose(client: Client, z: Tensor, threshold: float) -> Shard:
 
 
 def peer_weights(masks: Mapping[int, Tensor], k: int) -> dict[int, float]:
-    """c_l of all l but k: cosines of masks to that of k, over their sum; alike where none is
-    pruned, or none has a channel of that client's.
+    """Return the weight c_l of each peer l of client k.
+
+    The weights are the cosines of the peers' masks to that of k, over their sum. They are equal if
+    nothing is pruned, or if no peer has a channel of client k.
     """
     found = {
         j: similarity(masks[k], mask) if len(mask) else 1.0 for j, mask in masks.items() if j != k

@@ -1,11 +1,13 @@
-"""pFedMe: personal models near a common one, which follows them as the gradient of their Moreau
-envelopes.
+"""pFedMe: each client trains a personal model near a common model, which moves towards it.
+
+The common model descends the gradient of the Moreau envelopes of the clients' losses.
 
 Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of
-the paper (R is local.steps), the step of the personal model is the job's optimiser with local.lr.
+the paper (R is local.steps); the step of the personal model is the job's optimiser with local.lr.
+
 Deviations: the authors' code adds a small L2 term to the personal objective (here
-local.weight_decay); personal models start from the received one in each round, as in that code;
-beta > 1 is not for batch statistics.
+local.weight_decay). Personal models start from the received one in each round, as in that code.
+beta > 1 does not apply to batch statistics.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class PFedMe(RoundBased):
-    """A client's own model is its personal one; what it received and moved is uploaded and
-    forgotten.
+    """A client's own model is its personal model.
+
+    The client uploads the common model that it received and moved, and does not keep it.
     """
 
     edges: ClassVar[str] = "sums"

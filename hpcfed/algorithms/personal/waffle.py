@@ -1,17 +1,22 @@
-"""WAFFLe: weights are products of factors that all clients share and of scores that each has for
-itself; few factors serve each client.
+"""WAFFLe: weights are products of factors shared by all clients and of scores of each client.
+
+Each client uses only a few of the factors.
 
 Hao et al. (WAFFLe: Weight Anonymized Factorization for Federated Learning), 2020, arXiv:2008.05687
-(not WAFFLE, Beaussart et al., 2021, arXiv:2110.06978). The weight of a layer of client k is W_k =
-W_a diag(b_k r_k) W_b; W_a and W_b are averaged by the server, each by itself, r_k (real) and b_k
-(binary) stay with the client. b_k has the prior of an Indian buffet process, in sticks: pi_f is the
-product of v_1 ... v_f with v ~ Beta(alpha, 1). The client minimises cross-entropy + (kl / n_k) (KL
-of the sticks' Kumaraswamy posterior + KL of b's Bernoulli posterior), in training with relaxed
-draws of b and one draw of the sticks, and predicts with the factors whose posterior is above 1/2.
-Rests on the abstract; the rest is recalled, and no code is public: the number of factors (120), the
-prior and the temperature are this project's. Deviations: r_k is a point, without prior; biases and
-batch normalisation are shared as in FedAvg; convolutions are factorised as matrices [out, in *
-height * width].
+(not WAFFLE, Beaussart et al., 2021, arXiv:2110.06978).
+
+The weight of a layer of client k is W_k = W_a diag(b_k r_k) W_b. The server averages W_a and W_b,
+each by itself; r_k (real) and b_k (binary) stay with the client. b_k has the prior of an Indian
+buffet process, in its stick-breaking form: pi_f is the product of v_1 ... v_f with v ~ Beta(alpha,
+1). The client minimises cross-entropy + (kl / n_k) (KL of the sticks' Kumaraswamy posterior + KL of
+b's Bernoulli posterior). Training takes relaxed draws of b and one draw of the sticks. Prediction
+takes the factors whose posterior is above 1/2.
+
+Rests on the abstract; the rest is recalled, and no code is public. The number of factors (120), the
+prior and the temperature are this project's.
+
+Deviations: r_k is a point, without prior. Biases and batch normalisation are shared as in FedAvg.
+Convolutions are factorised as matrices [out, in * height * width].
 """
 
 from __future__ import annotations
@@ -36,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class WAFFLe(RoundBased):
-    """With personal = false nobody has scores: FedAvg of the factors, bit for bit."""
+    """With personal = false clients have no scores.
+
+    WAFFLe is then FedAvg of the factors, bit for bit.
+    """
 
     factors: PositiveInt = 120
     """F, factors of each layer."""

@@ -1,1 +1,1 @@
-"""A small common model beside each client's own; a server that trains a model of its own."""
+"""Methods with a small common model beside each client's own, or with a model on the server."""

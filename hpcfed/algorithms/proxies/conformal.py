@@ -1,9 +1,9 @@
-"""Conformal prediction sets: the classes that a model cannot rule out, with a promise of coverage.
+"""Conformal prediction sets: the classes that a model cannot rule out, with guaranteed coverage.
 
 Angelopoulos et al. (RAPS), ICLR 2021, arXiv:2009.14193. The score of a class is the sum of the
-probabilities of all that are at least as likely, itself included, and lam for each rank beyond
-k_reg; the set of an example holds the classes whose score is at most a threshold. Deviation: scores
-are not randomised, so that sets are a little larger than they need be.
+probabilities of all classes that are at least as likely, itself included, plus lam for each rank
+beyond k_reg. The set of an example holds the classes whose score is at most a threshold.
+Deviation: scores are not randomised, so sets are a little larger than necessary.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 from hpcfed.machine.devices import raised
 
-START, RATE, PASSES, SETTLED = 1.3, 0.01, 10, 0.01  # of the temperature's descent
+# the temperature's gradient descent: first value, rate, most steps, slope at which it ends
+START, RATE, PASSES, SETTLED = 1.3, 0.01, 10, 0.01
 
 
 def scores(logits: Tensor, temperature: Tensor | float, lam: Tensor | float, k_reg: int) -> Tensor:
-    """The score of each class, [n, C]; of equally likely classes the first ranks first."""
+    """Return the score of each class, [n, C]; of equally likely classes the first ranks first."""
     p = F.softmax(raised(logits) / temperature, dim=1)
     ordered, order = p.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(1, p.shape[1] + 1, device=p.device)
@@ -29,9 +30,10 @@ def scores(logits: Tensor, temperature: Tensor | float, lam: Tensor | float, k_r
 
 
 def threshold(of_labels: Tensor, alpha: float) -> Tensor:
-    """The ceil((n + 1)(1 - alpha))-th smallest of n scores of true labels, a scalar: sets of a new
-    example then hold its label with probability 1 - alpha at least. Infinite where n is too small
-    for that promise.
+    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores of true labels, a scalar.
+
+    Sets with this threshold hold the label of a new example with probability at least 1 - alpha.
+    The threshold is infinite if n is too small for that.
     """
     n = len(of_labels)
     k = math.ceil((n + 1) * (1 - alpha) - 1e-9)
@@ -41,19 +43,19 @@ def threshold(of_labels: Tensor, alpha: float) -> Tensor:
 
 
 def sets(found: Tensor, limit: Tensor | float) -> Tensor:
-    """Which classes an example's set holds, [n, C], bool; an empty set gets the likeliest class.
+    """Return which classes are in each example's set, [n, C], bool.
 
-    found: as `scores` gives them.
+    found: the result of `scores`. An empty set gets the likeliest class.
     """
     best = F.one_hot(found.argmin(1), found.shape[1]).bool()
     return (found <= limit) | best
 
 
 def fit_temperature(logits: Tensor, y: Tensor) -> Tensor:
-    """The temperature that makes the labels likely, a scalar: from 1.3 by gradient descent with
-    rate 0.01, at most ten steps, ended by one below 0.01.
+    """Return the temperature that makes the labels most likely, a scalar, by gradient descent.
 
-    The authors' code of FedType (JackqqWang/FedType) does so.
+    The descent starts at 1.3 with rate 0.01, and ends after ten steps, or at a slope below 0.01.
+    The authors' code of FedType (JackqqWang/FedType) does the same.
     """
     z, temperature = raised(logits).detach(), torch.full((), START, device=logits.device)
     for _ in range(PASSES):
@@ -66,9 +68,10 @@ def fit_temperature(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def consensus(small: Tensor, large: Tensor) -> Tensor:
-    """How far two models' sets agree, [n], in 0..1; 1 for equal sets. small, large: [n, C], bool.
+    """Return how far two models' sets agree, [n], in 0..1; 1 for equal sets.
 
-    |S_l & S_s| / |S_l | S_s| where |S_l| <= |S_s|, else |S_l & S_s| / |S_s|.
+    small, large: [n, C], bool. The result is |S_l & S_s| / |S_l | S_s| where |S_l| <= |S_s|, else
+    |S_l & S_s| / |S_s|.
     """
     both, either = (small & large).sum(1), (small | large).sum(1)
     size_s, size_l = small.sum(1), large.sum(1)
@@ -76,8 +79,10 @@ def consensus(small: Tensor, large: Tensor) -> Tensor:
 
 
 def imitation(z: Tensor, inside: Tensor, margin: float) -> Tensor:
-    """Mean over pairs of a class inside and one outside of max(0, z_out - z_in + margin), [n]; 0
-    where there is no pair. z: logits [n, C].  inside: [n, C], bool.
+    """Return the mean of max(0, z_out - z_in + margin) over pairs of classes, [n].
+
+    A pair is one class inside the set and one outside. The result is 0 if there is no pair.
+    z: logits [n, C].  inside: [n, C], bool.
     """
     pairs = inside[:, :, None] & ~inside[:, None, :]  # [n, in, out]
     apart = (z[:, None, :] - z[:, :, None] + margin).relu()

@@ -1,13 +1,15 @@
-"""FedGKT: small clients send the features of all their examples to a large server model; both learn
-from each other.
+"""FedGKT: small clients and a large server model learn from each other by features and logits.
+
+Each client sends the features of all its examples.
 
 He et al., NeurIPS 2020, arXiv:2007.14513, algorithm 1, eqs. 5-8. Labels and feature maps leave the
-clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values. Deviations:
-all clients have one architecture (the paper: any with features of one shape); the server learns
-from the clients of the round's cohort; examples are told apart by their places in the client's
-data, not by batches that must not be shuffled, as in the authors' code. The server's logits that
-clients learn from are those of its model after its training, in eval mode; the authors' code keeps
-those that its last epoch computes in train mode, while the model still changes.
+clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values.
+
+Deviations: all clients have one architecture (the paper: any with features of one shape). The
+server learns from the clients of the round's cohort. Examples are identified by their places in the
+client's data, not by batches that must not be shuffled, as in the authors' code. Clients learn from
+the logits of the server's model after its training, in eval mode; the authors' code takes those
+that its last epoch computes in train mode, while the model still changes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
     from hpcfed.models.model import Model
 
-Parcel = Mapping[str, Tensor]  # of one client: features [n, *H], logits [n, C], labels [n], int32
+Parcel = Mapping[str, Tensor]  # a client's features [n, *H], logits [n, C], labels [n], int32
 
 
 class FedGKT(RoundBased):
@@ -128,14 +130,17 @@ class FedGKT(RoundBased):
         return server
 
     def server_loss(self, out: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """The server's objective on one batch: its logits, those of the clients, and the labels."""
+        """Return the server's loss on one batch.
+
+        It depends on the server's logits, the clients' logits and the labels.
+        """
         return distil(soften(logits, self.tau), out, self.tau) + self.alpha * F.cross_entropy(
             out, labels
         )
 
 
 def refuse_models(job: Job) -> dict[str, str]:
-    """Why the job's clients cannot send features, as `refuses` has it."""
+    """Return why the job's clients cannot send features, in the form of `refuses`."""
     able = [name for name, entry in MODELS.items() if entry.stem]
     if unable := sorted(set(job.models.mix) - set(able)):
         why = (
@@ -148,19 +153,20 @@ def refuse_models(job: Job) -> dict[str, str]:
 
 @torch.no_grad()
 def feature_shape(fed: Federation) -> torch.Size:
-    """The shape of the features of one example, H."""
+    """Return the shape of the features of one example, H."""
     body = fed.module(fed.architectures[0]).model.eval().body
     return stem(body)[0](torch.zeros(1, *fed.store.form[0], device=fed.device)).shape[1:]
 
 
 def server_module(fed: Federation) -> Skeleton:
-    """The server's module, which takes features."""
+    """Return the server's module, which takes features."""
     return fed.module(fed.job.models.server, feature_shape(fed))
 
 
 def compute_features(fed: Federation, client: Client) -> dict[str, Tensor]:
-    """The client's features, logits and labels of all its training examples, in eval mode; counted
-    as its work.
+    """Return features, logits and labels of all training examples of a client, in eval mode.
+
+    The forward passes are counted as the client's work.
     """
     own = logits(fed, client, client.train)
     fed.tallies[client.id].work += FORWARD * client.n
@@ -173,16 +179,18 @@ def compute_features(fed: Federation, client: Client) -> dict[str, Tensor]:
 
 
 def distillation_data(client: Client, name: str) -> Shard:
-    """The client's training examples, with their labels alone, or beside them the logits that its
-    memory has.
+    """Return the client's training examples, with the logits in its memory beside their labels.
+
+    name: key of these logits. Without them the examples have only their labels.
     """
     known = client.memory.get(name)
     return client.train if known is None else Paired(client.train, known, with_labels=True)
 
 
 def predict_on_features(fed: Federation, client: Client, state: Params, x: Tensor) -> Tensor:
-    """Logits [n, C] of the server's model with these parameters on the client's features of
-    prepared inputs.
+    """Return logits [n, C] of the server's model on the client's features of prepared inputs.
+
+    state: parameters of the server's model.
     """
     skeleton = server_module(fed)
     skeleton.model.eval()
@@ -197,9 +205,9 @@ def train_server(
     t: int,
     **how: Any,
 ) -> Params:
-    """The server's model after training on all that was sent; on rank 0.
+    """Train the server's model on all uploads, on rank 0, and return it.
 
-    loss: (the model's logits, the clients', labels) -> scalar.  how: as `fit` takes it.
+    loss: (the model's logits, the clients' logits, labels) -> scalar.  how: as `fit` takes it.
     """
     x, own, labels = (
         torch.cat([p[part] for p in sent.values()]) for part in ("features", "logits", "labels")
@@ -216,7 +224,7 @@ def train_server(
 
 @torch.no_grad()
 def answer(fed: Federation, state: Params, parcel: Parcel) -> Tensor:
-    """The server's logits of one client's examples, [n, C], in eval mode."""
+    """Return the server's logits of one client's examples, [n, C], in eval mode."""
     skeleton = server_module(fed)
     skeleton.model.eval()
     parts: list[np.ndarray] = chunks(fed, len(parcel["features"]))

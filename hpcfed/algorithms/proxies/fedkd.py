@@ -1,20 +1,24 @@
-"""FedKD: a large own model and a small common one teach each other; only the small one travels, as
-products of small factors.
+"""FedKD: a large own model and a small common one teach each other; only the small one is sent.
 
-Wu et al., Nature Communications 2022, arXiv:2108.13323. The own model is
-the paper's mentor, models.proxy its mentee. With L = CE_own + CE_common, both descend their own
-cross-entropy + (KL to the other's soft predictions + MSE of representations) / L: the better both
-are, the more they trust each other. The common model's update after local training is sent as
-singular vectors and values of the smallest rank whose energy reaches a threshold, which rises over
-the rounds from energy_start to energy_end; the server decompresses, averages, and compresses the
-mean once more. A client that was not in the round before receives the whole common model, which is
-what it has missed. Deviations: hidden states are the representations [n, d] (the paper aligns
-layers of Transformers and their attention); W_h is trained by plain gradient steps with local.lr
-and starts as the identity; L is a constant, and at least 1e-8; teachers are constants; divergences
-are means over examples of sums over classes (the authors' code: over classes too). A tensor is sent
-as it is where factors would be longer, and a rank is at least 1 and may be full: in the authors'
-code a threshold of 1 erases the update. Their code has no W_h in its loss (preset authors). The
-bytes depend on what is learnt: what `traffic` announces is the most that they can be.
+It is sent as products of small factors.
+
+Wu et al., Nature Communications 2022, arXiv:2108.13323. The own model is the paper's mentor,
+models.proxy its mentee. With L = CE_own + CE_common, both descend their own cross-entropy + (KL to
+the other's soft predictions + MSE of representations) / L: the better both are, the more they trust
+each other.
+
+The update of the common model by local training is sent as singular vectors and values. Their rank
+is the smallest whose energy reaches a threshold, which rises over the rounds from energy_start to
+energy_end. The server decompresses, averages, and compresses the mean once more. A client that was
+not in the round before receives the whole common model, because it has missed updates. The bytes
+depend on what is learnt; `traffic` announces their upper bound.
+
+Deviations: hidden states are the representations [n, d] (the paper aligns layers of Transformers
+and their attention). W_h is trained by plain gradient steps with local.lr and starts as the
+identity. L is a constant, and at least 1e-8. Teachers are constants. Divergences are means over
+examples of sums over classes (the authors' code: means over classes too). A tensor is sent as it is
+where factors would be longer. A rank is at least 1 and may be full: in the authors' code a
+threshold of 1 erases the update. Their code has no W_h in its loss (preset authors).
 """
 
 from __future__ import annotations
@@ -42,14 +46,17 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Pair
 
-LEAST = 1e-8  # of the sum of both cross-entropies, by which the other terms are divided
+LEAST = 1e-8  # lower bound of the sum of both cross-entropies, by which the other terms are divided
 Energy = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
 class State:
-    """x: the common model.  packed: what made it from the one before, as it is sent to who has
-    that.  round: in which that was, [], int64; -1: it is the first one.
+    """The common model, and the compressed message that updates the model before it.
+
+    x: the common model.
+    packed: the message that makes x from the model before, for clients that have that model.
+    round: the round in which x was made, [], int64; -1 for the first model.
     """
 
     x: Params
@@ -58,7 +65,10 @@ class State:
 
 
 class FedKD(RoundBased):
-    """energy_start = energy_end = 1 exchanges the common model as FedAvg does, but for rounding."""
+    """With energy_start = energy_end = 1 the common model is exchanged as in FedAvg.
+
+    Only rounding differs.
+    """
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
@@ -100,7 +110,7 @@ class FedKD(RoundBased):
         return name.startswith("proxy.")
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """The most that it can be: factors are sent only where they are shorter."""
+        """Return upper bounds: factors are sent only where they are shorter."""
         bytes_ = fed.shapes(self.shared, k).nbytes
         return bytes_, bytes_
 
@@ -109,7 +119,7 @@ class FedKD(RoundBased):
         return State(x, x, torch.full((), -1, device=fed.device))
 
     def energy(self, fed: Federation, t: int) -> float:
-        """The threshold of round t."""
+        """Return the threshold of round t."""
         share = (t + 1) / fed.job.rounds
         return self.energy_start + (self.energy_end - self.energy_start) * min(share, 1.0)
 
@@ -117,7 +127,10 @@ class FedKD(RoundBased):
         client.load(state.x)
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
-        """state: W_h [d_own, d_common] as "projection", where there is one."""
+        """Return the loss of both models on one batch.
+
+        state: W_h [d_own, d_common] as "projection", if there is one.
+        """
         z_own, z_proxy = model.own.body(x), model.proxy.body(x)
         own, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
         supervised = F.cross_entropy(own, y) + F.cross_entropy(proxy, y)
@@ -129,11 +142,11 @@ class FedKD(RoundBased):
         return supervised + agree / supervised.detach().clamp(min=LEAST)
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a pair, as `needs` has it
+        model: Any = client.model  # a `Pair`, because of `needs`
         return model.proxy if self.inference == "proxy" else model
 
     def train(self, fed: Federation, client: Client, t: int) -> None:
-        """Local training of both models, and of W_h, which is in the client's memory."""
+        """Train both models, and W_h, which is in the client's memory."""
         if self.hidden != "projected":
             sgd(fed, client, t, partial(self.loss, client, Params()))
             return
@@ -151,7 +164,8 @@ class FedKD(RoundBased):
         client.memory["projection"] = w.detach()
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        known = client.memory.get("round") == int(state.round)  # it has the common model before
+        # whether the client has the previous common model
+        known = client.memory.get("round") == int(state.round)
         fed.down(client, state.packed if known or self.exchange == "weights" else state.x)
         self.receive(client, state)
         self.train(fed, client, t)

@@ -1,17 +1,19 @@
-"""FedKEMF: own models and a small knowledge network learn from each other; the server fuses the
-networks by what they say together of public data.
+"""FedKEMF: own models and a small knowledge network learn from each other on each client.
+
+The server fuses the knowledge networks: it trains one on their joint predictions for public data.
 
 Yu et al. (Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion),
-2022, arXiv:2208.07978. models.proxy is the knowledge network. A client descends
-CE(own) + KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads its knowledge
-network alone. The server starts from the mean of these networks and learns the largest logits that
-they have of unlabelled examples. Deviations: teachers are constants in the mutual learning; both
-networks take their steps at once. The authors' code (preset authors) has the mean squared
-difference of logits instead of KL, the mean of soft predictions as its teacher, and a server that
-goes on from its network of the round before, half by labels and half by the squared difference of
-probabilities at temperature 20; it draws its 5,000 labelled examples from the clients' own data,
-with replacement, and lets the gradient of one network's loss run into the other, which is not
-followed.
+2022, arXiv:2208.07978. models.proxy is the knowledge network. A client descends CE(own) +
+KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads only its knowledge network.
+The server starts from the mean of these networks and learns the largest of their logits on
+unlabelled examples.
+
+Deviations: teachers are constants in the mutual learning; both networks take their steps at once.
+The authors' code (preset authors) has the mean squared difference of logits instead of KL, and the
+mean of soft predictions as its teacher. Its server goes on from its network of the round before,
+and learns half from labels and half by the squared difference of probabilities at temperature 20.
+Not followed: it draws its 5,000 labelled examples from the clients' own data, with replacement, and
+lets the gradient of one network's loss run into the other.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class FedKEMF(RoundBased):
-    """server_epochs = 0 is FML with alpha = beta = 0.5 and twice its losses."""
+    """With server_epochs = 0 FedKEMF is FML with alpha = beta = 0.5 and twice its losses."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
@@ -109,7 +111,7 @@ class FedKEMF(RoundBased):
         return F.cross_entropy(own, y) + F.cross_entropy(proxy, y) + mutual
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a pair, as `needs` has it
+        model: Any = client.model  # a `Pair`, because of `needs`
         return model.proxy if self.inference == "proxy" else model
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
@@ -118,8 +120,9 @@ class FedKEMF(RoundBased):
     def uploads(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
     ) -> tuple[Mean, Tensor | None]:
-        """The client's knowledge network, and its logits of public data, which the server works
-        out.
+        """Return the client's knowledge network, and the network's logits of public data.
+
+        In a real federation the server computes these logits from the uploaded network.
         """
         sent, model = self.local(fed, client, state, t), client.model
         if not self.server_epochs:
@@ -128,10 +131,11 @@ class FedKEMF(RoundBased):
         return sent, outputs(fed, knowledge.proxy, public)
 
     def teacher(self, fed: Federation, logits: Mapping[int, Tensor], public: Shard) -> Tensor:
-        """The ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
+        """Return the ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
         if self.ensemble == "max":
             own = {min(logits): torch.stack(list(logits.values())).amax(0)} if logits else {}
-            best = torch.stack([z for _, z in fed.each(own)]).amax(0)  # in any order the same
+            # a maximum does not depend on the order
+            best = torch.stack([z for _, z in fed.each(own)]).amax(0)
             return soften(best, self.tau)
         keep = Params(z=torch.zeros(len(public), fed.classes, device=fed.device))
         given = {k: soften(z) if self.ensemble == "soft" else z for k, z in logits.items()}
@@ -140,8 +144,10 @@ class FedKEMF(RoundBased):
         return mean if self.ensemble == "soft" else soften(mean, self.tau)
 
     def student_loss(self, z: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        """The server's objective on one batch: its logits [n, C], and labels [n] and teacher's soft
-        predictions [n, C].
+        """Return the server's loss on one batch.
+
+        z: the server's logits [n, C].  given: labels [n], and soft predictions of the teacher [n,
+        C].
         """
         labels, target = given
         if self.distance == "kl":

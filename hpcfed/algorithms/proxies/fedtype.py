@@ -1,22 +1,24 @@
-"""FedType: a large private model that never travels, beside a small proxy, which any method for one
-architecture aggregates; each learns from the other, the private one where conformal sets agree.
+"""FedType: a large private model and a small proxy learn from each other; only the proxy is sent.
+
+Any method for one architecture aggregates the proxies. The private model learns from the proxy
+where their conformal sets agree.
 
 Wang et al. (Bridging Model Heterogeneity in Federated Learning via Uncertainty-based Asymmetrical
 Reciprocity Learning), 2024, arXiv:2407.03247. On a batch the private model g takes a step down
     CE(g) + imitation * mean_x c(x) L(x),
     L(x) = mean of max(0, z_out - z_in + margin) over classes in and outside of the proxy's set S_s,
-with its logits z, and then the proxy p down CE(p) + kl KL(g -> p). Sets are those of RAPS, with
-temperatures and thresholds of this round's models on calibration examples; c(x) is |S_g & S_s| over
-|S_g | S_s|, or over |S_s| where S_g is larger. Where the proxy's accuracy fell by D since the
-client's last round, its lam is lam_small - (1 - lam_small) D. `aggregation` says how proxies are
-trained and averaged: as FedAvg, FedProx, pFedMe or pFedBayes have it.
+with its logits z. Then the proxy p takes a step down CE(p) + kl KL(g -> p). Sets are those of RAPS,
+with temperatures and thresholds of this round's models on calibration examples. c(x) is |S_g & S_s|
+over |S_g | S_s|, or over |S_s| where S_g is larger. If the proxy's accuracy has fallen by D since
+the client's last round, its lam is lam_small - (1 - lam_small) D. `aggregation` says how proxies
+are trained and averaged: as in FedAvg, FedProx, pFedMe or pFedBayes.
 
-Deviations: calibration examples are held out of the training (`held`), and their accuracy is the
-one that may fall; the authors' code (JackqqWang/FedType, preset `authors`) calibrates on what it
-trains on, which covers less than it promises. The two models step in turn by batch, there by epoch.
-Sets are not randomised, and c(x) weighs each example, there the batch's mean weighs all. Not
-followed, being defects: there the ranking loss has the wrong sign and no gradient, the adapted lam
-is thrown away, KL is divided by the number of classes.
+Deviations: calibration examples are held out of the training (`held`), and the proxy's accuracy is
+measured on them. The authors' code (JackqqWang/FedType, preset `authors`) calibrates on its
+training examples, which gives less coverage than promised. The two models step in turn by batch, in
+the code by epoch. Sets are not randomised. c(x) weighs each example; in the code the batch's mean
+weighs all. Not followed, being defects: in the code the ranking loss has the wrong sign and no
+gradient, the adapted lam is thrown away, and KL is divided by the number of classes.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Layout
     from hpcfed.models.model import Pair
 
-SETS = "sets/"  # before the names of what a client's sets are made with
-FIELDS = {  # of each aggregation
+SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
+FIELDS = {  # the fields that only one aggregation has
     "fedprox": ("mu",),
     "pfedme": ("inner_steps", "lam", "eta"),
     "pfedbayes": ("inner_steps", "zeta", "rho", "eps_std"),
@@ -57,8 +59,9 @@ FIELDS = {  # of each aggregation
 
 
 class FedType(RoundBased):
-    """imitation = 0 and kl = 0: local training of the private models beside the aggregation of
-    proxies alone.
+    """With imitation = 0 and kl = 0 the private models and the proxies are trained independently.
+
+    Private models are then trained locally, and proxies as in the method of `aggregation`.
     """
 
     accepts: ClassVar[str] = "any models"
@@ -133,7 +136,7 @@ class FedType(RoundBased):
         return bytes_, bytes_
 
     def trained(self, fed: Federation, k: int) -> list[str]:
-        """The names of the proxy's parameters."""
+        """Return the names of the proxy's parameters."""
         return [n for n in fed.store.layout(fed.architectures[k]).params if self.shared(n)]
 
     def init(self, fed: Federation) -> Params:
@@ -144,7 +147,10 @@ class FedType(RoundBased):
         return Params({**proxy, **Params(rho).prefixed(RHO)})
 
     def receive(self, client: Client, state: Params) -> None:
-        """The common proxy; of distributions a client has its own once it has trained."""
+        """Load the common proxy.
+
+        With pFedBayes a client that has trained keeps its own distribution instead.
+        """
         if "rho" not in client.memory:
             client.load(means(state))
 
@@ -152,11 +158,14 @@ class FedType(RoundBased):
         return score_server(fed, fed.job.models.proxy, state.under("proxy."))
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a pair, as `needs` has it
+        model: Any = client.model  # a `Pair`, because of `needs`
         return model.proxy if self.inference == "proxy" else model
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
-        """The private model's; state: with what sets are made with, where it imitates."""
+        """Return the private model's loss.
+
+        state: also holds the temperatures, costs and thresholds of the sets, if the model imitates.
+        """
         z = model.own(x)
         value = F.cross_entropy(z, y)
         made = state.under(SETS)
@@ -175,7 +184,7 @@ class FedType(RoundBased):
         return value + self.imitation * (weight * apart).mean()
 
     def proxy_loss(self, given: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
-        """The proxy's, without what pFedMe and pFedBayes add."""
+        """Return the proxy's loss, without the terms of pFedMe and pFedBayes."""
         z = model.proxy(x)
         value = F.cross_entropy(z, y)
         if self.kl:
@@ -185,7 +194,7 @@ class FedType(RoundBased):
         return value
 
     def calibrate(self, fed: Federation, client: Client, data: Shard) -> Params:
-        """Temperature, cost of a class and threshold of both models on these examples."""
+        """Return temperature, cost of a class and threshold of both models on these examples."""
         model: Any = client.model.eval()
         y, made = torch.from_numpy(data.labels).to(fed.device), Params()
         costs = {"own": self.lam_large, "proxy": self.lam_small}
@@ -204,7 +213,7 @@ class FedType(RoundBased):
         return Params(made).prefixed(SETS)
 
     def split(self, fed: Federation, client: Client) -> tuple[Shard, Shard]:
-        """Examples to train on, and those to calibrate on: the same in all rounds."""
+        """Return the examples to train on and those to calibrate on, the same in all rounds."""
         apart = round(self.held * client.n) if self.imitation else 0
         if not apart or apart == client.n:
             return client.train, client.train
@@ -241,20 +250,20 @@ class Proxy:
         self.loss = partial(method.proxy_loss, given)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
-        """What follows on a batch; returns the loss."""
+        """Take the proxy's step on a batch and return its loss."""
         value = self.steps.value(self.loss, x, y)
         self.steps.backward(value)
         self.optimiser.step()
         return value.detach()
 
     def end(self) -> Params:
-        """What is uploaded."""
+        """Return the proxy's upload."""
         keep_moments(self.client, self.optimiser, self.settings, "proxy")
         return self.client.params(self.method.shared)
 
 
 class Personal(Proxy):
-    """In a round of pFedMe."""
+    """A client's proxy in a round of pFedMe."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -276,7 +285,7 @@ class Personal(Proxy):
 
 
 class Gaussian(Proxy):
-    """In a round of pFedBayes; as there, the personal distribution stays with the client."""
+    """A client's proxy in a round of pFedBayes; the personal distribution stays with the client."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -295,7 +304,7 @@ class Gaussian(Proxy):
         )
 
     def flatten(self, layout: Layout, values: Params) -> Tensor:
-        """The proxy's parameters as one new vector, in the layout's order."""
+        """Return the proxy's parameters as one new vector, in the layout's order."""
         vector = self.client.skeleton.flat.new_zeros(layout.n_params)
         for name, view in layout.views(vector).items():
             if name in self.optimiser.names:
@@ -318,7 +327,7 @@ class Gaussian(Proxy):
         return value
 
     def personal_step(self, x: Any, y: Tensor) -> Tensor:
-        """As pFedBayes' `personal_step`, on the proxy's part of the model."""
+        """Take the step of pFedBayes' `personal_step` on the proxy's part of the model."""
         skeleton, method, rho = self.client.skeleton, self.method, self.rho
         mine = skeleton.flat[self.at]
         mu = mine.clone()
@@ -358,7 +367,7 @@ PROXIES: dict[str, type[Proxy]] = {
 
 @torch.no_grad()
 def said(model: nn.Module, x: Any) -> Tensor:
-    """Logits in eval mode, of a model in train mode, which stays as it is."""
+    """Return logits in eval mode, and leave the model in train mode."""
     model.eval()
     z = model(x)
     model.train()

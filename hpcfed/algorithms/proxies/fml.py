@@ -1,10 +1,12 @@
-"""FML: each client trains its own model and a small common one, which learn from each other; only
-that is shared.
+"""FML: each client's own model and a small common model learn from each other.
+
+Only the common model is shared.
 
 Shen et al. (Federated Mutual Learning), 2020, arXiv:2006.16765, eqs. 5 and 6. The common model is
-the paper's meme model, here models.proxy. Deviations: none; teachers are constants, and the
-divergence is a mean over examples of a sum over classes (one public port divides by the number of
-classes as well).
+the paper's meme model, here models.proxy.
+
+Deviations: none. Teachers are constants, and the divergence is a mean over examples of a sum over
+classes (one public port divides by the number of classes as well).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FML(RoundBased):
-    """alpha = beta = 1 is local training of the own models beside FedAvg of the common one."""
+    """With alpha = beta = 1 the own models are trained locally, and the common one as in FedAvg."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
@@ -49,5 +51,5 @@ class FML(RoundBased):
         return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a pair, as `needs` has it
+        model: Any = client.model  # a `Pair`, because of `needs`
         return model.proxy if self.inference == "proxy" else model

@@ -1,15 +1,19 @@
-"""GHN: clients with different models share a graph hyper-network, which makes the weights of each
-model from its graph.
+"""GHN: clients with different models share a graph hyper-network that makes their weights.
+
+It makes the weights of each model from the model's graph.
 
 Litany et al. (Federated Learning with Heterogeneous Architectures using Graph HyperNetworks), 2022,
-arXiv:2201.08459. Client k has the graph A_k of its network, which it never sends, and w_k =
-GHN_theta(A_k). It minimises cross-entropy of w_k with respect to theta by local training, and sends
-theta; the server averages theta, and messages have one size whatever a client's network is. Rests
-on the abstract and on notes about the paper; no code is public, so the sizes of the hyper-network
-are this project's. Deviations: edges follow the order of the layers in the network, so a shortcut
-is a link of that chain; the decoder makes 64 values at a time of a node's state and their place in
-the tensor, for all shapes alike; statistics of batch normalisation are not made and stay with their
-client.
+arXiv:2201.08459. Client k has the graph A_k of its network, which it never sends, and the weights
+w_k = GHN_theta(A_k). Local training minimises the cross-entropy of w_k with respect to theta, and
+the client sends theta. The server averages theta; messages have one size, whatever a client's
+network is.
+
+Rests on the abstract and on notes about the paper; no code is public, so the sizes of the
+hyper-network are this project's.
+
+Deviations: edges follow the order of the layers in the network, so a shortcut is a link of that
+chain. The decoder makes 64 values at a time from a node's state and their place in the tensor, for
+all shapes alike. Statistics of batch normalisation are not made and stay with their client.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from hpcfed.models.variants import name_variant
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
-HYPER = "body.hyper."  # names of the hyper-network's parameters
+HYPER = "body.hyper."  # prefix of the names of the hyper-network's parameters
 
 
 class GHN(RoundBased):
-    """FedAvg of the hyper-network."""
+    """GHN is FedAvg of the hyper-network."""
 
     accepts: ClassVar[str] = "any models"
     keeps_weights: ClassVar[bool | None] = True

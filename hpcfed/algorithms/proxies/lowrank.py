@@ -1,7 +1,6 @@
-"""Matrices as products of small factors, by their singular values: what a client sends instead of
-them.
+"""Matrices as products of small factors, by singular value decomposition, for shorter messages.
 
-Packed `Params` have, of a tensor NAME, either NAME itself or "NAME/u" [m, r], "NAME/s" [r] and
+Packed `Params` have, for a tensor NAME, either NAME itself or "NAME/u" [m, r], "NAME/s" [r] and
 "NAME/v" [r, n], where r (m + n + 1) < m n. Kernels of convolutions are matrices [outputs, inputs *
 height * width]; tensors of one dimension stay as they are.
 """
@@ -19,9 +18,9 @@ PARTS = ("u", "s", "v")
 
 
 def pack(values: Mapping[str, Tensor], energy: float) -> Params:
-    """The values with each matrix as factors of the smallest rank >= 1 that has this energy, where
-    that is shorter.
+    """Return the values with each matrix as factors, where these are shorter.
 
+    The factors have the smallest rank >= 1 that reaches this energy.
     energy: share of the sum of squared singular values, in (0, 1]; at 1 the product is the matrix
     but for rounding.
     """
@@ -37,8 +36,9 @@ def pack(values: Mapping[str, Tensor], energy: float) -> Params:
 
 
 def factorise(value: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """u [m, r], s [r], v [r, n] with u diag(s) v near the value as a matrix [m, n]; None where it
-    is no shorter.
+    """Return u [m, r], s [r], v [r, n] with u diag(s) v close to the value as a matrix [m, n].
+
+    Returns None if the factors are not shorter.
     """
     matrix = value.flatten(1)
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
@@ -49,15 +49,13 @@ def factorise(value: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | N
 
 
 def needed_rank(s: Tensor, energy: float) -> int:
-    """The smallest number, 1 at least, of the largest singular values that have this share of the
-    sum of squares.
-    """
+    """Return the smallest rank, at least 1, whose singular values reach this energy."""
     sums = s.double().square().cumsum(0)
     return min(int((sums < energy * sums[-1]).sum()) + 1, len(s))
 
 
 def unpack(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
-    """The values that were packed, of the names and shapes of `like`."""
+    """Return the values that were packed, with the names and shapes of `like`."""
     return Params(
         {
             name: packed[name] if name in packed else product(packed, name).reshape(value.shape)
@@ -67,6 +65,6 @@ def unpack(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Params:
 
 
 def product(packed: Mapping[str, Tensor], name: str) -> Tensor:
-    """u diag(s) v of one packed matrix."""
+    """Return u diag(s) v of one packed matrix."""
     u, s, v = (packed[f"{name}/{part}"] for part in PARTS)
     return (u * s) @ v

@@ -1,1 +1,1 @@
-"""Different models that meet on public data."""
+"""Methods whose clients have different models and exchange knowledge on public data."""

@@ -1,8 +1,8 @@
-"""A pull on representations: a client's, of examples that all parties have, towards a target.
+"""A loss term that draws a client's representations of shared examples towards a target.
 
-FedHeNN's local objective, apart from what the target is. The gradient goes through as many examples
-as there are for each local step, so they pass the model in chunks of evaluate.batch, each computed
-anew in the backward pass: memory is that of one chunk, not of all of them.
+This is FedHeNN's local objective, whatever the target is. Each local step takes the gradient
+through all shared examples. They therefore pass the model in chunks of evaluate.batch, and the
+backward pass computes each chunk again: memory is needed for one chunk, not for all examples.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ def add_alignment(
     weight: float,
     every: int = 1,
 ) -> Loss:
-    """A loss with weight * distance of the client's representations of the data on top.
+    """Return the loss plus weight * distance of the client's representations of the data.
 
     every: only the first of so many steps has the term, at the same weight.
     """
     steps = count()
 
     def whole(model: Model, x: Any, y: Tensor) -> Tensor:
-        value = loss(model, x, y)  # first, for it moves the batch statistics that the term reads
+        # first, because it moves the batch statistics that the term reads
+        value = loss(model, x, y)
         if next(steps) % every:
             return value
         z = raised(compute_representations(fed, client, data))
-        with full(z.device):  # in bfloat16 the distance would be one of roundings
+        with full(z.device):  # in bfloat16 rounding errors would dominate the distance
             return value + weight * distance(z)
 
     return whole
 
 
 def compute_representations(fed: Federation, client: Client, data: Shard) -> Tensor:
-    """The client's representations of these examples, [n, d], in eval mode and with gradient;
-    counted as its work.
+    """Return the client's representations of these examples, [n, d], in eval mode with gradient.
+
+    The passes are counted as the client's work.
     """
     model = client.model
 
@@ -72,11 +74,11 @@ def compute_representations(fed: Federation, client: Client, data: Shard) -> Ten
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is as in evaluation: it draws nothing and leaves its batch statistics
-    alone.
+    """Put the model into eval mode inside the context, and restore it afterwards.
 
-    Recurrent layers without dropout work alike in both modes and stay in training: cuDNN wants that
-    for gradients.
+    It then draws no random numbers and leaves its batch statistics alone. Recurrent layers without
+    dropout work alike in both modes and stay in training mode, because cuDNN requires that for
+    gradients.
     """
     training = model.training
     model.eval()

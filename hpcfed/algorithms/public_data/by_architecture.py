@@ -1,4 +1,4 @@
-"""A server with one model for each architecture of its clients, as one state: "KIND/name"."""
+"""A server's state with one model for each architecture of its clients, named "KIND/name"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def join_models(models: Mapping[str, Params]) -> Params:
-    """Models by architecture as one state."""
+    """Return models by architecture as one state."""
     return Params(
         {
             name: v
@@ -27,10 +27,9 @@ def join_models(models: Mapping[str, Params]) -> Params:
 
 
 def score_groups(fed: Federation, state: Params) -> dict[str, float]:
-    """Accuracy on the whole test split of each architecture's model and of the mean of their
-    logits; collective.
+    """Return each architecture's accuracy on the whole test split, and that of the mean logits.
 
-    Nothing where there is one architecture.
+    Collective. Returns an empty dictionary for a single architecture.
     """
     kinds = sorted(set(fed.architectures))
     if len(kinds) == 1:

@@ -3,7 +3,7 @@
 Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction aggregation (ERA) is
 eq. 12. A client trains on its own data, predicts some public examples, receives the aggregate and
 learns it by cross-entropy. With models.server the server learns it too, and its model is evaluated
-as common. Deviations: none.
+as the common one. Deviations: none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DSFL(RoundBased):
-    """distil_epochs = 0 is local training, bit for bit."""
+    """With distil_epochs = 0 DS-FL is local training, bit for bit."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
@@ -80,7 +80,7 @@ class DSFL(RoundBased):
     def predictions(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
     ) -> Mean:
-        """The client's soft predictions of the public examples, after training on its own."""
+        """Train the client on its own data; return its soft predictions of the public examples."""
         sgd(fed, client, t, partial(self.loss, client, state))
         return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
 

@@ -1,19 +1,23 @@
-"""FCCL: clients correlate their scores of public examples with the mean of all, and learn on from
-what they and their first model knew.
+"""FCCL: clients correlate their logits of public examples with the mean logits of all clients.
+
+Then they train on their own data, with their last and their first model as teachers.
 
 Huang et al. (Learn from Others and Be Yourself in Heterogeneous Federated Learning), CVPR 2022,
 doi:10.1109/CVPR52688.2022.00985; the authors' code has it beside FCCL+, arXiv:2309.16286.
-A round: the cohort sends its logits of some public examples and receives their mean; each client
-makes the cross-correlation M of both over a batch, [C, C], approach 1 on the diagonal and -1
-elsewhere; then it trains on its own data by cross-entropy + KL to its model at the end of its last
-round (inter) + KL to its model of before the first round, trained on its own data alone (intra).
+
+In a round the cohort sends its logits of some public examples and receives their mean. Each client
+computes the cross-correlation M of both over a batch, [C, C], and draws it to 1 on the diagonal and
+to -1 elsewhere. Then it trains on its own data by cross-entropy + KL to its model at the end of its
+last round (inter) + KL to its model from before the first round, trained on its own data alone
+(intra).
+
 Deviations: logits are exchanged once a round, as in the paper; the authors' code does so for each
 public batch, with a new Adam each time. Their codes replace the client's own part of the mean by
 the logits of its last round's model (own_entry = "previous", which is what a client has just sent)
-or by those that it has now ("current"); the standard deviations are those of M's own divisor, B,
-and a constant logit counts as 0, where the code divides the unbiased ones by B. Both teachers
-see examples without augmentation, in eval mode. A client trains its first model in its first round.
-The code's variant that averages weights too, for one architecture, is left out.
+or by those that it has now ("current"). The standard deviations are those of M's own divisor, B,
+and a constant logit counts as 0; the code divides the unbiased ones by B. Both teachers see
+examples without augmentation, in eval mode. A client trains its first model in its first round. The
+code's variant that averages weights too, for one architecture, is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class FCCL(RoundBased):
-    """public_epochs = pretrain_epochs = inter = 0 is local training, bit for bit."""
+    """With public_epochs = pretrain_epochs = inter = 0 FCCL is local training, bit for bit."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
@@ -98,7 +102,7 @@ class FCCL(RoundBased):
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Any) -> Tensor:
         if isinstance(y, Tensor):
             return super().loss(client, state, model, x, y)
-        (labels, soft), z = y, model(x)  # soft: [b, 2, C], inter and intra; 0 where there is none
+        (labels, soft), z = y, model(x)  # soft: [b, 2, C], inter and intra; 0 for a missing teacher
         value = F.cross_entropy(z, labels)
         for i, weight in enumerate((self.inter, self.intra)):
             if weight:
@@ -106,8 +110,10 @@ class FCCL(RoundBased):
         return value
 
     def correlate(self, share: Tensor, model: Model, x: Any, others: Tensor) -> Tensor:
-        """The public objective.  share, []: of the client's logits of now in its target.  others:
-        [b, C], the rest of that.
+        """Return the loss on a batch of public examples.
+
+        share, []: share of the client's present logits in its target.  others: [b, C], the rest of
+        the target.
         """
         z = model(x)
         return cross_correlation(z, others + share * z.detach(), self.lam)
@@ -115,7 +121,10 @@ class FCCL(RoundBased):
     def answer(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
     ) -> tuple[Mean, Tensor | None]:
-        """What the client sends, and what its teachers say of its own examples, [n, 2, C]."""
+        """Return the client's upload, and its teachers' soft predictions of its own examples.
+
+        The soft predictions are [n, 2, C]; None without a teacher.
+        """
         if self.pretrain_epochs and "intra" not in client.memory:
             how: dict[str, Any] = {"epochs": self.pretrain_epochs, "phase": "pretrain"}
             sgd(fed, client, t, partial(self.loss, client, state), **how)
@@ -139,8 +148,9 @@ class FCCL(RoundBased):
         share: float,
         teachers: Tensor | None,
     ) -> None:
-        """Public, then local training.  own, share: the client's logits in the mean, and its part
-        of that.
+        """Train the client on public data, then on its own.
+
+        own, share: the client's logits in the mean, and its share of the mean.
         """
         mean = fed.down(client, data.soft)
         if self.public_epochs and not (self.own_entry == "excluded" and share == 1):

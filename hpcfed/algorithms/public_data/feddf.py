@@ -1,12 +1,14 @@
-"""FedDF: FedAvg for each architecture, then each mean learns from all clients' models together.
+"""FedDF: FedAvg for each architecture; each mean model then learns from all clients' models.
 
 Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the
 mean of its models and learns the mean logits of all uploaded models on public data. A group without
-a client in the cohort stays as it is. Deviations: the student is kept that has the least
-distillation loss on held-out public data; the authors look at the accuracy. The teacher is the mean
-of logits, as in the paper; the public code averages the divergences from the single models.
-drop_worst needs labels there, as theirs; whoever is left out counts neither as a teacher nor in the
-mean. Students' batch statistics end as those of public data.
+a client in the cohort stays as it is.
+
+Deviations: the student with the least distillation loss on held-out public data is kept; the
+authors look at the accuracy. The teacher is the mean of logits, as in the paper; the public code
+averages the divergences from the single models. drop_worst needs labels there, as theirs does. A
+dropped client counts neither as a teacher nor in the mean. Students' batch statistics end as those
+of public data.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class FedDF(RoundBased):
-    """steps = 0 is FedAvg in each architecture, with one architecture bit for bit."""
+    """With steps = 0 FedDF is FedAvg in each architecture.
+
+    With one architecture it is FedAvg, bit for bit.
+    """
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
@@ -94,7 +99,10 @@ class FedDF(RoundBased):
         return super().columns(fed, state) | more
 
     def uploads(self, fed: Federation, client: Client, state: Params, t: int) -> tuple[Mean, Mean]:
-        """The client's model, and its answers to the public data, which the server works out."""
+        """Return the client's model, and the model's logits of the public data.
+
+        In a real federation the server computes these logits from the uploaded model.
+        """
         (sent,) = self.local(fed, client, state, t).parts
         answer, good = answer_public(fed, client, self.validation, self.drop_worst)
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
@@ -123,12 +131,12 @@ class FedDF(RoundBased):
 
 
 def answer_public(fed: Federation, client: Client, held: float, least: float) -> tuple[Mean, float]:
-    """A client's logits of all public data as its part of a mean, and its weight there, 0 or 1.
+    """Return a client's logits of all public data as its part of a mean, and its weight, 0 or 1.
 
-    It is the server that works them out, from the uploaded model.  held: share of the public data
-    held out.
-    least: a client whose accuracy there is below so many times that of guessing, 1 / C, gets weight
-    0.
+    In a real federation the server computes these logits from the uploaded model.
+    held: share of the public data held out.
+    least: a client gets weight 0 if its accuracy on the held-out data is below `least` times that
+    of guessing, 1 / C.
     """
     z = outputs(fed, client.model.eval(), fed.public)  # [N, C]
     _, apart = split_holdout(fed, len(fed.public), held)
@@ -148,10 +156,11 @@ def train_students(
     t: int,
     **how: Any,
 ) -> Params:
-    """The state after a student of each of the cohort's architectures has learnt the teacher's
-    logits, [N, C].
+    """Train a student of each of the cohort's architectures; return the new state.
 
-    A student starts from its architecture's model in the state.  how: as `fit_targets` takes it.
+    A student starts from its architecture's model in the state and learns the teacher's logits, [N,
+    C].
+    how: as `fit_targets` takes it.
     """
     data = Paired(fed.public, soften(teacher, tau))
 

@@ -1,18 +1,22 @@
-"""Fed-ET: small models of several architectures, trained by FedAvg each, teach a large one on the
-server.
+"""Fed-ET: small models of several architectures teach a large model on the server.
 
 Cho et al. (Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated
-Learning), IJCAI 2022, arXiv:2204.12703. A round: FedAvg within each architecture; on public
-examples x the logits z_k(x) of the uploaded models are weighted by their variance over classes,
-a_k(x) = Var z_k / sum_l Var z_l, for a confident model's logits vary more; the server's model
-learns the label of their sum, CE(student, argmax sum_k a_k z_k) + lam KL(q || student), where q is
-the softmax of the same sum over the models that disagree with that label (their a_k scaled to sum
-1); an example on which all agree has no such term. Then layers of the server's model go into the
-small ones. Deviations: the authors have published no code; the three steps are the paper's, while
-the formulas of a_k and q and lam = 0.05 rest on descriptions of it, and optimiser and length of the
-server's training are our choice. The layers that go over, there a representation layer that all
-models have, are the tensors that `transfer` names and that have one shape in both models: by
-default the head, the one layer that all models of hpcfed have in common.
+Learning), IJCAI 2022, arXiv:2204.12703. A round has three steps:
+
+- FedAvg within each architecture.
+- The uploaded models' logits z_k(x) of public examples x are weighted by their variance over
+  classes, a_k(x) = Var z_k / sum_l Var z_l, because a confident model's logits vary more. The
+  server's model learns the label of their sum,
+  CE(student, argmax sum_k a_k z_k) + lam KL(q || student). Here q is the softmax of the same sum
+  over the models that disagree with that label (their a_k scaled to sum 1). An example on which
+  all agree has no such term.
+- Layers of the server's model are copied into the small ones.
+
+Deviations: the authors have published no code. The three steps are the paper's; the formulas of a_k
+and q and lam = 0.05 rest on descriptions of it; optimiser and length of the server's training are
+our choice. In the paper the copied layer is a representation layer that all models have. Here all
+tensors are copied that `transfer` names and that have one shape in both models: by default the
+head, the one layer that all models of hpcfed have in common.
 """
 
 from __future__ import annotations
@@ -43,14 +47,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """server: the large model.  models: the small ones, "ARCHITECTURE/name"."""
+    """The server's models.
+
+    server: the large model.  models: the small ones, "ARCHITECTURE/name".
+    """
 
     server: Params
     models: Params
 
 
 class FedET(RoundBased):
-    """server_epochs = 0 is FedAvg in each architecture, with one architecture bit for bit."""
+    """With server_epochs = 0 Fed-ET is FedAvg in each architecture.
+
+    With one architecture it is FedAvg, bit for bit.
+    """
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
@@ -97,17 +107,20 @@ class FedET(RoundBased):
     def uploads(
         self, fed: Federation, client: Client, state: State, t: int
     ) -> tuple[Mean, Tensor | None]:
-        """The client's model, and its logits of the public data, which the server works out."""
+        """Return the client's model, and the model's logits of the public data.
+
+        In a real federation the server computes these logits from the uploaded model.
+        """
         (sent,) = self.local(fed, client, state, t).parts
         model = Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
         answered = self.server_epochs > 0
         return model, outputs(fed, client.model.eval(), fed.public) if answered else None
 
     def targets(self, fed: Federation, answers: Mapping[int, Tensor]) -> Tensor:
-        """What the student learns of each public example, [N, 2, C]: the consensus as one label,
-        and q, 0 where all models agree.
+        """Return the student's targets for each public example, [N, 2, C].
 
-        answers: logits [N, C] of this rank's clients.  Collective.
+        They are the consensus as one label, and q, which is 0 where all models agree.
+        answers: logits [N, C] of this rank's clients. Collective.
         """
         like = torch.zeros(len(fed.public), fed.classes, device=fed.device)
 
@@ -118,15 +131,16 @@ class FedET(RoundBased):
             return fed.mean(parts, keep=Params(z=keep), per="row", counted=False)["z"]
 
         spread = {k: z.var(1, correction=0) for k, z in answers.items()}
-        label = weighted(spread, like).argmax(1)  # of logits that are all alike: any
+        label = weighted(spread, like).argmax(1)  # any label if all logits are equal
         other = {k: v * (answers[k].argmax(1) != label) for k, v in spread.items()}
         diverse = weighted(other, like + torch.nan)
         q = torch.where(diverse.isnan(), 0.0, F.softmax(diverse, dim=1))
         return torch.stack([F.one_hot(label, fed.classes).float(), q], 1)
 
     def student_loss(self, z: Tensor, target: Tensor) -> Tensor:
-        """The server's objective on one batch; z: [n, C], target: [n, 2, C], as `targets` has
-        it.
+        """Return the server's loss on one batch.
+
+        z: [n, C].  target: [n, 2, C], as returned by `targets`.
         """
         value = F.cross_entropy(z, target[:, 0])
         return value + self.lam * distil(target[:, 1], z) if self.lam else value
@@ -158,7 +172,10 @@ class FedET(RoundBased):
         return State(server, self.carry_over(server, models))
 
     def carry_over(self, server: Params, models: Params) -> Params:
-        """The small models with the server's layers that `transfer` names, where shapes agree."""
+        """Return the small models with the server's layers that `transfer` names.
+
+        Only tensors of the same name and shape are copied.
+        """
         moved = server.pick(lambda name: name.startswith(self.transfer))
 
         def new(name: str, value: Tensor) -> Tensor:

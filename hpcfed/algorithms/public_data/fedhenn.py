@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.training.local import Loss
 
-# of the weight of the distance; t: rounds from 1
+# growth of the weight of the distance; t: rounds from 1
 GROWTH: dict[str, Callable[[int], float]] = {
     "constant": lambda t: 1.0,
     "sqrt": math.sqrt,
@@ -53,7 +53,10 @@ PREVIOUS = "previous"  # in the state: whether each client was in the last round
 
 
 class FedHeNN(RoundBased):
-    """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
+    """With eta0 = 0 the homogeneous setting is FedAvg, the heterogeneous one local training.
+
+    Both are equal bit for bit.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
     keeps_weights: ClassVar[bool | None] = True
@@ -132,11 +135,11 @@ class FedHeNN(RoundBased):
 
     @property
     def looks_back(self) -> bool:
-        """Whether the mean runs over the cohort of the round before."""
+        """Whether the mean is taken over the cohort of the round before."""
         return self.setting == "heterogeneous" and self.mean_over == "previous"
 
     def init(self, fed: Federation) -> Params:
-        if self.looks_back:  # the state is who took part in the round before, [K]
+        if self.looks_back:  # the state says who took part in the round before, [K]
             return Params({PREVIOUS: torch.zeros(fed.K, dtype=torch.bool, device=fed.device)})
         return super().init(fed)
 
@@ -144,7 +147,7 @@ class FedHeNN(RoundBased):
         return state.pick(lambda name: name != PREVIOUS)
 
     def members(self, fed: Federation, state: Params, cohort: list[int]) -> list[int]:
-        """The clients whose kernels are averaged."""
+        """Return the clients whose kernels are averaged."""
         if self.looks_back:
             return state[PREVIOUS].nonzero()[:, 0].tolist()
         return list(range(fed.K)) if self.mean_over == "all" else cohort
@@ -214,7 +217,7 @@ def distance_to(
 
 
 def cka_to(target: Tensor, method: FedHeNN) -> Distance:
-    """1 - CKA to a kernel that `similarity.normalise_kernel` made."""
+    """Return the distance 1 - CKA to a kernel that `similarity.normalise_kernel` made."""
     if method.kernel == "linear":
         return lambda z: 1 - similarity.cka_to_kernel(z, target)
     return lambda z: 1 - similarity.cka(similarity.rbf_kernel(z, method.bandwidth), target)
@@ -264,13 +267,13 @@ def mean_of_clients(
 
 
 def kernel_weight(client: Client, method: FedHeNN) -> float:
-    """The client's weight in the mean kernel."""
+    """Return the client's weight in the mean kernel."""
     capacity = client.skeleton.layout.n_params
     return float({"uniform": 1, "samples": client.n, "capacity": capacity}[method.client_weights])
 
 
 def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:
-    """Bytes that client k of the cohort receives, the mean kernel, and sends."""
+    """Return the bytes that client k of the cohort downloads, the mean kernel, and uploads."""
     if not method.eta0:
         return 0, 0
     size = min(method.rad_size, len(fed.public))
@@ -278,8 +281,9 @@ def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:
 
 
 def upload_bytes(model: Params, size: int, method: FedHeNN) -> int:
-    """Bytes of what a client sends: its model, or its representations [L, d], or the half of its
-    kernel [L, L].
+    """Return the bytes of a client's upload.
+
+    It is the model, the representations [L, d], or one half of the kernel [L, L].
     """
     if method.upload == "kernel":
         return BYTES * size * (size + 1) // 2

@@ -1,10 +1,12 @@
-"""FedMD: clients agree on their scores of public examples, each with an architecture of its own.
+"""FedMD: clients with different architectures agree on their logits of public examples.
 
-Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before its first round everybody learns the labels
-of the public data, then its own (transfer learning); in a round the cohort sends its logits of some
-public examples, receives their mean (the consensus), approaches it (digest) and goes on with its
-own data (revisit). Deviations: transfer_epochs instead of training to convergence; the digest's
-loss, open in the paper, is that of the authors' code.
+Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before the first round every client learns the
+labels of the public data, then its own (transfer learning). In a round the cohort sends its logits
+of some public examples, receives their mean (the consensus), approaches it (digest) and goes on
+with its own data (revisit).
+
+Deviations: transfer_epochs instead of training to convergence. The digest's loss, open in the
+paper, is that of the authors' code.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class FedMD(RoundBased):
-    """digest_epochs = 0 without transfer is local training, bit for bit."""
+    """With digest_epochs = 0 and without transfer FedMD is local training, bit for bit."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
@@ -80,7 +82,10 @@ class FedMD(RoundBased):
         return Params()
 
     def transfer(self, fed: Federation, client: Client, state: Params, t: int) -> None:
-        """What comes before a client's first round, once; its memory says that it is done."""
+        """Do a client's transfer learning, once, before its first round.
+
+        Its memory records that it is done.
+        """
         if self.transfer_epochs and "transferred" not in client.memory:
             loss = partial(self.loss, client, state)
             how: dict[str, Any] = {"epochs": self.transfer_epochs}

@@ -1,18 +1,24 @@
-"""Hetero-SSFL: clients with different models learn without labels, each from two views of its
-examples, and their representations of common examples are drawn to the mean of all.
+"""Hetero-SSFL: clients with different models learn without labels, by similar representations.
+
+Each client learns from two views of its examples. Its representations of common examples are drawn
+to the mean of all clients.
 
 Makhija et al. (Federated Self-supervised Learning for Heterogeneous Clients), 2022,
-arXiv:2205.12493: FedHeNN without labels. Client k minimises SSL_k(w_k) + mu (1 - CKA(K_k, K)) with
-the linear kernel K_k = Z_k Z_k^T of its representations of unlabelled examples that all clients
-have (RAD), and the mean K of the kernels that the cohort sends at the start of the round, which is
-constant in it. Weights are not exchanged. SSL is SimSiam's (Chen and He, CVPR 2021,
-arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 - cos(h(z_2), z_1) / 2 with a predictor h of each
-client, and no gradient through the second arguments. Rests on the abstract and on one file of a
-third-party port: no code of the authors is public; the values of mu and of the number of examples
-are this project's. Deviations: z is the representation, without a projection network; the predictor
-has no batch normalisation; kernels have length 1 before they are averaged, so that none outweighs
-the others. To be evaluated each client fits its head to its labels after each round, on
+arXiv:2205.12493: FedHeNN without labels.
+
+Client k minimises SSL_k(w_k) + mu (1 - CKA(K_k, K)). K_k = Z_k Z_k^T is the linear kernel of its
+representations of unlabelled examples that all clients have (RAD). K is the mean of the kernels
+that the cohort sends at the start of the round, and is constant in it. Weights are not exchanged.
+SSL is SimSiam's (Chen and He, CVPR 2021, arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 -
+cos(h(z_2), z_1) / 2 with a predictor h of each client, and no gradient through the second
+arguments. For evaluation each client fits its head to its labels after each round, on
 representations of the trained body, which never sees a label.
+
+Rests on the abstract and on one file of a third-party port: no code of the authors is public. The
+values of mu and of the number of examples are this project's.
+
+Deviations: z is the representation, without a projection network. The predictor has no batch
+normalisation. Kernels have length 1 before they are averaged, so that none outweighs the others.
 """
 
 from __future__ import annotations
@@ -42,14 +48,14 @@ if TYPE_CHECKING:
 
 
 class HeteroSSFL(RoundBased):
-    """mu = 0 is self-supervised training of each client alone, bit for bit."""
+    """With mu = 0 each client trains alone by self-supervision, bit for bit."""
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     views: ClassVar[int] = 2
     keeps_weights: ClassVar[bool | None] = True
     variants: ClassVar[tuple[str, ...]] = (name_variant("predictor"),)
-    kernel: ClassVar[str] = "linear"  # as `Kernel` asks
+    kernel: ClassVar[str] = "linear"  # as `Kernel` requires
     bandwidth: ClassVar[float] = 1.0
 
     mu: NonNegativeFloat = 1.0
@@ -81,7 +87,7 @@ class HeteroSSFL(RoundBased):
         return BYTES * size**2, self.upload_bytes(size, fed.shapes(k=k)["head.weight"].shape[1])
 
     def upload_bytes(self, size: int, d: int) -> int:
-        """Bytes of a kernel [size, size], of which one half is sent, or of representations."""
+        """Return the bytes of one half of a kernel [size, size], or of representations."""
         return BYTES * (size * (size + 1) // 2 if self.upload == "kernel" else size * d)
 
     def loss(self, client: Client, state: Params, model: Any, x: Any, y: Any) -> Tensor:
@@ -89,7 +95,7 @@ class HeteroSSFL(RoundBased):
         return 1 - 0.5 * (likeness(model.predictor(one), two) + likeness(model.predictor(two), one))
 
     def mean_kernel(self, fed: Federation, rad: Shard, cohort: list[int]) -> Tensor:
-        """The mean of the cohort's kernels, made ready as a target, [L, L]; collective."""
+        """Return the mean of the cohort's kernels, normalised as a target, [L, L]; collective."""
 
         def represented(client: Client) -> Tensor:
             return represent(fed, client, rad)
@@ -119,7 +125,7 @@ class HeteroSSFL(RoundBased):
         rad: Shard | None,
         mean: Tensor | None,
     ) -> None:
-        """One client's round: without labels, and then its head."""
+        """Train one client without labels, and then its head."""
         loss: Loss = partial(self.loss, client, state)
         if rad is not None and mean is not None:
             target = fed.down(client, mean)
@@ -140,11 +146,11 @@ class HeteroSSFL(RoundBased):
 
 
 def likeness(prediction: Tensor, target: Tensor) -> Tensor:
-    """Mean cosine of the rows of two [n, d]; the second is a constant."""
+    """Return the mean cosine of the rows of two [n, d]; the second is a constant."""
     return F.cosine_similarity(prediction, target.detach()).mean()
 
 
 def fit_head(model: Any, x: Any, y: Any) -> Tensor:
-    """Cross-entropy of the head alone; y: labels and representations."""
+    """Return the cross-entropy of the head alone; y: labels and representations."""
     labels, z = y
     return F.cross_entropy(model.head(z), labels)

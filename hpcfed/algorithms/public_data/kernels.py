@@ -1,4 +1,4 @@
-"""Kernels of clients' representations of examples that all of them see, and their mean."""
+"""Kernels of clients' representations of examples that all clients have, and their mean."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpcfed.training import similarity
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
-STRIP = 256  # rows of the kernels that are averaged at a time, at most,
-MEMORY = 1 << 28  # and as few as fit into so many bytes for all clients together
+STRIP = 256  # largest number of rows of the kernels that are averaged at a time
+MEMORY = 1 << 28  # bytes that these rows may take for all clients together
 BYTES = 4  # of a float32
 
 
 class Settings(Protocol):
-    """What a method says of its kernels, as FedHeNN's fields have it."""
+    """The options of a method's kernels; FedHeNN's fields describe them."""
 
     @property
     def kernel(self) -> str: ...
@@ -33,9 +33,9 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel of a representation z [L, d], factor * k(z_p, z_q), of which only strips are in
-    memory.
+    """The kernel of a representation z [L, d], factor * k(z_p, z_q).
 
+    Only strips of it are in memory.
     precision: 1 / (2 sigma^2) of an RBF kernel; None: linear.
     """
 
@@ -45,11 +45,10 @@ class Kernel:
 
     @classmethod
     def of(cls, z: Tensor, method: Settings) -> Kernel:
-        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has
-        length 1.
+        """Return the method's kernel of a representation z [L, d].
 
-        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as
-        the others.
+        With kernel_norm = "frobenius" its centred form has length 1. A kernel that is constant up
+        to rounding becomes 0: scaled, its rounding errors would count as much as the other kernels.
         """
         rbf = method.kernel == "rbf"
         made = cls(
@@ -65,7 +64,7 @@ class Kernel:
         return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
+        """Return rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
         few, rest = self.z[start:stop], self.z[start:]
         if self.precision is None:
             return self.factor * (few @ rest.T)
@@ -75,15 +74,16 @@ class Kernel:
 def mean_of_kernels(
     fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int
 ) -> Tensor:
-    """The exact weighted mean of all clients' kernels, [L, L], symmetric; collective, nothing is
-    counted.
+    """Return the exact weighted mean of all clients' kernels, [L, L], symmetric.
+
+    Collective; no bytes are counted.
 
     kernels, weights: of this rank's clients, by id.  size: L.
     """
     whole = torch.zeros(size, size, device=fed.device)
     strip = max(
         1, min(STRIP, MEMORY // (BYTES * size * fed.K))
-    )  # of all clients, so that all ranks agree
+    )  # depends on all clients, so that all ranks agree
     for start in range(0, size, strip):
         stop = min(start + strip, size)
         parts = (

@@ -1,15 +1,18 @@
-"""KT-pFL: each client learns from a mixture of all predictions that is its own; the mixtures'
-coefficients learn too.
+"""KT-pFL: each client learns from its own mixture of all clients' predictions.
+
+The coefficients of the mixtures are learnt too.
 
 Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et
-al., ICPP 2022, doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members
-alone, their rows scaled to sum 1; rows are projected onto the simplex; the penalty's step never
-overshoots; distil_lr is the objective's lambda. Preset "authors" has what their code has:
-coeff_distance = "mse" for the coefficients alone, softmax = true; but not its step, which adapts to
-the gradient, nor its order: in a round it first updates the coefficients and distils, by the
-updated ones, and trains on own data afterwards. Here, as in the paper's algorithm, clients train,
-then distil by the coefficients of the round before, which are updated last.
-With share = "weights" no source says how far clients go: all the way to their mixtures by default.
+al., ICPP 2022, doi:10.1145/3545008.3545073, table 3.
+
+Deviations: a cohort mixes only its own members, their rows scaled to sum 1. Rows are projected onto
+the simplex. The penalty's step never overshoots. distil_lr is the objective's lambda. Preset
+"authors" has what their code has: coeff_distance = "mse" for the coefficients alone, softmax =
+true; but neither its step, which adapts to the gradient, nor its order. In a round their code first
+updates the coefficients, distils by the updated ones, and trains on own data afterwards. Here, as
+in the paper's algorithm, clients train, then distil by the coefficients of the round before, which
+are updated last. With share = "weights" no source says how far clients go: by default they go all
+the way to their mixtures.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-WHOLE = 0.5  # learning rate whose one step down ||w - theta||^2 ends at theta
-TINY = 1e-30  # a soft prediction that has underflowed to 0 still has a logarithm
+WHOLE = 0.5  # learning rate with which one step down ||w - theta||^2 ends at theta
+TINY = 1e-30  # lower bound: a soft prediction that has underflowed to 0 still has a logarithm
 Distance = Literal["kl", "mse"]
 
 
 class KTpFL(RoundBased):
-    """Without distillation it is Local, bit for bit."""
+    """Without distillation KT-pFL is Local, bit for bit."""
 
     gathers_uploads: ClassVar[bool] = True
 
@@ -102,7 +105,7 @@ class KTpFL(RoundBased):
         if self.ramp:
             why = "algorithm.ramp stands instead of it"
             found |= {"local.epochs": why, "local.steps": why}
-        elif self.share == "weights" or not self.distil:  # else distillation has more steps
+        elif self.share == "weights" or not self.distil:  # otherwise distillation has more steps
             found |= single_step(job)
         return found
 
@@ -115,13 +118,13 @@ class KTpFL(RoundBased):
 
     def init(self, fed: Federation) -> Params:
         if self.share == "weights":
-            fed.start_alike()  # models are mixed that began alike
+            fed.start_alike()  # mixed models must begin alike
         return Params(
             coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device)
         )
 
     def receive(self, client: Client, state: Params) -> None:
-        """Nothing: clients keep their models."""
+        """Do nothing: clients keep their models."""
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         epochs = min(t + 1, self.ramp) or None
@@ -137,10 +140,10 @@ class KTpFL(RoundBased):
     def learn_predictions(
         self, fed: Federation, cohort: Sequence[int], rows: Tensor, t: int
     ) -> Tensor:
-        """Each client of the cohort learns from its mixture of soft predictions; returns the
-        gradient for the rows.
+        """Train each client of the cohort on its mixture of soft predictions.
 
-        rows: [m, m], a row for each of the cohort, float64, each of sum 1.
+        Returns the gradient for the rows.
+        rows: [m, m], a row for each client of the cohort, float64, each of sum 1.
         """
         data = fed.public.pick(fed.draw_public(t, self.public))
         gathered = fed.gather(
@@ -167,8 +170,9 @@ class KTpFL(RoundBased):
         return fed.on_root(lambda: of_predictions(rows, soft, distance))
 
     def move_weights(self, fed: Federation, cohort: Sequence[int], rows: Tensor, t: int) -> Tensor:
-        """Each client of the cohort descends ||w_n - theta_n||^2 to its mixture of models; returns
-        the gradient for the rows.
+        """Let each client of the cohort descend ||w_n - theta_n||^2 to its mixture of models.
+
+        Returns the gradient for the rows.
 
         The models go from rank to rank one after the other; a rank keeps its own clients' models
         and mixtures. Batch statistics move as weights do.
@@ -180,7 +184,7 @@ class KTpFL(RoundBased):
             for k, model in own.items():
                 mixed[k] += other.map(Tensor.double) * float(rows[cohort.index(k), j])
                 gram[k].append(inner(model, other))
-        # of the difference, after so many steps
+        # share of the difference that is left after these steps
         left = (1 - 2 * (self.distil_lr or WHOLE)) ** self.distil
         for client in fed.mine(cohort):
             theta = fed.down(client, mixed[client.id].map(Tensor.float))
@@ -191,10 +195,9 @@ class KTpFL(RoundBased):
 
 
 def among(coeff: Tensor, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The rows and columns of these clients, each row scaled to sum 1, and what it summed to: [m,
-    m], [m, 1].
+    """Return the rows and columns of these clients, [m, m], scaled to row sums 1, and the old sums.
 
-    A row that gives these clients nothing is uniform here.
+    The old sums of the rows are [m, 1]. A row that gives these clients nothing becomes uniform.
     """
     rows = coeff[list(ks)][:, list(ks)]
     mass = rows.sum(1, keepdim=True)
@@ -202,18 +205,18 @@ def among(coeff: Tensor, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def put(coeff: Tensor, ks: Sequence[int], rows: Tensor, mass: Tensor) -> Tensor:
-    """The coefficients with these clients' new rows: the inverse of `among`."""
+    """Return the coefficients with these clients' new rows: the inverse of `among`."""
     new, at = coeff.clone(), torch.as_tensor(list(ks), device=coeff.device)
     new[at[:, None], at] = rows * mass
     return new
 
 
 def of_predictions(rows: Tensor, soft: Tensor, distance: Distance = "kl") -> Tensor:
-    """Gradient with respect to the rows, [m, m], of each client's distance from its mixture to its
-    own prediction.
+    """Return the gradient of each client's distance from its mixture to its own prediction.
 
-    soft: [m, U, C], float64.  With g_n = sum_m c_nm s_m: KL(g_n || s_n), or the squared distance of
-    both; summed over classes, mean over the U examples.
+    The gradient is with respect to the rows, [m, m].
+    soft: [m, U, C], float64.  With g_n = sum_m c_nm s_m the distance is KL(g_n || s_n), or the
+    squared distance of both; it is summed over classes, with the mean over the U examples.
     """
     mixed = torch.tensordot(rows, soft, 1)
     slope = (
@@ -225,8 +228,9 @@ def of_predictions(rows: Tensor, soft: Tensor, distance: Distance = "kl") -> Ten
 
 
 def of_weights(rows: Tensor, gram: Tensor) -> Tensor:
-    """Gradient with respect to the rows, [m, m], of ||w_n - sum_m c_nm w_m||^2; gram: [m, m], <w_i,
-    w_j>.
+    """Return the gradient with respect to the rows, [m, m], of ||w_n - sum_m c_nm w_m||^2.
+
+    gram: [m, m], <w_i, w_j>.
     """
     return 2 * (rows @ gram - gram)
 
@@ -234,8 +238,7 @@ def of_weights(rows: Tensor, gram: Tensor) -> Tensor:
 def update_coefficients(
     rows: Tensor, gradient: Tensor, lr: float, rho: float, softmax: bool = False
 ) -> Tensor:
-    """One gradient step with the penalty rho ||c - 1/m||^2, then each row back to one that sums to
-    1.
+    """Take one gradient step with the penalty rho ||c - 1/m||^2, and return rows of sum 1.
 
     The step is at most 1 / (2 rho), beyond which the penalty alone would overshoot.
     softmax: rows become softmax(5 c), as in the authors' code, instead of the nearest point of the
@@ -247,8 +250,9 @@ def update_coefficients(
 
 
 def simplex(rows: Tensor) -> Tensor:
-    """The nearest point, to each row, of those that are >= 0 and sum to 1. Duchi et al., ICML 2008,
-    figure 1.
+    """Return for each row the nearest point that is >= 0 and sums to 1.
+
+    Duchi et al., ICML 2008, figure 1.
     """
     falling, count = (
         rows.sort(dim=1, descending=True).values,
@@ -260,17 +264,18 @@ def simplex(rows: Tensor) -> Tensor:
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """<a, b> over all tensors, in float64."""
+    """Return <a, b> over all tensors, in float64."""
     return sum(
         float(torch.vdot(a[name].flatten().double(), b[name].flatten().double())) for name in a
     )
 
 
 def mixture_loss(target: Tensor, logits: Tensor, tau: float, distance: Distance = "kl") -> Tensor:
-    """How far a student is from its mixture: KL(target || softmax(logits / tau)), or the squared
-    distance of both.
+    """Return the distance of a student from its mixture.
 
-    target: [n, C], probabilities.  logits: [n, C].  Summed over classes, mean over examples.
+    It is KL(target || softmax(logits / tau)), or the squared distance of both, summed over classes,
+    with the mean over examples.
+    target: [n, C], probabilities.  logits: [n, C].
     """
     if distance == "kl":
         return distil(target, logits / tau)

@@ -1,27 +1,33 @@
-"""pFedHR: the server cuts the clients' models into blocks, puts new models together of them, and
-gives each client the one that is most like its own as a teacher.
+"""pFedHR: the server reassembles blocks of the clients' models into new models, as their teachers.
+
+Each client gets as a teacher the new model that is most similar to its own.
 
 Wang et al. (Towards Personalized Federated Learning via Heterogeneous Model Reassembly), NeurIPS
-2023, arXiv:2308.08643. A round: clients descend CE + lam KL(c || w) on their own data, where c is
-the teacher that they got when they last took part (eq. 6), and send their models w. The server
-groups the blocks of all of them in K groups by dis = 1 / (CKA of inputs + CKA of outputs) on public
-data (eq. 3); a candidate is a row of blocks in natural order (each deeper in its model than the
-one before, and of no earlier operation) in which all operations and all groups are represented;
-where widths differ, ReLU(W x + b) is between two blocks. Candidates learn the public data, labelled
-by cross-entropy or unlabelled by SimCLR's loss; client n gets the one whose logits of public data
-have the largest mean cosine to those of its own model.
+2023, arXiv:2308.08643.
+
+In a round clients descend CE + lam KL(c || w) on their own data and send their models w. Here c is
+the teacher that they got when they last took part (eq. 6). The server puts the blocks of all models
+into K groups by dis = 1 / (CKA of inputs + CKA of outputs) on public data (eq. 3). A candidate is a
+row of blocks in natural order (each deeper in its model than the one before, and of no earlier
+operation) that has all operations and all groups. Where widths differ, ReLU(W x + b) is put between
+two blocks. Candidates learn the public data, labelled by cross-entropy or unlabelled by SimCLR's
+loss. Client n gets the candidate whose logits of public data have the largest mean cosine to those
+of its own model.
+
 Rests on the paper's equations and on the authors' code (JackqqWang/pfedHR), which differ much.
-Deviations: candidates are drawn, each alike, among all that the rules allow, and are all of them
-where there are no more than `candidates`; the paper searches, the code draws rows of 4 to 6 blocks.
-Where no row has all groups, those count that have most. The centre of a group is the block nearest
-to the others of it, with the farthest blocks as first centres (the code averages features padded
-with ones); features of maps are their means over places. The first block is the first of its
+
+Deviations: candidates are drawn with equal probability among all that the rules allow. If there are
+no more than `candidates` of them, all are taken. The paper searches, the code draws rows of 4 to 6
+blocks. If no row has all groups, the rows with the most groups count. The centre of a group is its
+block nearest to the others, with the farthest blocks as first centres (the code averages features
+padded with ones). Features of maps are their means over places. The first block is the first of its
 model, and the last a head; the code puts a linear layer before every block, and a new one at the
-end. The KL is that of soft predictions with the teacher as target, seen without augmentation; the
-paper prints its arguments the other way round (kl_reverse), the code has cross-entropy with raw
-logits as targets. Clients' models are compared as they are; the code trains copies of them on the
-public data first. Not followed, being defects: blocks that candidates share are trained in all of
-them; who did not take part in the round before restarts from its first weights.
+end. The KL is that of soft predictions with the teacher as target; the teacher sees examples
+without augmentation. The paper prints its arguments the other way round (kl_reverse); the code has
+cross-entropy with raw logits as targets. Clients' models are compared as they are; the code trains
+copies of them on the public data first. Not followed, being defects: in the code, blocks that
+candidates share are trained in all of them; a client that did not take part in the round before
+restarts from its first weights.
 """
 
 from __future__ import annotations
@@ -61,17 +67,17 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-Source = TypeVar("Source", bound=Hashable)  # whose blocks they are: a client, or an architecture
-CUT: WeakKeyDictionary[Skeleton, tuple[Block, ...]] = WeakKeyDictionary()  # found once
-MOST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by federation: `traffic` down
-IMAGES = 4  # dimensions of a batch of them
-EXAMPLES = 2  # with which models are cut
+Source = TypeVar("Source", bound=Hashable)  # owner of blocks: a client, or an architecture
+CUT: WeakKeyDictionary[Skeleton, tuple[Block, ...]] = WeakKeyDictionary()  # blocks, found once
+MOST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by federation: bytes down of `traffic`
+IMAGES = 4  # dimensions of a batch of images
+EXAMPLES = 2  # size of the batch with which models are cut
 FAR = 1e6  # the distance of blocks that have nothing in common
-ITERATIONS = 10  # of the grouping, at most, as in the authors' code
+ITERATIONS = 10  # upper limit for the grouping, as in the authors' code
 
 
 class PFedHR(RoundBased):
-    """lam = 0 is local training, bit for bit."""
+    """With lam = 0 pFedHR is local training, bit for bit."""
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
@@ -134,7 +140,7 @@ class PFedHR(RoundBased):
         return False
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Its model, and at most the largest candidate that could be."""
+        """Return bytes: down at most the largest possible candidate, up the client's model."""
         if not self.lam:
             return 0, 0
         if fed not in MOST:
@@ -168,7 +174,10 @@ class PFedHR(RoundBased):
         return F.cross_entropy(z, labels) + self.lam * self.distance(teacher, z)
 
     def distance(self, teacher: Tensor, z: Tensor) -> Tensor:
-        """KL of the teacher's and the own soft predictions; teacher: probabilities, z: logits."""
+        """Return the KL of the teacher's and the own soft predictions.
+
+        teacher: probabilities, [n, C].  z: logits, [n, C].
+        """
         if not self.kl_reverse:
             return distil(teacher, z)
         own = F.log_softmax(z, dim=1)
@@ -176,7 +185,7 @@ class PFedHR(RoundBased):
         return (own.exp() * (own - teacher.clamp(min=least).log())).sum(1).mean()
 
     def train(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
-        """One client's training beside the teacher of its last round, if it has one; its model."""
+        """Train one client with the teacher of its last round, if it has one; return its model."""
         soft, data = client.memory.get("teacher"), client.train
         data = data if soft is None else Paired(data, soft, with_labels=True)
         sgd(fed, client, t, partial(self.loss, client, state), data=data)
@@ -209,8 +218,9 @@ class PFedHR(RoundBased):
     def sources(
         self, fed: Federation, sent: Mapping[int, Params], models: Mapping[int, Params]
     ) -> tuple[dict[Any, str], dict[Any, Params]]:
-        """The architecture and the weights of each model that is cut: the clients' own, or their
-        mean by architecture; collective.
+        """Return the architecture and the weights of each model that is cut; collective.
+
+        These are the clients' own models, or with `merge` their mean for each architecture.
         """
         kinds = {k: fed.architectures[k] for k in models}
         if not self.merge:
@@ -232,7 +242,10 @@ class PFedHR(RoundBased):
         t: int,
         i: int,
     ) -> tuple[Params, Tensor]:
-        """Candidate i after it has learnt the public data, and its logits of these, [N, C]."""
+        """Return candidate i after it has learnt the public data, and its logits of that data.
+
+        The logits are [N, C].
+        """
         row = row_of(fed, kinds, pieces)
         with rng.scoped(fed.seed, "stitches", t, i):
             params = row.initial([sources[piece.source] for piece in pieces])
@@ -257,13 +270,15 @@ class PFedHR(RoundBased):
         return params, outputs(fed, row.predictor(params), fed.public)
 
     def public_batch(self, fed: Federation, draws: torch.Generator, rows: np.ndarray) -> Any:
-        """Inputs and labels, or two views."""
+        """Return inputs and labels of public examples, or two views of them."""
         x, y = fed.public.batch(rows)
         return (fed.prepare(x), y) if self.public_labels else inputs(fed, x, 2, draws)
 
     def public_loss(self, row: Row, params: Params, batch: Any) -> Tensor:
-        """A candidate's objective: cross-entropy, or SimCLR's loss of representations (Chen et al.,
-        ICML 2020, arXiv:2002.05709, eq. 1): the other view of an image is the one positive.
+        """Return a candidate's loss: cross-entropy, or without labels SimCLR's loss.
+
+        SimCLR's loss compares representations (Chen et al., ICML 2020, arXiv:2002.05709, eq. 1);
+        the other view of an image is the only positive.
         """
         if self.public_labels:
             return F.cross_entropy(row.logits(params, batch[0]), batch[1])
@@ -276,7 +291,7 @@ class PFedHR(RoundBased):
 
 
 def blocks(fed: Federation, kind: str) -> tuple[Block, ...]:
-    """The blocks of an architecture, as the server's module of it has them."""
+    """Return the blocks of an architecture, from the server's module of it."""
     skeleton = fed.module(kind)
     if skeleton not in CUT:
         x = zeros(fed.store.form[0], EXAMPLES, fed.store.vocabulary, fed.device)
@@ -285,21 +300,22 @@ def blocks(fed: Federation, kind: str) -> tuple[Block, ...]:
 
 
 def spaced(x: Tensor) -> Tensor:
-    """Values from -1 to 1 in the place of zeros; tokens stay."""
+    """Return values from -1 to 1 in the place of zeros; tokens stay."""
     if not x.is_floating_point():
         return x
     return torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)
 
 
 def row_of(fed: Federation, kinds: Mapping[Any, str], pieces: Sequence[Piece]) -> Row:
-    """The row of these blocks, in the server's modules."""
+    """Return the row of these blocks, in the server's modules."""
     return Row([blocks(fed, kinds[piece.source])[piece.i] for piece in pieces])
 
 
 @torch.no_grad()
 def features(fed: Federation, kind: str, params: Params) -> list[Tensor]:
-    """What stands before each block of a model and behind the last, for all public data: [N, c]
-    each, maps as their means over places.
+    """Return the inputs of each block of a model and the last block's output, for all public data.
+
+    Each is [N, c]; maps are replaced by their means over places.
     """
     row = Row(blocks(fed, kind))
     row.train(False)
@@ -315,14 +331,15 @@ def features(fed: Federation, kind: str, params: Params) -> list[Tensor]:
 
 
 def first(fed: Federation) -> Any:
-    """One public example, prepared."""
+    """Return one public example, prepared."""
     return fed.prepare(fed.public.batch(np.zeros(1, int))[0])
 
 
 def flat(x: Any) -> Tensor:
-    """Values of each example, [n, c]; of maps their means over places, of modalities all together.
+    """Return the values of each example, [n, c]; of maps their means, of modalities all together.
 
-    A copy: layers that follow may work in place.
+    The means are over places. The result is a copy, because the layers that follow may work in
+    place.
     """
     if isinstance(x, Mapping):
         return torch.cat([flat(x[name]) for name in sorted(x)], 1)
@@ -330,9 +347,9 @@ def flat(x: Any) -> Tensor:
 
 
 def distances(fed: Federation, between: Mapping[Source, Sequence[Tensor]]) -> Tensor:
-    """dis of each two blocks, [T, T], in the sources' order; collective. Eq. 3.
+    """Return dis of each two blocks, [T, T], in the sources' order; collective. Eq. 3.
 
-    between: of each source what stands before its blocks and behind the last.
+    between: for each source the inputs of its blocks and the last block's output.
     """
     made = [[similarity.ready(z) for z in given] for given in between.values()]
     ends = [pair for given in made for pair in pairwise(given)]
@@ -349,19 +366,20 @@ def distances(fed: Federation, between: Mapping[Source, Sequence[Tensor]]) -> Te
 def dissimilarity(
     x: similarity.Ready, y: similarity.Ready, other_x: similarity.Ready, other_y: similarity.Ready
 ) -> float:
-    """1 / (CKA of the inputs + CKA of the outputs) of two blocks; at least 0.5, that of a block to
-    itself.
+    """Return 1 / (CKA of the inputs + CKA of the outputs) of two blocks.
+
+    The result is at least 0.5, that of a block to itself.
     """
     alike = similarity.agreement(x, other_x) + similarity.agreement(y, other_y)
     return 1 / max(float(alike), 1 / FAR)
 
 
 def group(distance: np.ndarray, K: int) -> list[int]:
-    """The group of each block, [T], from 0; no group is empty.
+    """Return the group of each block, [T], from 0; no group is empty.
 
-    K-means as far as distances alone allow: a centre is the block with the least sum of distances
-    in its group. The first centre is that of all blocks, each further one the block farthest from
-    those before.
+    This is K-means as far as distances alone allow: a centre is the block with the least sum of
+    distances in its group. The first centre is that of all blocks; each further one is the block
+    farthest from the centres before.
     """
     centres = [int(distance.sum(1).argmin())]
     while len(centres) < min(K, len(distance)):
@@ -395,7 +413,7 @@ class Reassembly(Generic[Source]):
     """All rows of blocks that the rules allow, counted without being listed.
 
     every: the blocks of each source.  member: the group of each block, in the sources' order;
-    default: one.  longest: most blocks of a row; 0: any.
+    default: one group.  longest: largest number of blocks of a row; 0: any.
     """
 
     def __init__(
@@ -409,7 +427,7 @@ class Reassembly(Generic[Source]):
         pieces = [Piece(s, i, b, g) for (s, i, b), g in zip(flat, found, strict=True)]
         self.pieces = sorted(pieces, key=lambda piece: piece.block.depth)
         kinds = sorted({piece.block.kind for piece in pieces})
-        self.marks = [  # what each piece contributes, as bits: its group, above them its operation
+        self.marks = [  # each piece's contribution as bits: its group, above them its operation
             1 << p.group | 1 << (max(found) + 1 + kinds.index(p.block.kind)) for p in self.pieces
         ]
         self.groups = (1 << (max(found) + 1)) - 1  # the bits of groups
@@ -418,7 +436,7 @@ class Reassembly(Generic[Source]):
 
     @cached_property
     def following(self) -> list[list[int]]:
-        """The pieces that may follow each."""
+        """The pieces that may follow each piece."""
         pieces = self.pieces
         return [
             [j for j in range(a + 1, len(pieces)) if fits(pieces[a].block, pieces[j].block)]
@@ -427,8 +445,9 @@ class Reassembly(Generic[Source]):
 
     @cached_property
     def ways(self) -> list[list[dict[int, int]]]:
-        """By most blocks left (from 1) and first piece: how many rows to a head there are, by what
-        they contribute.
+        """Number of rows from each piece to a head, by their groups and operations.
+
+        The first index is the largest number of blocks left, minus 1, the second the first piece.
         """
         made: list[list[dict[int, int]]] = []
         for left in range(1, self.longest + 1):
@@ -448,26 +467,29 @@ class Reassembly(Generic[Source]):
 
     @cached_property
     def wanted(self) -> set[int]:
-        """What rows contribute that have the most operations, and among these the most groups."""
+        """Contributions of the rows with the most operations, and among these the most groups."""
         masks = {m for a in self.starts() for m in self.ways[-1][a]}
         score = {m: ((m & ~self.groups).bit_count(), (m & self.groups).bit_count()) for m in masks}
         return {m for m in masks if score[m] == max(score.values())}
 
     def starts(self) -> list[int]:
-        """The pieces that take the data."""
+        """Return the pieces that take the data."""
         return [a for a, piece in enumerate(self.pieces) if piece.block.first]
 
     def completions(self, a: int, left: int, seen: int) -> int:
-        """Rows from this piece on that are allowed after what was seen."""
+        """Return the number of allowed rows from this piece on.
+
+        left: largest number of their blocks.  seen: contributions of the pieces before this one.
+        """
         return sum(n for m, n in self.ways[left - 1][a].items() if seen | m in self.wanted)
 
     @cached_property
     def size(self) -> int:
-        """How many rows there are; may be more than `len` could say."""
+        """Number of rows; it may exceed what `len` can return."""
         return sum(self.completions(a, self.longest, 0) for a in self.starts())
 
     def row(self, number: int) -> tuple[Piece[Source], ...]:
-        """The row of this number, from 0 to size - 1."""
+        """Return the row of this number, from 0 to size - 1."""
         found: list[Piece[Source]] = []
         options, seen = self.starts(), 0
         for left in range(self.longest, 0, -1):
@@ -487,7 +509,7 @@ class Reassembly(Generic[Source]):
         return map(self.row, range(self.size))
 
     def draw(self, n: int, g: np.random.Generator) -> list[tuple[Piece[Source], ...]]:
-        """n different rows, each as likely as any other; all where there are no more."""
+        """Return n different rows, each as likely as any other; all if there are no more than n."""
         if self.size <= n:
             return list(self)
         numbers: dict[int, None] = {}
@@ -496,7 +518,7 @@ class Reassembly(Generic[Source]):
         return [self.row(number) for number in numbers]
 
     def most_bytes(self) -> int:
-        """Bytes of the largest row, whatever it contributes."""
+        """Return the bytes of the largest row, whatever it contributes."""
         best: list[list[int]] = []
         for left in range(1, self.longest + 1):
             new = []
@@ -526,7 +548,7 @@ def reassembly(
     K: int,
     longest: int,
 ) -> Reassembly:
-    """The rows that the rules allow of these models, whose blocks are in K groups; collective."""
+    """Return the rows of blocks of these models that the rules allow, with K groups; collective."""
     between = fed.spread(sources, lambda s: features(fed, kinds[s], sources[s]))
     member = group(distances(fed, between).numpy(), K)
     return Reassembly({s: blocks(fed, kinds[s]) for s in sources}, member, longest)
@@ -535,9 +557,9 @@ def reassembly(
 def closest(
     fed: Federation, models: Mapping[int, Params], made: Sequence[Tensor]
 ) -> dict[int, int]:
-    """For each client the candidate with the largest mean cosine of logits; collective.
+    """Return for each client the candidate with the largest mean cosine of logits; collective.
 
-    models: of the clients.  made: logits of the candidates, [N, C] each.
+    models: the models of the clients.  made: logits of the candidates, [N, C] each.
     """
 
     def choose(k: int) -> int:

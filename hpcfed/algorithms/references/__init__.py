@@ -1,1 +1,1 @@
-"""References: local, central, FedSGD."""
+"""Reference methods: local training, central training and FedSGD."""

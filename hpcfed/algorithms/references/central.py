@@ -1,9 +1,9 @@
-"""Central training: one model trained on all clients' data pooled, the upper bound of the papers'
-tables.
+"""Central training: one model is trained on the pooled data of all clients.
 
-No traffic is counted: only indices of examples are known everywhere, no data move. Rank 0 trains,
-the others wait. One round trains local.epochs epochs over all data, so it sees as many examples as
-a round of FedAvg in which all clients take part.
+It is the upper bound of the papers' tables. No traffic is counted: only indices of examples are
+known everywhere, no data move. Rank 0 trains while the others wait. One round trains local.epochs
+epochs over all data, so it sees as many examples as a round of FedAvg in which all clients take
+part.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""FedSGD: each client of the cohort sends one gradient over all of its data; the server takes one
-step.
+"""FedSGD: each client of the cohort sends one gradient over all its data; the server takes a step.
 
 McMahan et al., AISTATS 2017, arXiv:1602.05629, section 2. Clients send the step -lr * gradient
 (and, where a model has them, the change of its batch statistics), which has the gradient's size.
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FedSGD(RoundBased):
-    """Equal to FedAvg with one full batch and plain SGD, up to rounding."""
+    """FedSGD equals FedAvg with one full batch and plain SGD, up to rounding."""
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 

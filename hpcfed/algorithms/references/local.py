@@ -1,8 +1,8 @@
 """Local training: each client of the cohort trains alone, nothing is exchanged.
 
-The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the two
-views and the loss of FedClassAvg's clients, a comparison that separates what federation adds from
-what they add; preset = "authors" has the same values of that loss for both.
+It is the baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the
+two views and the loss of FedClassAvg's clients. This comparison separates the gain of federation
+from the gain of these two. preset = "authors" has the same values of that loss for both methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Local(RoundBased):
-    """Nothing is shared, so all clients may differ."""
+    """Clients share nothing, so all of them may have different models."""
 
     edges: ClassVar[str] = ""
     accepts: ClassVar[str] = "any models"

@@ -1,1 +1,1 @@
-"""Sub-models of several widths of one global model."""
+"""Methods whose clients train sub-models of one global model, in several widths or depths."""

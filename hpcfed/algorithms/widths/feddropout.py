@@ -1,10 +1,10 @@
 """Federated Dropout: each client trains a random part of the model, drawn anew in every round.
 
-Caldas et al., 2018, arXiv:1812.07210, section 3: the same number of units of each layer is dropped
+Caldas et al., 2018, arXiv:1812.07210, section 3. The same number of units of each layer is dropped
 at random, so that the sub-model is a smaller dense model; the server puts it back in its place.
-Deviations: widths may differ by client; each value is averaged over the clients that have it; what
-travels is not compressed; the representation and the units that a residual sum ties are dropped
-too; gradients are clipped, as by the methods that it is compared with. The scaler is that of
+Deviations: widths may differ by client. Each value is averaged over the clients that have it.
+Messages are not compressed. The representation and the units that a residual sum ties are dropped
+too. Gradients are clipped, as in the methods that it is compared with. The scaler is that of
 dropout and of HeteroFL.
 """
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class FedDropout(WindowBased):
-    """With all widths 1, without clipping and with batch_norm = "aggregate" FedAvg, bit for bit.
+    """With all widths 1, no clipping and batch_norm = "aggregate" it is FedAvg, bit for bit.
+
     Dropout layers of a model stay.
     """
 

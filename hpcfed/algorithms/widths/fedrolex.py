@@ -1,14 +1,13 @@
-"""FedRolex: as HeteroFL, but the slices roll through the model, so that every weight is trained in
-turn.
+"""FedRolex: like HeteroFL, but the slices roll through the model; each weight is trained in turn.
 
 Alam et al., NeurIPS 2022, arXiv:2212.01548, algorithm 1: in round t a group of K units gives the
 units {(t + i) mod K : i = 0 .. ceil(width K) - 1}. The server's model may be wider than any
 client's. Scaler, static batch normalisation and masked cross-entropy are HeteroFL's
-(arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients. Deviations: the
-authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1); the kept units stay in
-the model's order, which makes width 1 FedAvg and changes nothing else; static statistics are those
-of the whole model alone and are taken after every round; a round in which nobody reports does not
-roll.
+(arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients.
+Deviations: the authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1). The kept
+units stay in the model's order, which makes width 1 FedAvg and changes nothing else. Static
+statistics are those of the whole model alone and are taken after every round. A round in which no
+client reports does not roll.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ if TYPE_CHECKING:
 
 
 class FedRolex(WindowBased):
-    """Round 1 is HeteroFL's; roll_step = 0 is HeteroFL always, but for its personal, masked
-    evaluation.
+    """Round 1 is that of HeteroFL.
+
+    With roll_step = 0 all rounds are, except that HeteroFL evaluates personal models with a mask.
     """
 
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -1,13 +1,13 @@
-"""FjORD: ordered dropout; every step trains the first units of each layer, at a width drawn for
-that step.
+"""FjORD: ordered dropout; each step trains the first units of each layer, at a width drawn for it.
 
-Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1: client k has at most the width p_max(k)
+Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1. Client k has at most the width p_max(k)
 and draws the width of each step evenly from those of models.widths up to it; the narrower model
 lies inside the wider. Values are averaged over the clients whose widest model has them, by their
 numbers of examples. Each width has batch statistics of its own, which the clients that may draw it
-average (the whole model's stay as they start where no client has width 1). Deviations: with kd the
-soft target is compared by KL(teacher || student), whose gradient is that of the soft cross-entropy
-in public code; a width for a step, not an example; virtual time takes each step for a widest one.
+average (the whole model's stay as they start if no client has width 1).
+Deviations: with kd the soft target is compared by KL(teacher || student), whose gradient is that of
+the soft cross-entropy in public code. A width is drawn for a step, not for an example. Virtual time
+counts each step as one at the client's widest width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class FjORD(RoundBased):
-    """With the one width 1 FedAvg, bit for bit."""
+    """With 1 as the only width FjORD is FedAvg, bit for bit."""
 
     accepts: ClassVar[str] = "widths"
 
@@ -62,7 +62,7 @@ class FjORD(RoundBased):
         return bytes_, bytes_
 
     def inside(self, fed: Federation, architecture: str) -> list[str]:
-        """The narrower architectures that a client with this one trains too."""
+        """Return the narrower architectures that a client with this one trains too."""
         return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
 
     def init(self, fed: Federation) -> submodels.Wide:
@@ -93,7 +93,7 @@ class FjORD(RoundBased):
         x: Any,
         y: Tensor,
     ) -> Tensor:
-        """The objective of one step: at the width drawn for it, with kd at the widest too."""
+        """Return the loss of one step at the width drawn for it, and with kd at the widest too."""
         net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
             return self.loss(client, state, net, x, y)
@@ -121,10 +121,10 @@ class FjORD(RoundBased):
 
 @dataclass(frozen=True)
 class Inner:
-    """A narrower model inside a client's: its weights are the first units of the client's,
-    gradients go there.
+    """A narrower model inside a client's model.
 
-    Its batch statistics are its own: those in its module.
+    Its weights are the first units of the client's, which also receive the gradients. It has batch
+    statistics of its own, in its module.
     """
 
     module: nn.Module
@@ -140,8 +140,9 @@ class Inner:
 def inner_model(
     fed: Federation, client: Client, architecture: str, statistics: Mapping[str, Tensor]
 ) -> Inner:
-    """The narrower model of this architecture inside the client's, in train mode, with these batch
-    statistics.
+    """Return the narrower model of this architecture inside the client's, in train mode.
+
+    statistics: its batch statistics.
     """
     module = fed.module(architecture)
     for name, value in statistics.items():
@@ -151,7 +152,7 @@ def inner_model(
 
 
 def within(narrow: Window, wide: Window) -> Window:
-    """Where a window's places are in the tensors of a wider window that contains it."""
+    """Return the places of a window in the tensors of a wider window that contains it."""
     if not wide:
         return narrow
     return {
@@ -160,10 +161,10 @@ def within(narrow: Window, wide: Window) -> Window:
 
 
 def collect_tensors(fed: Federation, client: Client, architectures: list[str]) -> Params:
-    """What the client sends: its tensors, and the batch statistics of the models inside it,
-    "architecture/name".
+    """Return the client's upload: its tensors, and the batch statistics of the models inside it.
 
-    The client's own statistics are sent so too, unless its model is the whole one.
+    The statistics are named "architecture/name". So are the client's own, unless its model is the
+    whole one.
     """
     norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
     values = client.params()
@@ -177,5 +178,5 @@ def collect_tensors(fed: Federation, client: Client, architectures: list[str]) -
 
 
 def split_statistics(values: Params, t: int) -> submodels.Wide:
-    """The state of weights and statistics by name, the latter with "/" in theirs."""
+    """Return the state of weights and statistics by name; names of statistics contain "/"."""
     return submodels.Wide(values.pick(lambda n: "/" not in n), values.pick(lambda n: "/" in n), t)

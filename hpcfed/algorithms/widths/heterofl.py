@@ -1,14 +1,15 @@
 """HeteroFL: each client trains the leading slice of the global model that its width allows.
 
 Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. Each value is averaged over the clients whose
-slice has it; values that nobody has stay. The paper's scaler, static batch normalisation and masked
-cross-entropy are switches. Masking by zero logits, where an absent class still counts in the
-softmax, is the authors' code's; "drop" is the other reading. Rows of absent classes are not sent.
-Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
-diverges at its learning rate of 0.1. Deviations: the statistics of static batch normalisation are
-taken after every round instead of after the last, by the cohort; they are the mean and variance of
-all values that its batches have at a layer, each batch normalised by itself. The authors' code
-averages those of batches drawn from all clients' data together.
+slice has it; values that no client has stay. The paper's scaler, static batch normalisation and
+masked cross-entropy are switches. Masking by zero logits, where an absent class still counts in the
+softmax, is that of the authors' code; "drop" is the other reading. Rows of absent classes are not
+sent. Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
+diverges at its learning rate of 0.1.
+Deviations: the statistics of static batch normalisation are taken after every round instead of
+after the last, by the cohort. They are the mean and variance of all values that its batches have at
+a layer, each batch normalised by itself. The authors' code averages those of batches drawn from all
+clients' data together.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 
 class HeteroFL(WindowBased):
-    """With all widths 1, without mask and clipping and with batch_norm = "aggregate", FedAvg with
-    uniform weights, bit for bit.
+    """In its neutral setting HeteroFL equals FedAvg with uniform weights, bit for bit.
+
+    All widths are then 1, there is no mask and no clipping, and batch_norm = "aggregate".
     """
 
     weighting: Literal["samples", "uniform"] = "uniform"

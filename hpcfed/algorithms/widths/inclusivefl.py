@@ -1,24 +1,28 @@
-"""InclusiveFL: clients have models of several depths; layers that several depths have are averaged
-over all of them, and the last layer of a shallow model learns from the layers that it lacks.
+"""InclusiveFL: clients have models of several depths, and shallow models learn from deeper ones.
+
+Layers that several depths have are averaged over all of them. The last layer of a shallow model
+learns from the layers that it lacks.
 
 Liu et al. (No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices), KDD 2022,
-arXiv:2202.08036. A tier is all clients of one depth: the first L_i of the
-layers of one model. Clients train with cross-entropy. The server takes the mean change of each
-tier, then the mean over the tiers of each layer that several have, weighted by the examples of the
-round. The last layer of each tier, what follows it, and the head stay the tier's own. Momentum
-distillation: of the last layer of tier i the change is (1 - beta) g_i + beta m, where m is the mean
-change, a round before, of layers L_i to L_(i+1) of the next deeper tier; a tier without clients in
-that round has m = 0.
+arXiv:2202.08036. A tier is all clients of one depth: the first L_i of the layers of one model.
+Clients train with cross-entropy. The server takes the mean change of each tier, then the mean over
+the tiers of each layer that several have, weighted by the examples of the round. The last layer of
+each tier, what follows it, and the head stay the tier's own. Momentum distillation: the change of
+the last layer of tier i is (1 - beta) g_i + beta m. Here m is the mean change, a round before, of
+layers L_i to L_(i+1) of the next deeper tier; a tier without clients in that round has m = 0.
+
 Rests on the authors' code (Rachelxuan11/InclusiveFL) and on the one in royson/reefl; the text of
 the paper was not at hand. The authors' clients send one gradient at fixed weights, with which the
 server steps by Adam, one for each tier; that is the preset `authors`. Not followed, being defects
-of their code: momentum counts in a single round only (an inverted test), of several layers the last
-one alone (= for +=), and gradients are kept by reference and then set to zero. In reefl's code m is
-of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled change of that tier.
-Deviations: by default clients train locally and the mean of their models is the server's step; the
-authors have a learning rate for each tier, here it is one; batch statistics are averaged, not
+of their code: momentum counts in a single round only (an inverted test); of several layers only the
+last one counts (= for +=); gradients are kept by reference and then set to zero. In reefl's code m
+is of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled change of that
+tier.
+
+Deviations: by default clients train locally and the mean of their models is the server's step. The
+authors have a learning rate for each tier, here there is one. Batch statistics are averaged, not
 distilled. Layers are any row of equal blocks (`hpcfed.models.depths`), where the paper has those of
-a Transformer: what a model defines before the blocks (embeddings) is common to all tiers, what it
+a Transformer. What a model defines before the blocks (embeddings) is common to all tiers; what it
 defines after them is each tier's own.
 """
 
@@ -41,14 +45,17 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-B1, B2, EPS = 0.9, 0.999, 1e-8  # of the server's Adam, torch's defaults
+B1, B2, EPS = 0.9, 0.999, 1e-8  # parameters of the server's Adam, torch's defaults
 
 
 @dataclass(frozen=True)
 class State:
-    """models: of each tier, "ARCHITECTURE/name"; tensors that several have are equal.  momentum:
-    what the next shallower tier's last block learns from, "ARCHITECTURE/rest".  m, v: moments of
-    the server's Adam, of parameters; empty without it.  steps: of each tier, [tiers].
+    """The server's model of each tier, and its momentum.
+
+    models: those of each tier, "ARCHITECTURE/name"; tensors that several tiers have are equal.
+    momentum: what the next shallower tier's last block learns from, "ARCHITECTURE/rest".
+    m, v: moments of the server's Adam, of parameters; empty without it.
+    steps: steps of each tier's Adam, [tiers].
     """
 
     models: Params
@@ -59,7 +66,7 @@ class State:
 
 
 class InclusiveFL(RoundBased):
-    """With one depth it is FedAvg, bit for bit."""
+    """With one depth InclusiveFL is FedAvg, bit for bit."""
 
     accepts: ClassVar[str] = "depths"
     trains_parts: ClassVar[bool] = False
@@ -120,7 +127,7 @@ class InclusiveFL(RoundBased):
         }
 
     def upload(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """The client's model as its part of its tier's mean."""
+        """Return the client's model as its part of its tier's mean."""
         (sent,) = self.local(fed, client, state, t).parts
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
 
@@ -136,8 +143,9 @@ class InclusiveFL(RoundBased):
         return self.step(tiers(fed), state, means, self.shares(fed, weights))
 
     def shares(self, fed: Federation, weights: Mapping[int, Any]) -> dict[str, float]:
-        """Each tier's part of the weights of the clients that have sent, by architecture;
-        collective. weights: of this rank's.
+        """Return each tier's share of the weights of the clients that have sent, by architecture.
+
+        Collective. weights: of this rank's clients.
         """
         kinds = tiers(fed).tiers
         zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
@@ -149,8 +157,10 @@ class InclusiveFL(RoundBased):
         return dict(zip(kinds, found.tolist(), strict=True))
 
     def step(self, kin: Family, state: State, means: Params, shares: Mapping[str, float]) -> State:
-        """The new state. means: of each tier's models.  shares: each tier's part of the weights of
-        this round, 0 where it had no client.
+        """Return the new state.
+
+        means: mean models of each tier.  shares: each tier's share of the weights of this round; 0
+        for a tier without clients.
         """
         new, momentum = Params(means), state.momentum * 0
         m, v, steps = Params(state.m), Params(state.v), state.steps.clone()
@@ -183,12 +193,18 @@ class InclusiveFL(RoundBased):
 
 
 def tiers(fed: Federation) -> Family:
-    """The depths of the clients' models. Raises ConfigError where they are of no one family."""
+    """Return the depths of the clients' models.
+
+    Raises ConfigError if they are not of one family.
+    """
     return family({kind: fed.store.layout(kind) for kind in dict.fromkeys(fed.architectures)})
 
 
 def mean_change(kin: Family, kind: str, change: Params, first: int) -> Params:
-    """The mean change of a tier's blocks from this one on, of parameters, "ARCHITECTURE/rest"."""
+    """Return the mean change of the parameters of a tier's blocks from block `first` on.
+
+    The parameters are named "ARCHITECTURE/rest".
+    """
     blocks = range(first, kin.depths[kind])
     return Params(
         {
@@ -200,8 +216,10 @@ def mean_change(kin: Family, kind: str, change: Params, first: int) -> Params:
 
 
 def share_layers(kin: Family, old: Params, new: Params, shares: Mapping[str, float]) -> Params:
-    """The tiers' models with each tensor that several have as the mean over those of them that had
-    clients in this round, by their shares; a tensor of which none had stays as it was.
+    """Return the tiers' models after averaging each tensor that several tiers have.
+
+    The mean is over those of these tiers that had clients in this round, by their shares. A tensor
+    of which none had clients stays as it was.
     """
     found = Params(new)
     deepest = kin.tiers[-1]

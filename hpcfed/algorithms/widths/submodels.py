@@ -1,6 +1,4 @@
-"""Sub-models of a server's full-width model: what clients receive, how they train, what becomes of
-it.
-"""
+"""Sub-models of a server's full-width model: their download, training and aggregation."""
 
 from __future__ import annotations
 
@@ -29,15 +27,18 @@ if TYPE_CHECKING:
 
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
-MEANS, SQUARES = ".running_mean", ".running_var"  # of batch statistics, or their moments
+# endings of the names of batch statistics, or of their moments
+MEANS, SQUARES = ".running_mean", ".running_var"
 
 
 @dataclass(frozen=True)
 class Wide:
-    """The server's state. weights: of the model at full width, its buffers included.
+    """The server's state.
 
+    weights: those of the model at full width, its buffers included.
     statistics: those of batch normalisation at other widths or for evaluation, "architecture/name";
-    they take the place of the window's slice.  t: the round whose windows are in force.
+    they replace the window's slice.
+    t: the round whose windows are in force.
     """
 
     weights: Params
@@ -46,12 +47,12 @@ class Wide:
 
 
 def base(fed: Federation) -> str:
-    """The clients' one architecture, at full width."""
+    """Return the clients' one architecture, at full width."""
     return parse(fed.architectures[0]).base
 
 
 def levels(fed: Federation) -> list[str]:
-    """The clients' architecture at full width and at each of the job's widths, the widest first."""
+    """Return the clients' architecture at full width and at the job's widths, the widest first."""
     return [
         architecture_name(base(fed), width)
         for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
@@ -59,8 +60,9 @@ def levels(fed: Federation) -> list[str]:
 
 
 def refusal(job: Job, assignment: Assignment, moves: bool) -> dict[str, str]:
-    """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong
-    to their units. As `refuses` has it.
+    """Return why a method with changing windows or widths cannot run the job, as `refuses` does.
+
+    The optimiser's moments belong to units, and cannot be kept for a client whose units change.
     """
     widths = set(job.models.widths)
     changes = (assignment == "dynamic" and len(widths) > 1) or (moves and min(widths) < 1)
@@ -76,8 +78,10 @@ def refusal(job: Job, assignment: Assignment, moves: bool) -> dict[str, str]:
 def accuracies(
     method: Method, fed: Federation, state: Wide, architectures: Iterable[str]
 ) -> dict[str, float]:
-    """Accuracy on the whole test split of the whole model and of its sub-models with these
-    architectures, for `columns`; collective.
+    """Return the accuracy of the whole model and of its sub-models, for `columns`; collective.
+
+    It is measured on the whole test split.
+    architectures: those of the sub-models.
     """
     whole = base(fed)
     return {
@@ -87,8 +91,10 @@ def accuracies(
 
 
 def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
-    """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of
-    the widest.
+    """Return the bytes of client k's slice, down and up.
+
+    Up the rows of classes that the client lacks are left out. With assignment = "dynamic" the slice
+    is the widest.
     """
     widest = "" if assignment == "fix" else architecture_name(base(fed), max(fed.job.models.widths))
     values = fed.shapes(k=k, architecture=widest)
@@ -96,16 +102,18 @@ def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -
 
 
 def window(fed: Federation, architecture: str, choose: Choose = first) -> Window:
-    """Where this architecture's units, by default the first ones, are in the model at full width;
-    there empty.
+    """Return the places of this architecture's units in the model at full width.
+
+    The units are by default the first ones. The window is empty at full width.
     """
     width = parse(architecture).width
     return fed.store.units(architecture).window(width, choose) if width < 1 else {}
 
 
 def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
-    """The state before the first round. measured: architectures that have batch statistics of their
-    own.
+    """Return the state before the first round.
+
+    measured: architectures that have batch statistics of their own.
     """
     weights, statistics = fed.initial(architecture=base(fed)), Params()
     for architecture in measured:
@@ -115,21 +123,23 @@ def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
 
 
 def buffers(fed: Federation) -> Callable[[str], bool]:
-    """Whether a name is that of a batch statistic."""
+    """Return a test for names: whether a name is that of a batch statistic."""
     return set(fed.store.layout(base(fed)).buffers).__contains__
 
 
 def piece(client: Client, state: Wide, at: Window) -> Params:
-    """What the client receives: its window of the weights, with the batch statistics of its
-    architecture.
+    """Return a client's download: its window of the weights, and its batch statistics.
+
+    The batch statistics are those of its architecture.
     """
     return Params({**take(state.weights, at), **state.statistics.under(f"{client.architecture}/")})
 
 
 @contextmanager
 def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
-    """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for
-    training.
+    """Multiply the outputs of the body's layers by 1 / width inside the context.
+
+    This is HeteroFL's scaler, for training.
     """
     width, body = parse(client.architecture).width, client.model.body
     layers = (
@@ -146,21 +156,23 @@ def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
 
 
 def present_classes(client: Client, classes: int) -> np.ndarray:
-    """The classes of which the client has training examples, ascending."""
+    """Return the classes of which the client has training examples, ascending."""
     return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
 
 
 def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:
-    """Bytes of the rows of the head that client k does not send, of these values: those of classes
-    it lacks.
+    """Return the bytes of the rows of the head that client k does not send.
+
+    These are the rows of classes that it lacks.  values: the client's tensors.
     """
     row = sum(values[name][:1].nbytes for name in HEAD)
     return row * int((fed.label_counts[k] == 0).sum()) if mask != "none" else 0
 
 
 def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:
-    """The client's tensors as pieces of the server's. classes: the only rows of the head that are
-    sent; None: all.
+    """Return the client's tensors as pieces of the server's.
+
+    classes: the only rows of the head that are sent; None: all.
     """
     values = client.params()
     if classes is not None and len(classes) < len(values["head.bias"]):
@@ -173,10 +185,10 @@ def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None
 def aggregate(
     fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]
 ) -> Wide:
-    """The mean of each value over those who sent it, then new batch statistics where the state has
-    them; collective.
+    """Average each value over the clients that sent it, and measure batch statistics; collective.
 
-    These are for evaluation alone: they travel after the round and are not counted as traffic.
+    The statistics are measured if the state has any. They are for evaluation alone: they are sent
+    after the round and are not counted as traffic.
     """
     weights = fed.mean(uploads, keep=state.weights, per="value")
     measured = sorted({name.partition("/")[0] for name in state.statistics})
@@ -187,10 +199,10 @@ def aggregate(
 
 
 def pool_statistics(moments: Params, old: Params) -> Params:
-    """Batch statistics of all clients' values together; where there are none (nan) the old ones.
+    """Return batch statistics of all clients' values together; where these are nan, the old ones.
 
     moments: "architecture/layer.running_mean", the mean, and "... .running_var", the mean square,
-    float64. The variance is E[x^2] - E[x]^2, which counts that between batches and clients too.
+    float64. The variance is E[x^2] - E[x]^2, which includes that between batches and clients.
     """
     found = {}
     for name, value in moments.items():
@@ -202,9 +214,10 @@ def pool_statistics(moments: Params, old: Params) -> Params:
 
 
 def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Mean:
-    """Mean and mean square of what the layers of batch normalisation get of the client's examples,
-    "architecture/name", as `pool_statistics` takes them; a layer counts as many values as a channel
-    of it has.
+    """Return mean and mean square of the inputs of the batch normalisation layers.
+
+    They are measured on the client's examples, and named "architecture/name", as `pool_statistics`
+    takes them. A layer counts as many values as one of its channels has.
 
     Each layer normalises by its batch, without dropout and scaler; batches too small for that do
     not count (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").
@@ -221,7 +234,8 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
             sums = {path: Moments() for path in norms}
             for path, norm in norms.items():
                 norm.reset_running_stats()
-                norm.momentum = None  # batches too small are normalised by the mean of those before
+                # normalise batches that are too small by the mean of those before
+                norm.momentum = None
                 norm.train()
                 stack.enter_context(norm.register_forward_hook(sums[path]))
             outputs(fed, module.model, client.train)
@@ -236,13 +250,11 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
 
 
 class Moments:
-    """A hook of a layer of batch normalisation: sums over what it normalises, by channel,
-    float64.
-    """
+    """Hook of a batch normalisation layer that sums its inputs by channel, in float64."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.total: Any = 0.0  # a tensor [channels] after the first batch, and so the next
+        self.total: Any = 0.0  # a tensor [channels] after the first batch, like squares
         self.squares: Any = 0.0
 
     def __call__(self, norm: _BatchNorm, given: tuple[Tensor], out: Tensor) -> None:

@@ -1,9 +1,9 @@
 """WindowBased: clients train a part of the server's model, chosen by a window on its units.
 
-What differs between such methods is the window. The rest is common: a client receives its piece,
-trains it as a smaller dense model, and each value of the server's model becomes the mean over the
-clients whose piece had it. Scaler, static batch normalisation, masked cross-entropy and the
-clipping of gradients are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
+Such methods differ in the window. The rest is common: a client receives its piece and trains it as
+a smaller dense model. Each value of the server's model becomes the mean over the clients whose
+piece had it. Scaler, static batch normalisation, masked cross-entropy and the clipping of gradients
+are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WindowBased(RoundBased):
-    """The defaults: the leading units of each layer, with all classes."""
+    """A method with windows; by default the leading units of each layer, with all classes."""
 
     accepts: ClassVar[str] = "widths"
     formerly: ClassVar[dict[str, Any]] = {"clip": 0.0}
@@ -57,15 +57,15 @@ class WindowBased(RoundBased):
 
     @property
     def moves(self) -> bool:
-        """Whether a client's window is another one in each round."""
+        """Whether a client's window changes from round to round."""
         return False
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
-        """Which units of the server's model the client has in this round."""
+        """Return the units of the server's model that the client has in this round."""
         return submodels.window(fed, client.architecture)
 
     def statistics_architectures(self, fed: Federation) -> list[str]:
-        """The architectures that are evaluated, whose batch statistics are taken anew."""
+        """Return the architectures that are evaluated, whose batch statistics are taken anew."""
         return [submodels.base(fed)]
 
     def refuses(self, job: Job) -> dict[str, str]:
