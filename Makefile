@@ -40,12 +40,12 @@ setup: .venv/.installed ## make .venv with pinned versions and an MPI runtime
 	@touch $@
 
 .venv/.tests: .venv/.docs
-	$(PIP) -e '.[mpi,docs,report,models,export,tensorboard,test]'
+	$(PIP) -e '.[mpi,docs,report,models,export,tensorboard,hf,timm,tune,test]'
 	@touch $@
 
 demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedClassAvg
-	$(RUN) --algorithm.name local --out runs/demo-local --overwrite --quiet
-	$(RUN) --out runs/demo --overwrite
+	$(RUN) --algorithm.name local --rounds 80 --out runs/demo-local --overwrite --quiet
+	$(RUN) --rounds 80 --out runs/demo --overwrite
 	$(BIN)/hpcfed plot runs/demo-local runs/demo -o runs/demo/curves.png
 	@for run in runs/demo-local runs/demo; do $(BIN)/hpcfed summary $$run --json | $(BIN)/python -c $(ONE_LINE); done
 

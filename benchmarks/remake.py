@@ -47,7 +47,11 @@ PARTS = {  # what of views and contrastive loss does what, on Fashion-MNIST
 def of_demo() -> list[Run]:
     """`make demo`: local training and FedClassAvg."""
     return [
-        Run(EMBEDDED, ("--algorithm.name", name), RESULTS / "demo" / f"{name}.h5")
+        Run(
+            EMBEDDED,
+            ("--algorithm.name", name, "--rounds", "80"),
+            RESULTS / "demo" / f"{name}.h5",
+        )
         for name in ("local", "fedclassavg")
     ]
 

@@ -23,7 +23,7 @@ from hpcfed.launch.commands import COMMANDS
 FIRST = """\
 hpcfed run: no job is given, so the embedded one runs. 20 clients hold scanned digits of
 scikit-learn, about 72 each, and some digits more than others; they have four different small
-models. With FedClassAvg they share nothing but the classifier, for 80 rounds.
+models. With FedClassAvg they share nothing but the classifier, for 40 rounds.
 """
 NEXT = """
 Next:

@@ -418,7 +418,7 @@ def test_a_file_that_names_another_algorithm_leaves_that_ones_fields_behind(tmp_
 def test_help_fits_a_screen_and_shows_what_the_command_would_run_with(job_file):
     text = help(["--help"])
     assert len(text.splitlines()) <= 30 and max(map(len, text.splitlines())) <= 80
-    assert "--rounds 80 " in text and "--local.lr 0.0005 " in text  # of the embedded job
+    assert "--rounds 40 " in text and "--local.lr 0.0005 " in text  # of the embedded job
     assert len(MAIN) == 10 and all(f"--{name} " in text for name in MAIN)
     path = job_file("rounds = 7\n")
     given = help([path, "--help", "--local.lr", "0.5"])

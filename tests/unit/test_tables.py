@@ -368,6 +368,26 @@ def test_texts_and_images_of_hugging_face_are_inputs(tmp_path):
     assert read(name, size=8).train.x.shape == (16, 1, 8, 8)
 
 
+def test_what_the_cache_of_hugging_face_holds_needs_no_network(tmp_path, monkeypatch):
+    library = pytest.importorskip("datasets")
+    from datasets.data_files import DataFilesDict
+    from datasets.packaged_modules.csv.csv import Csv, CsvConfig
+
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = "age,label\n" + "".join(f"{i},{'no' if i % 2 else 'yes'}\n" for i in range(20))
+    files = DataFilesDict.from_patterns({"train": [save(tmp_path, rows)]})
+
+    configs = {"BUILDER_CONFIGS": [CsvConfig(name="default", data_files=files)]}
+    Hub = type("Hub", (Csv,), configs)  # as `datasets` makes a builder for a set of the hub
+    made = {"repo_id": "lab/people", "dataset_name": "people", "hash": "0" * 16}
+    Hub(cache_dir=str(tmp_path / "cache"), **made).download_and_prepare()
+    data = read("hf:lab/people")  # as a download from the hub leaves it
+    assert same(data, read(save(tmp_path, rows))) and data.classes == ("no", "yes")
+    assert not asked
+
+
 def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
     library, asked = pytest.importorskip("datasets"), []
     monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])
