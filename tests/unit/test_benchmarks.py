@@ -101,7 +101,7 @@ def test_a_result_of_another_job_is_stale_with_the_fields_that_differ():
     run = remake.SHOWN["demo"][0]()[0]
     assert remake.stale(run) == []
     other = run._replace(flags=(*run.flags, "--rounds", "3", "--local.lr", "0.1"))
-    assert remake.stale(other) == ["local.lr was 0.0005, is 0.1", "rounds was 40, is 3"]
+    assert remake.stale(other) == ["local.lr was 0.0005, is 0.1", "rounds was 80, is 3"]
     gone = run._replace(kept=run.kept.with_name("none.h5"))
     assert remake.stale(gone) == ["there is no such file"]
 
