@@ -79,7 +79,7 @@ def flipped(data: bytes, g: Draw) -> bytes:
 
 
 def reseal(path: Path) -> None:
-    """Give a file that was changed a seal that fits."""
+    """Give a file that was changed a checksum that fits."""
     with open(path, "r+b") as raw:
         if not raw.read(BLOCK).startswith(b"hpcfed"):
             return  # of a kind that has none

@@ -50,7 +50,7 @@ class ClientState:
 
 
 def state_store(
-    folder: Path, resident: float, device: torch.device, room: float
+    folder: Path, resident: float, device: torch.device, device_bytes: float
 ) -> LruStore[ClientState]:
     """Make the store of the clients' states, from the fastest memory to the disk.
 
@@ -58,7 +58,7 @@ def state_store(
     the host's memory, then on the disk.
     resident: bytes in the host's memory. The copies of a GPU's tensors are page-locked, in blocks
     that may be up to twice as large as the tensors; the blocks count.
-    room: bytes in the GPU's memory.
+    device_bytes: bytes in the GPU's memory.
     """
     if device.type == "cpu":
         return LruStore(
@@ -70,7 +70,7 @@ def state_store(
     ferry = Transfer(device)
     return TieredStore(
         host,
-        room,
+        device_bytes,
         lambda kept: kept.map_tensors(ferry.down),
         lambda kept: kept.map_tensors(ferry.up),
         lambda kept: kept.nbytes,
@@ -81,12 +81,12 @@ class UndoLog:
     """Undo log: the state of each client before its first use in this round.
 
     It holds the tensors themselves, not copies. A client's tensors are replaced, never changed.
-    shelf: the store for these states.
+    states: the store of these states.
     """
 
-    def __init__(self, store: ClientStore, shelf: LruStore[ClientState]):
-        self.store, self.shelf, self.open = store, shelf, False
-        # all recorded clients; one without state is not on the shelf
+    def __init__(self, store: ClientStore, states: LruStore[ClientState]):
+        self.store, self.states, self.open = store, states, False
+        # all recorded clients; one without state is not in the store
         self.before: set[int] = set()
 
     def __contains__(self, k: int) -> bool:
@@ -111,13 +111,13 @@ class UndoLog:
         self.before.add(k)
         self.store.settle(k)
         if kept := self.store.kept.get(k):
-            self.shelf.put(k, replace(kept, memory=dict(kept.memory)))
-            self.shelf.fit(keep=(k,))
+            self.states.put(k, replace(kept, memory=dict(kept.memory)))
+            self.states.fit(keep=(k,))
 
     def drop(self, k: int) -> None:
         """Drop the record of client k, so that it keeps its present state."""
         self.before.discard(k)
-        self.shelf.drop(k)
+        self.states.drop(k)
 
     def clear(self) -> None:
         """Drop all records, so that all clients keep their present states."""
@@ -128,6 +128,6 @@ class UndoLog:
         """Restore all recorded clients to their states before the round."""
         for k in sorted(self.before):
             self.store.forget(k)
-            if kept := self.shelf.get(k):
+            if kept := self.states.get(k):
                 self.store.put(k, kept.weights, kept.memory)
             self.drop(k)

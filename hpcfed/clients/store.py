@@ -33,7 +33,7 @@ class ClientStore:
 
     resident: bytes of weights and memories that stay in the host's memory. The least recently used
     ones go to files in `folder`.
-    room: bytes that stay in the memory of a GPU.
+    device_bytes: bytes that stay in the memory of a GPU.
     parts: the weights that models start from, and which of them are trained.
     names: names of the classes.
     """
@@ -49,7 +49,7 @@ class ClientStore:
         vocabulary: int = 0,
         resident: float = math.inf,
         folder: Path = Path("spill"),
-        room: float = math.inf,
+        device_bytes: float = math.inf,
         parts: Parts | None = None,
         names: Sequence[str] = (),
     ):
@@ -64,7 +64,7 @@ class ClientStore:
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         # architecture -> the client whose weights are in its module
         self.active: dict[str, int] = {}
-        self.kept = state_store(folder, resident, device, room)
+        self.kept = state_store(folder, resident, device, device_bytes)
         self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
         self.stateless = (
@@ -229,5 +229,5 @@ class ClientStore:
 
     def close(self) -> None:
         """Remove all state, and the files."""
-        self.past.shelf.close()
+        self.past.states.close()
         self.kept.close()

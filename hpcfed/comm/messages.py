@@ -27,7 +27,7 @@ MOST = 1 << 23  # largest number of values of a message, for any number of ranks
 WORK = 2  # lines of float64 of a rank's work space
 
 
-class Room(NamedTuple):
+class Buffers(NamedTuple):
     """The buffers of a message of R lines with m columns each; each rank finishes one line."""
 
     sent: np.ndarray  # [R, m] float64: this rank's contributions
@@ -36,10 +36,10 @@ class Room(NamedTuple):
     done: np.ndarray  # [R, m]: all finished lines
 
 
-def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
+def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Buffers:
     """Return buffers in this rank's own memory; their contents are sent to the other ranks."""
     sent = np.zeros((lines, columns))
-    return Room(
+    return Buffers(
         sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype)
     )
 
@@ -60,7 +60,7 @@ class Ways(NamedTuple):
 
     rank: int
     size: int
-    room: Callable[[int, int, np.dtype], Room]
+    buffers: Callable[[int, int, np.dtype], Buffers]
     highest: Callable[
         [np.ndarray], np.ndarray
     ]  # maximum over all ranks, elementwise; may work in place
@@ -173,8 +173,8 @@ class Message:
         self.ways, self.n, self.scales, self.into = ways, n, scales, into
         self.lines = 1 if size <= SMALL else ways.size
         self.width = width(size, self.lines)
-        room = ways.room if self.lines > 1 else private_buffers
-        self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
+        make = ways.buffers if self.lines > 1 else private_buffers
+        self.sent, self.got, self.line, self.done = make(self.lines, self.width + 1, dtype)
         self.total, self.buffer = np.empty((WORK, self.width + 1))  # once: new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 

@@ -19,7 +19,7 @@ from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
 from hpcfed.comm.nodes import Nodes
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
-from hpcfed.comm.rank_failure import Mortal, raise_rank_lost
+from hpcfed.comm.rank_failure import RankFailures, raise_rank_lost
 
 T = TypeVar("T")
 SHORT, LONG = (
@@ -28,7 +28,7 @@ SHORT, LONG = (
 )  # seconds between two polls in a barrier: at first, and later
 
 
-class Mpi(Mortal):
+class Mpi(RankFailures):
     """One MPI process of COMM_WORLD; its methods are those of `Comm`.
 
     limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers
@@ -78,7 +78,7 @@ class Mpi(Mortal):
         return Ways(
             self.rank,
             self.size,
-            nodes.room if nodes else private_buffers,
+            nodes.buffers if nodes else private_buffers,
             highest=lambda x: self._allreduce(x, MPI.MAX),
             total=lambda x: self._allreduce(x, MPI.SUM),
             lines=nodes.lines

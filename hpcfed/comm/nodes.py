@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcfed.comm.messages import Room, sum_lines
+from hpcfed.comm.messages import Buffers, sum_lines
 from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
 
@@ -18,7 +18,7 @@ Spread = tuple[
 
 
 class Nodes:
-    """The operations of a large message (`messages.Ways`): room, lines and collect, in this order.
+    """The operations of a large message (`messages.Ways`): buffers, lines, collect, in this order.
 
     world, node: the communicators of all ranks and of this node's ranks.
     node_of: the node of each rank, [R].
@@ -41,7 +41,7 @@ class Nodes:
         ]
         self.speakers = [r for one, r in enumerate(speaker[rank]) if one != here]
 
-    def room(self, lines: int, columns: int, dtype: np.dtype) -> Room:
+    def buffers(self, lines: int, columns: int, dtype: np.dtype) -> Buffers:
         """Return the buffers of a message. sent, line and done lie in the node's memory.
 
         A rank may write `sent` again after `collect`, and `line` after `lines` of the next message.
@@ -58,7 +58,7 @@ class Nodes:
             else self.contributions[:, rank]
         )
         self.shares = np.empty((len(self.theirs), columns))
-        return Room(sent, got, done[rank], done)
+        return Buffers(sent, got, done[rank], done)
 
     def lines(self, sent: np.ndarray, got: np.ndarray) -> None:
         """Write every node's share of this rank's line to `got`, [N, m].

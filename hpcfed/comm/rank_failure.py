@@ -31,7 +31,7 @@ def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
     """Decorate a method so that it raises RankLost if a rank has died; other ranks soon do too."""
 
     @wraps(verb)
-    def told(self: "Mortal", *args: Any, **kwargs: Any) -> T:
+    def checked(self: "RankFailures", *args: Any, **kwargs: Any) -> T:
         try:
             return verb(self, *args, **kwargs)
         except MPI.Exception as error:
@@ -40,10 +40,10 @@ def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
             self._revoke()
             raise RankLost("a rank died") from error
 
-    return told
+    return checked
 
 
-class Mortal:
+class RankFailures:
     """The part of `Mpi` that deals with ranks that die."""
 
     rank: int

@@ -135,7 +135,7 @@ def check_seal(path: Path) -> None:
             return
         raw.seek(0)
         try:
-            checksum.verify_seal(path, raw, whole=True)
+            checksum.verify_checksum(path, raw, whole=True)
         except DamagedError as error:
             raise DataError(
                 f"{error}; restore it from a copy, resume its run, which writes it anew, or write "

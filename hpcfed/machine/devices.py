@@ -102,7 +102,7 @@ def cap(device: torch.device, ranks: int) -> None:
         torch.cuda.set_per_process_memory_fraction(max(0.0, own), device)
 
 
-def room(device: torch.device) -> float:
+def usable_bytes(device: torch.device) -> float:
     """Return the bytes of a GPU that this process may use."""
     return share(device, 1) * torch.cuda.get_per_process_memory_fraction(device)
 

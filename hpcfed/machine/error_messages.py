@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpcfed.core.errors import DataError, DivergedError, HpcfedError
-from hpcfed.machine.devices import room
+from hpcfed.machine.devices import usable_bytes
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -73,7 +73,7 @@ def no_room(error: Exception, batch: int, device: torch.device, steady: int) -> 
     advice = "set a smaller local.batch, or start fewer ranks on this machine"
     if device.type != "cuda":
         return f"out of memory at local.batch = {batch}\n  {advice}"
-    total = int(room(device))
+    total = int(usable_bytes(device))
     peak = torch.cuda.max_memory_allocated(device)
     return (
         f"out of memory on the GPU at local.batch = {batch}\n  "

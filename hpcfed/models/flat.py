@@ -111,7 +111,7 @@ class Skeleton:
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.flat = self.layout.flatten(tensors).to(device)
         # recordings of local steps, see training.recorded_step
-        self.tapes: dict[Hashable, Any] = {}
+        self.recorded: dict[Hashable, Any] = {}
         self._views = self.layout.views(self.flat)
         for name, view in self._views.items():
             tensors[name].data = view

@@ -39,7 +39,7 @@ class Journal:
     """Writer of a journal. path: its file; after: the file that it continues, as it is now."""
 
     def __init__(self, path: Path, after: Path):
-        self.path, self.after, self.seal = path, after, seal(after)
+        self.path, self.after, self.block = path, after, user_block(after)
         self.end = 0  # of the last whole block
         self.heads = hashlib.sha256()  # of the heads of all blocks, which have the data's checksums
         self.stamps = [stamp(after), stamp(path)]
@@ -62,7 +62,7 @@ class Journal:
         They are the journal's own files or copies of them.
         """
         try:
-            return intact(after, self.seal) and (
+            return intact(after, self.block) and (
                 self._intact(path) if self.end else not any(True for _ in blocks(path, after))
             )
         except (OSError, DamagedError):
@@ -70,7 +70,7 @@ class Journal:
 
     def _intact(self, path: Path) -> bool:
         with open(path, "rb") as file:
-            heads, right = hashlib.sha256(), file.read(START) == start(self.seal)
+            heads, right = hashlib.sha256(), file.read(START) == start(self.block)
             while right and file.tell() < self.end:
                 head = file.read(HEAD.size)
                 heads.update(head)
@@ -87,7 +87,7 @@ class Journal:
         with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "wb") as file:
             file.seek(self.end)
             file.truncate()  # first, so that a killed writer leaves nothing but a short block
-            file.writelines([b"" if self.end else start(self.seal), with_sum(head), data])
+            file.writelines([b"" if self.end else start(self.block), with_sum(head), data])
             file.flush()
             os.fsync(file.fileno())
             self.end = file.tell()
@@ -107,13 +107,13 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
         beginning = file.read(START)
         if beginning.startswith((PLAIN, WHOLE)):
             file.seek(BLOCK)
-            yield from _old_blocks(file, beginning[:BLOCK] == seal(after))
+            yield from _old_blocks(file, beginning[:BLOCK] == user_block(after))
             return
         if len(beginning) < START and MARK.startswith(beginning[: len(MARK)]):
             return  # cut short
         if beginning != with_sum(beginning[: -SUM.size]) or not beginning.startswith(MARK):
             raise checksum_error(path)
-        if beginning != start(seal(after)):
+        if beginning != start(user_block(after)):
             return  # of a file that has been replaced
         while len(head := file.read(HEAD.size + SUM.size)) == HEAD.size + SUM.size:
             data = read_block(file, path, head)
@@ -151,9 +151,9 @@ def _old_blocks(file: BinaryIO, ours: bool) -> Iterator[tuple[int, Columns]]:
         yield first, unpack(data)
 
 
-def start(seal: bytes) -> bytes:
+def start(block: bytes) -> bytes:
     """Return the beginning of a journal that continues the file with this user block."""
-    return with_sum(MARK + seal)
+    return with_sum(MARK + block)
 
 
 def with_sum(data: bytes) -> bytes:
@@ -185,7 +185,7 @@ def unpack(data: bytes) -> Columns:
     return block
 
 
-def seal(path: Path) -> bytes:
+def user_block(path: Path) -> bytes:
     """Return the user block of a file, which identifies its present contents by their checksum."""
     with open(path, "rb", opener=only_regular) as file:
         return file.read(BLOCK)

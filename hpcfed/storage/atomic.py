@@ -20,7 +20,7 @@ from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pa
 from hpcfed.core.paths import regular
 from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import names, uncached
-from hpcfed.storage.checksum import BLOCK, seal, verify_seal
+from hpcfed.storage.checksum import BLOCK, verify_checksum, write_checksum
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
@@ -52,7 +52,7 @@ def replace_file(
             with h5py.File(raw, "w", userblock_size=BLOCK) as file:
                 file.attrs.update({"format": form, "format_version": versions(form)[0]})
                 yield file
-            seal(raw)
+            write_checksum(raw)
         check(new)
     _sync(path.parent)
 
@@ -95,7 +95,7 @@ def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     try:
         with (
             uncached.open_existing(regular(path)) as raw,
-            h5py.File(verify_seal(path, raw, whole), "r") as file,
+            h5py.File(verify_checksum(path, raw, whole), "r") as file,
         ):
             with convert_read_errors(path):
                 _check_format(path, file, form)

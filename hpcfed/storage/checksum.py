@@ -24,11 +24,11 @@ from hpcfed.core.paths import only_regular, regular
 from hpcfed.storage.uncached import BLOCK, CHUNK, open_existing
 
 PLAIN = b"hpcfed crc32 "
-SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
+LINE = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
 WHOLE = b"hpcfed sha256 "  # in older files: one SHA-256 of all data after the user block
 
 
-def seal(raw: BinaryIO) -> None:
+def write_checksum(raw: BinaryIO) -> None:
     """Add the checksum to a file that HDF5 has written, and flush it to the disk."""
     end = raw.seek(0, os.SEEK_END)
     raw.flush()
@@ -70,7 +70,7 @@ def identity(path: Path) -> str:
     Raises OSError, or DamagedError if there is no checksum.
     """
     with open(path, "rb", opener=only_regular) as raw:
-        found = SEAL.fullmatch(raw.read(BLOCK))
+        found = LINE.fullmatch(raw.read(BLOCK))
     if not found:
         raise foreign(path)
     return found[2].decode()
@@ -86,13 +86,13 @@ def intact(path: Path, block: bytes) -> bool:
             return False
         raw.seek(0)
         try:
-            verify_seal(path, raw, whole=True)
+            verify_checksum(path, raw, whole=True)
         except DamagedError:
             return False
     return True
 
 
-def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
+def verify_checksum(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
     """Return the file for HDF5 to read, after checking its checksum.
 
     Raises DamagedError if the checksums, or with `whole` any of the data, have changed.
@@ -100,7 +100,7 @@ def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
     if block.startswith(WHOLE):
         return _checked_whole(path, block, raw)
-    found = SEAL.fullmatch(block)
+    found = LINE.fullmatch(block)
     if not found:
         raise foreign(path)
     end = min(int(found[1]), size)

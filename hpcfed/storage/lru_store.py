@@ -140,7 +140,7 @@ class LruStore(Generic[T]):
 
     def order(self, work: Callable[..., Any], *about: Any) -> Future:
         """Submit this work to the background thread, after all earlier requests."""
-        self.thread = self.thread or ThreadPoolExecutor(1, "shelf")
+        self.thread = self.thread or ThreadPoolExecutor(1, "spill")
         return self.thread.submit(work, *about)
 
     def wait(self, done: Future) -> Any:

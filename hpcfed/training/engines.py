@@ -137,7 +137,7 @@ class Traced:
     """A step by replay of a recording, which all clients of an architecture share."""
 
     def __init__(self, steps: LocalSteps, loss: Loss):
-        self.steps, self.loss, self.tapes = steps, loss, steps.skeleton.tapes
+        self.steps, self.loss, self.recorded = steps, loss, steps.skeleton.recorded
         self.found: dict[int, RecordedStep | None] = {}
         try:
             fixed, self.given, self.refill = extract_tensors(loss)
@@ -147,22 +147,22 @@ class Traced:
             self.give_up(why)
 
     def __call__(self, x: Any, y: Any) -> None:
-        tape = self.tape(x, y) if self.key else None
-        if tape is None:
+        step = self.recorded_step(x, y) if self.key else None
+        if step is None:
             eager(self.steps, self.loss, x, y)
         else:
-            self.steps.step(*tape([*self.given, *flat(x), *flat(y)]))
+            self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
 
-    def tape(self, x: Any, y: Any) -> RecordedStep | None:
+    def recorded_step(self, x: Any, y: Any) -> RecordedStep | None:
         """Return the recording for batches like this one; None if there can be none."""
         size = len(flat(x)[0])  # the batches of a client differ only in this
         if size not in self.found:
             key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
-            if key not in self.tapes:
+            if key not in self.recorded:
                 start = perf_counter()
-                self.tapes[key] = self.record(x, y)
+                self.recorded[key] = self.record(x, y)
                 self.steps.once += perf_counter() - start
-            self.found[size] = self.tapes[key]
+            self.found[size] = self.recorded[key]
         return self.found[size]
 
     def record(self, x: Any, y: Any) -> RecordedStep | None:
@@ -206,7 +206,7 @@ class Graphed(Traced):
         if size < self.full:
             return eager(self.steps, self.loss, x, y)
         new = self.key and size not in self.found
-        graph = self.tape(x, y) if self.key else None
+        graph = self.recorded_step(x, y) if self.key else None
         if not isinstance(graph, Graph):
             return super().__call__(x, y)
         if new:
@@ -218,13 +218,13 @@ class Graphed(Traced):
 
         The result is None if the step cannot be recorded either.
         """
-        tape = super().record(x, y)
+        step = super().record(x, y)
         try:
             return (
-                Graph(tape, self.steps.optimiser, self.given, [*flat(x), *flat(y)])
-                if tape
+                Graph(step, self.steps.optimiser, self.given, [*flat(x), *flat(y)])
+                if step
                 else None
             )
         except Exception as why:  # of any kind: a recording needs no capture
             self.give_up(why, "captured", "traced")
-            return tape
+            return step

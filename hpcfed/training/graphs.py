@@ -42,7 +42,7 @@ class Graph:
 
     def __init__(
         self,
-        tape: RecordedStep,
+        recorded: RecordedStep,
         optimiser: Optimiser,
         given: Sequence[Tensor],
         batch: Sequence[Tensor],
@@ -55,7 +55,7 @@ class Graph:
             )
 
         def step() -> Tensor:
-            value, gradient = tape([*self.given, *self.batch])
+            value, gradient = recorded([*self.given, *self.batch])
             optimiser.step(gradient)
             return value
 
@@ -81,8 +81,8 @@ class Fixed(Optimiser):
     def of(cls, skeleton: Skeleton, client: Optimiser) -> Fixed:
         """Return the optimiser for the parameters that this client's trains, in the same state."""
         key = "optimiser", client.names, client.clip
-        if key not in skeleton.tapes:
-            skeleton.tapes[key] = cls(
+        if key not in skeleton.recorded:
+            skeleton.recorded[key] = cls(
                 skeleton,
                 client.settings,
                 0.0,
@@ -90,7 +90,7 @@ class Fixed(Optimiser):
                 None,
                 client.clip,
             )
-        own = skeleton.tapes[key]
+        own = skeleton.recorded[key]
         copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])
         return own
 

@@ -153,7 +153,7 @@ class Group:
         )  # then the first one serves all clients
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
-        self.stack = skeleton.tapes.get(key) or skeleton.tapes.setdefault(
+        self.stack = skeleton.recorded.get(key) or skeleton.recorded.setdefault(
             key, Stack(skeleton, len(clients))
         )
         self.stack.load([given for _, given in pairs])
@@ -191,30 +191,30 @@ class Group:
         )
         self.losses: list[Tensor] = []
         for x, y in self.batches():
-            values, gradient = self.tape(x, y)([*self.own, x, y])
+            values, gradient = self.recorded_step(x, y)([*self.own, x, y])
             optimiser.step(gradient)
             self.losses.append(values)
             self.fed.clock.heartbeat.step()
 
-    def tape(self, x: Tensor, y: Tensor) -> RecordedStep:
+    def recorded_step(self, x: Tensor, y: Tensor) -> RecordedStep:
         """Return the recording for batches like this one. Raises Untraceable if there is none."""
         fixed, _, refill = self.opened[0]
         inputs = [*self.own, x, y]
         key = fixed, self.settings, self.dims, tuple(map(signature, inputs))
-        if key not in self.stack.tapes:
+        if key not in self.stack.recorded:
             objective, start = recordable(self.fed, refill, len(self.own), x, y), perf_counter()
             try:
-                self.stack.tapes[key] = StackedStep(
+                self.stack.recorded[key] = StackedStep(
                     self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0)
                 )
             except (
                 Exception
             ) as why:  # torch raises many kinds of errors; other engines need no stack
-                self.stack.tapes[key] = first_line(why)
+                self.stack.recorded[key] = first_line(why)
             self.once += perf_counter() - start
-        if isinstance(tape := self.stack.tapes[key], str):
-            raise Untraceable(tape)
-        return tape
+        if isinstance(step := self.stack.recorded[key], str):
+            raise Untraceable(step)
+        return step
 
     def uploads(self) -> Iterator[Mean]:
         """Yield the upload of each client.

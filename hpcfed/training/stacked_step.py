@@ -25,7 +25,7 @@ class Stack:
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
         self.flat = torch.empty(G * self.layout.size, device=skeleton.flat.device)
-        self.tapes: dict[
+        self.recorded: dict[
             Hashable, RecordedStep | str
         ] = {}  # recordings of steps, or the reason why there is none
         parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])

@@ -224,12 +224,12 @@ def shared_arrays_are_built_once_a_node_and_read_only(comm: Comm) -> None:
 
 @law
 def a_plan_knows_the_memory_of_sums(comm: Comm) -> None:
-    room, nodes = getattr(getattr(comm, "_ways", None), "room", None), len(set(comm.node_of))
-    if not hasattr(room, "__self__") or comm.size % nodes:
+    make, nodes = getattr(getattr(comm, "_ways", None), "buffers", None), len(set(comm.node_of))
+    if not hasattr(make, "__self__") or comm.size % nodes:
         return  # no memory that ranks share, or nodes that are not alike
     values, each = 10**6, comm.size // nodes
     columns = width(values, comm.size) + 1
-    got, own = room(comm.size, columns, np.dtype(np.float32)).got, room.__self__
+    got, own = make(comm.size, columns, np.dtype(np.float32)).got, make.__self__
     held = (
         own.shares.nbytes
         + (got.nbytes if nodes > 1 else 0)

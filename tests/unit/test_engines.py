@@ -74,14 +74,14 @@ def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
     own = skeleton(name)
     x = torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     inputs, before = [x[0], x[1], torch.tensor([0, 1, 0, 2])], own.flat.clone()
-    tape = RecordedStep(own, of_a_batch, inputs, own.layout.params)
+    step = RecordedStep(own, of_a_batch, inputs, own.layout.params)
     outcomes = []
     for eagerly in (True, False, False):
         own.load(before)
         with scoped(0, "dropout"):
             value = of_a_batch(own.model, inputs) if eagerly else None
             found = (
-                (value, gradient(value, list(own.parameters.values()))) if eagerly else tape(inputs)
+                (value, gradient(value, list(own.parameters.values()))) if eagerly else step(inputs)
             )
         outcomes.append([found[0], *found[1], own.flat.clone()])  # flat: batch statistics moved
     assert all(
@@ -105,7 +105,7 @@ def test_a_recording_serves_all_clients_of_an_architecture_and_each_size_of_batc
     fed = federation("--training.engine", "traced", "--local.batch", "8")
     for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
         sgd(fed, fed.clients[k], 0, cross_entropy)
-    assert len(fed.store.skeletons["mlp", "clients"].tapes) == 3
+    assert len(fed.store.skeletons["mlp", "clients"].recorded) == 3
 
 
 def test_what_a_client_received_goes_into_the_recording_and_is_not_part_of_it():

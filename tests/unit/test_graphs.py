@@ -94,7 +94,7 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
     fed = federation(*GRAPHED)
     for k in (3, 4, 5):  # 17, 21 and 32 examples: last batches of 1, 5 and 8
         sgd(fed, fed.clients[k], 0, cross_entropy)
-    kept = fed.store.skeletons["mlp", "clients"].tapes.values()
+    kept = fed.store.skeletons["mlp", "clients"].recorded.values()
     assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
     assert not any(isinstance(found, RecordedStep) for found in kept)
 
@@ -173,7 +173,7 @@ def test_the_learning_rate_is_in_memory_so_that_a_schedule_needs_no_second_captu
         sgd(fed, fed.clients[5], 0, cross_entropy, lr=lr)
     fixed = [
         found
-        for found in fed.store.skeletons["mlp", "clients"].tapes.values()
+        for found in fed.store.skeletons["mlp", "clients"].recorded.values()
         if isinstance(found, Fixed)
     ]
     assert len(captures) == len(fixed) == 1 and fixed[0].lr.item() == 0.01

@@ -14,7 +14,7 @@ from hpcfed.core.errors import DamagedError
 from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.main import main
 from hpcfed.storage import names, results
-from hpcfed.storage.append_log import HEAD, START, SUM, seal
+from hpcfed.storage.append_log import HEAD, START, SUM, user_block
 from hpcfed.storage.results import Results, load, recover
 
 TINY = [
@@ -137,7 +137,7 @@ def test_a_journal_from_before_heads_had_checksums_is_read(tmp_path, journal):
         while head := file.read(HEAD.size):
             file.seek(SUM.size, os.SEEK_CUR)
             blocks += [head, file.read(HEAD.unpack(head)[1])]
-    journal.write_bytes(seal(names.results_file(tmp_path)) + b"".join(blocks))
+    journal.write_bytes(user_block(names.results_file(tmp_path)) + b"".join(blocks))
     assert load(tmp_path).columns["clients/up"][:, 0].tolist() == [0, 1, 2, 3, 4]
     journal.write_bytes(journal.read_bytes()[:-1])
     assert load(tmp_path).rounds == 3

@@ -29,57 +29,57 @@ TINY = ("--run.resident", "1e-9")  # of a GiB: nothing but the client in use
 
 
 @pytest.fixture
-def shelf(tmp_path):
+def store(tmp_path):
     found = LruStore(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
     yield found
     found.close()
 
 
-def test_a_spilled_client_comes_back_bit_for_bit(shelf):
+def test_a_spilled_client_comes_back_bit_for_bit(store):
     odd = torch.tensor([0.0, -0.0, float("nan"), 1e-45, float("inf")])
-    shelf.put(3, {"weights": odd, "memory": {"step": 7, "moments": (odd * 2).double()}})
-    shelf.put(4, {"weights": torch.ones(40)})
-    shelf.fit(keep=[])
-    assert shelf.away == {3, 4} and not shelf.held
-    back = shelf.get(3)
+    store.put(3, {"weights": odd, "memory": {"step": 7, "moments": (odd * 2).double()}})
+    store.put(4, {"weights": torch.ones(40)})
+    store.fit(keep=[])
+    assert store.away == {3, 4} and not store.held
+    back = store.get(3)
     assert back["weights"].numpy().tobytes() == odd.numpy().tobytes()
     assert back["memory"]["moments"].dtype == torch.float64 and back["memory"]["step"] == 7
 
 
-def test_the_least_recently_used_leave_first_and_those_in_use_stay(shelf):
+def test_the_least_recently_used_leave_first_and_those_in_use_stay(store):
     for k in range(4):
-        shelf.put(k, torch.zeros(10))
-    shelf.get(0)
-    shelf.fit(keep=[1])
-    assert sorted(shelf.held) == [0, 1] and sorted(shelf) == [0, 1, 2, 3]
+        store.put(k, torch.zeros(10))
+    store.get(0)
+    store.fit(keep=[1])
+    assert sorted(store.held) == [0, 1] and sorted(store) == [0, 1, 2, 3]
 
 
-def test_what_is_read_ahead_is_there_when_it_is_wanted_and_peeking_moves_nothing(shelf):
+def test_what_is_read_ahead_is_there_when_it_is_wanted_and_peeking_moves_nothing(store):
     for k in range(5):
-        shelf.put(k, torch.full((10,), float(k)))
-    shelf.fit(keep=[])
-    shelf.prefetch(range(5))
-    assert shelf.peek(0).tolist() == [0.0] * 10 and 0 in shelf.away
-    assert shelf.get(0).tolist() == [0.0] * 10 and 0 not in shelf.away
+        store.put(k, torch.full((10,), float(k)))
+    store.fit(keep=[])
+    store.prefetch(range(5))
+    assert store.peek(0).tolist() == [0.0] * 10 and 0 in store.away
+    assert store.get(0).tolist() == [0.0] * 10 and 0 not in store.away
 
 
-def test_a_disk_that_takes_nothing_is_one_clear_message(shelf):
-    shelf.folder.write_text("a file where the folder should be")
-    shelf.put(0, torch.zeros(100))
-    shelf.fit(keep=[])
+def test_a_disk_that_takes_nothing_is_one_clear_message(store):
+    store.folder.write_text("a file where the folder should be")
+    store.put(0, torch.zeros(100))
+    store.fit(keep=[])
     with pytest.raises(
         HpcfedError, match=r"spill/0.bin: clients that do not fit in run.resident cannot be written"
     ):
-        shelf.get(0)
-    shelf.folder.unlink()
+        store.get(0)
+    store.folder.unlink()
 
 
-def test_files_go_when_the_run_ends(shelf):
-    shelf.put(0, torch.zeros(100))
-    shelf.fit(keep=[])
-    assert shelf.get(0) is not None and shelf.folder.exists()
-    shelf.close()
-    assert not shelf.folder.exists()
+def test_files_go_when_the_run_ends(store):
+    store.put(0, torch.zeros(100))
+    store.fit(keep=[])
+    assert store.get(0) is not None and store.folder.exists()
+    store.close()
+    assert not store.folder.exists()
 
 
 def trained(tmp_path, name, *flags, comm=None, rounds=None, resume=None):

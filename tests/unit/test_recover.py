@@ -78,7 +78,7 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
     comm.size = 3
     course = Course(job("--checkpoint.mirror", "true"))
     assert run_with_recovery(course, comm, attempts(0)) == 0
-    assert course.mirror is None
+    assert course.buddy_copy is None
     assert (
         "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm"
         in capfd.readouterr().err

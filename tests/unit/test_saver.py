@@ -140,14 +140,14 @@ def test_weights_that_do_not_fill_their_client_s_model_are_refused_as_they_are_t
 
 def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path], bool]) -> None:
     """Let the disk refuse files with this error, as long as that is so."""
-    sealed = atomic.seal
+    sealed = atomic.write_checksum
 
-    def seal(raw) -> None:
+    def write_checksum(raw) -> None:
         if when(Path(raw.name)):
             raise OSError(number, os.strerror(number))
         sealed(raw)
 
-    monkeypatch.setattr(atomic, "seal", seal)
+    monkeypatch.setattr(atomic, "write_checksum", write_checksum)
 
 
 def whole_run(folder: Path, *flags: str) -> int:

@@ -334,9 +334,14 @@ def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
 
 def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 16)] == [3, 3, 2, 1]
+    assert [pool.runs_at_once(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 16)] == [
+        3,
+        3,
+        2,
+        1,
+    ]
     threads = tuple(replace(run, fields=run.fields | {"run.threads": 4}) for run in sweep.runs)
-    assert pool.room(replace(sweep, runs=threads)) == 2
+    assert pool.runs_at_once(replace(sweep, runs=threads)) == 2
 
 
 def gpus_here(monkeypatch, n: int, mask: str | None) -> None:
@@ -379,9 +384,14 @@ def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
 def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     gpus_here(monkeypatch, 4, None)
-    assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 8)] == [3, 2, 1, 1]
+    assert [pool.runs_at_once(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 8)] == [
+        3,
+        2,
+        1,
+        1,
+    ]
     on_cores = tuple(replace(run, fields=run.fields | {"run.device": "cpu"}) for run in sweep.runs)
-    assert pool.room(replace(sweep, ranks=4, runs=on_cores)) == 3
+    assert pool.runs_at_once(replace(sweep, ranks=4, runs=on_cores)) == 3
 
 
 def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):

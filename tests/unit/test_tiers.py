@@ -26,7 +26,7 @@ def value(k: int) -> Tensor:
 
 
 @pytest.fixture
-def shelf(tmp_path):
+def store(tmp_path):
     """Room for two values above and for two below."""
     below = LruStore(tmp_path / "spill", 2 * ONE, codec.encode, codec.decode, nbytes)
     found = TieredStore(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
@@ -34,50 +34,50 @@ def shelf(tmp_path):
     found.close()
 
 
-def filled(shelf: TieredStore, n: int = 6) -> TieredStore:
+def filled(store: TieredStore, n: int = 6) -> TieredStore:
     for k in range(n):
-        shelf.put(k, value(k))
-        shelf.fit(keep=[])
-    shelf.order(lambda: None).result()  # all that was ordered before is done
-    return shelf
+        store.put(k, value(k))
+        store.fit(keep=[])
+    store.order(lambda: None).result()  # all that was ordered before is done
+    return store
 
 
-def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(shelf):
-    filled(shelf)
+def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(store):
+    filled(store)
     assert (
-        sorted(shelf.held) == [4, 5]
-        and sorted(shelf.below.held) == [2, 3]
-        and shelf.below.away == {0, 1}
+        sorted(store.held) == [4, 5]
+        and sorted(store.below.held) == [2, 3]
+        and store.below.away == {0, 1}
     )
-    assert sorted(shelf) == list(range(6))
+    assert sorted(store) == list(range(6))
 
 
-def test_every_value_comes_back_bit_for_bit_from_wherever_it_is(shelf):
-    filled(shelf)
+def test_every_value_comes_back_bit_for_bit_from_wherever_it_is(store):
+    filled(store)
     for k in (0, 3, 5, 1, 4, 2):
-        assert torch.equal(shelf.get(k), value(k))
-        shelf.fit(keep=[k])
-    shelf.prefetch(range(6))
-    assert all(torch.equal(shelf.peek(k), value(k)) for k in range(6))
+        assert torch.equal(store.get(k), value(k))
+        store.fit(keep=[k])
+    store.prefetch(range(6))
+    assert all(torch.equal(store.peek(k), value(k)) for k in range(6))
 
 
-def test_a_value_is_never_on_two_shelves_once_it_is_used(shelf):
-    filled(shelf)
-    shelf.get(3)
-    shelf.get(0)
-    shelf.drop(1)
-    shelf.order(lambda: None).result()
-    assert sorted(shelf.below) == [2] and sorted(shelf) == [0, 2, 3, 4, 5]
+def test_a_value_is_never_on_two_levels_once_it_is_used(store):
+    filled(store)
+    store.get(3)
+    store.get(0)
+    store.drop(1)
+    store.order(lambda: None).result()
+    assert sorted(store.below) == [2] and sorted(store) == [0, 2, 3, 4, 5]
 
 
-def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(shelf):
-    filled(shelf)
-    shelf.put(0, value(70))
-    shelf.put(2, value(72))
+def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(store):
+    filled(store)
+    store.put(0, value(70))
+    store.put(2, value(72))
     for k in (1, 3, 4, 5):
-        shelf.get(k)
-    shelf.fit(keep=[])
-    assert torch.equal(shelf.get(0), value(70)) and torch.equal(shelf.get(2), value(72))
+        store.get(k)
+    store.fit(keep=[])
+    assert torch.equal(store.get(0), value(70)) and torch.equal(store.get(2), value(72))
 
 
 def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(monkeypatch, tmp_path):
@@ -98,21 +98,21 @@ def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(mon
     assert [locked(n) for n in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
-def test_peeking_moves_nothing(shelf):
-    filled(shelf)
-    assert torch.equal(shelf.peek(0), value(0)) and torch.equal(shelf.peek(2), value(2))
-    assert sorted(shelf.held) == [4, 5] and 0 in shelf.away and 2 in shelf.away
+def test_peeking_moves_nothing(store):
+    filled(store)
+    assert torch.equal(store.peek(0), value(0)) and torch.equal(store.peek(2), value(2))
+    assert sorted(store.held) == [4, 5] and 0 in store.away and 2 in store.away
 
 
-def test_a_disk_that_takes_nothing_is_told_by_the_upper_shelf_too(shelf):
-    shelf.folder.write_text("a file where the folder should be")
-    filled(shelf)
+def test_a_disk_that_takes_nothing_is_told_by_the_upper_store_too(store):
+    store.folder.write_text("a file where the folder should be")
+    filled(store)
     with pytest.raises(HpcfedError, match="cannot be written"):
-        shelf.get(0)
-    shelf.folder.unlink()
+        store.get(0)
+    store.folder.unlink()
 
 
-def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path):
+def test_a_run_with_two_levels_has_the_bits_of_one_with_all_in_memory(tmp_path):
     flags = (
         "--models.mix",
         "mlp,cnn",

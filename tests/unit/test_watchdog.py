@@ -95,7 +95,7 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
         watchdog, "kill", lambda silent: killed.extend(sign.rank for sign in silent)
     )
     for dog in three[::2]:
-        dog.bark()
+        dog.end_run()
     err = capfd.readouterr().err
     assert (ended, killed) == ([HUNG] * 2, [1])
     assert (

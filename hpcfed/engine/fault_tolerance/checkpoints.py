@@ -87,7 +87,7 @@ class Checkpoints:
 
         row: the record of the last round.
         """
-        if self.course.mirror:
+        if self.course.buddy_copy:
             rows = self.results.pending_rows() if self.results else {}
             last = {str(self.rounds.t - 1): row} if row and self.results else {}
-            self.course.mirror.take(self.rounds, rows | last)
+            self.course.buddy_copy.take(self.rounds, rows | last)

@@ -49,7 +49,7 @@ class Course:
     begun: bool = False  # the run folder has only files of this run
     reached: int = 0  # rounds done
     deaths: list[str] = field(default_factory=list)  # not yet reported
-    mirror: BuddyCopy | None = None
+    buddy_copy: BuddyCopy | None = None
     rows: dict[str, Any] = field(default_factory=dict)  # results that may not be on disk
     results: Results | None = None  # on rank 0, while it writes them
     record: Record | None = None  # and their contents when another rank died
@@ -154,14 +154,14 @@ class Course:
         """Bring the run to the state from which it continues; collective."""
         comm, copy = (
             rounds.fed.comm,
-            self.mirror.restore(rounds.fed) if self.mirror and self.begun else None,
+            self.buddy_copy.restore(rounds.fed) if self.buddy_copy and self.begun else None,
         )
         if copy and not self.has_records(comm, run, copy):
             rounds.fed.warnings.say(
                 f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
-            self.mirror.kept, copy = [], None
+            self.buddy_copy.kept, copy = [], None
         if copy:
             on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.turns.share_failures()
@@ -184,7 +184,7 @@ class Course:
                 if rounds.t
                 else "the beginning"
             )
-            source += " (no copy in memory is whole)" if self.mirror and not copied else ""
+            source += " (no copy in memory is whole)" if self.buddy_copy and not copied else ""
             fed, again = rounds.fed, max(0, self.reached - rounds.t)
             fed.warnings.say(
                 f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, "
@@ -214,7 +214,7 @@ def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Com
 def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
     """Repeat the attempt after each death; part of `run_with_recovery`."""
     if course.job.checkpoint.mirror:
-        course.mirror = mirror(course.job, comm)
+        course.buddy_copy = make_buddy_copy(course.job, comm)
     while True:
         try:
             if comm.lost:
@@ -232,7 +232,7 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
             return end(course, comm)
 
 
-def mirror(job: Job, comm: Comm) -> BuddyCopy | None:
+def make_buddy_copy(job: Job, comm: Comm) -> BuddyCopy | None:
     """Return the buddy copies of a run; None if they are of no use.
 
     In that case rank 0 prints a warning with the reason.

@@ -119,7 +119,7 @@ class Watchdog:
         """Check again and again, until the block ends or the run is stuck."""
         while not self.over.wait(self.every):
             if self.is_stuck(time()):
-                self.bark()
+                self.end_run()
                 return
 
     def is_stuck(self, now: float) -> bool:
@@ -176,7 +176,7 @@ class Watchdog:
                 found.append(Sign(**json.loads(read_text(names.watch_file(self.run, rank)))))
         return found
 
-    def bark(self) -> None:
+    def end_run(self) -> None:
         """Print where this rank is, give the others time to do so, and end the run."""
         if not self.starting:
             print(
@@ -262,9 +262,9 @@ class Guard:
             if over.wait(seconds / LOOKS):
                 return
         if not over.wait(min(self.rank, 1) * (seconds / LOOKS + LAST)):  # rank 0 speaks first
-            self.bark(where, seconds)
+            self.end_run(where, seconds)
 
-    def bark(self, where: str, seconds: float) -> None:
+    def end_run(self, where: str, seconds: float) -> None:
         """Print a message, and end the run."""
         text = (
             f"hpcfed: rank {self.rank} of {self.size}: has waited for the other ranks for "

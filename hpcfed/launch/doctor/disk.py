@@ -22,7 +22,7 @@ from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
 from hpcfed.launch.doctor.timeout import run_with_timeout
 
 AMOUNT = 32 << 20  # bytes that are written to measure the speed
-ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second that checkpoints need
+FREE, SPEED = 1e9, 20e6  # bytes free and bytes per second that checkpoints need
 FLEETING = ("tmpfs", "ramfs")
 ANOTHER = "choose another --out"
 
@@ -125,7 +125,7 @@ def folder_finding(facts: dict[str, Any]) -> Finding:
             f"{found}, a rename did not replace a file",
             f"checkpoints rely on it; {ANOTHER}",
         )
-    if facts["free"] < ROOM:
+    if facts["free"] < FREE:
         return warning("output folder", found, f"make room, set checkpoint.keep = 1, or {ANOTHER}")
     if facts["kind"] in FLEETING:
         return warning(

@@ -30,7 +30,7 @@ from hpcfed.launch.sweep.grid import (
     varied,
 )
 from hpcfed.launch.sweep.launch import is_finished, launcher
-from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, room
+from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, runs_at_once
 from hpcfed.launch.sweep.search import TRIALS, Range, Values, draw, propose
 from hpcfed.report.choose import score
 from hpcfed.storage import sweep as store
@@ -86,7 +86,7 @@ def sweep(
         return submit_sweep(
             found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
         )
-    places = at_once or room(found)
+    places = at_once or runs_at_once(found)
     if dry_run:
         return preview(found, places)
     start(found)
@@ -209,7 +209,7 @@ def search_by_optuna(
         mine = runs_of(found, tried[i])
         open_ = [j for j in mine if not is_finished(found, found.runs[j])]
         if open_:
-            outcomes = Pool(found, at_once or room(found)).run(open_)
+            outcomes = Pool(found, at_once or runs_at_once(found)).run(open_)
             if any(o.status in (LEFT, RESUME_ME, BUSY) for o in outcomes):
                 return RESUME_ME
             status = FAULT if any(outcome.failed for outcome in outcomes) else status

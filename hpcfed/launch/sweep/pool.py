@@ -189,7 +189,7 @@ class Board:
             self.bars.update(task, description=name or text, completed=now, total=of)
 
 
-def room(sweep: Sweep) -> int:
+def runs_at_once(sweep: Sweep) -> int:
     """Return how many runs this machine can do at a time.
 
     Each has ranks, each rank its threads, and a GPU if there are any.
