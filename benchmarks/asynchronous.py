@@ -108,7 +108,7 @@ def child(words: list[str]) -> None:
     """hpcfed's candidate: a round for each line, whatever number it has."""
     from hpcfed.comm import Serial
     from hpcfed.config.load import load
-    from hpcfed.engine.record import peak_bytes
+    from hpcfed.engine.round_record import peak_bytes
     from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.setup import federation, world
 

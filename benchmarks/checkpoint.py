@@ -26,7 +26,7 @@ from paired import Ratio, Row, ratio, save, table
 
 from hpcfed.comm import Comm, connect
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
-from hpcfed.engine.record import peak_bytes
+from hpcfed.engine.round_record import peak_bytes
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.storage import names

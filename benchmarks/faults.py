@@ -17,7 +17,7 @@ from disks import fill
 from numpy.random import Generator
 from watched import Watched
 
-from hpcfed.core.status import DONE, FAULT, HUNG, RESUME_ME, WRONG
+from hpcfed.core.exit_status import DONE, FAULT, HUNG, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint, names
 
 ROUNDS, EVERY = 8, 2  # of a run, and between its checkpoints

@@ -134,7 +134,7 @@ def made(folder: Path, i: int, rounds: int, clients: int) -> Path:
 
 
 def one_round(g: np.random.Generator, t: int, speed: np.ndarray) -> dict[str, np.ndarray | float]:
-    """The record of a round as engine/record.py has it."""
+    """The record of a round as engine/round_record.py has it."""
     K, level = len(speed), 0.9 - 0.8 * np.exp(-speed * t)
     same = {"examples": 500, "epochs": 1.0, "down": 20520, "up": 20520, "cohort": True}
     noise = lambda: g.normal(0, 0.01, K)  # noqa: E731

@@ -16,7 +16,7 @@ import numpy as np
 from paired import Ratio, Row, save
 
 from hpcfed.core import rng
-from hpcfed.machine.placement import bound, makespan, place
+from hpcfed.machine.assignment import bound, makespan, place
 
 CLIENTS, RANKS, SEEDS, GOAL = (20, 100, 1000), (2, 4, 16, 64, 256), 20, 1.05
 SECONDS = np.array(

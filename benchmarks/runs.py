@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcfed.core.status import DONE, RESUME_ME, as_shells_count
+from hpcfed.core.exit_status import DONE, RESUME_ME, as_shells_count
 from hpcfed.engine.fault_tolerance.supervise import onward
 
 RESULTS = Path(

@@ -19,8 +19,8 @@ from launch import mpirun, on_ranks
 from watched import Hung, Told, Watched
 
 from hpcfed.core.errors import HpcfedError
+from hpcfed.core.exit_status import DONE
 from hpcfed.core.rng import stream
-from hpcfed.core.status import DONE
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.fault_tolerance.supervise import checkpoint_rounds, onward
 from hpcfed.storage import names

@@ -2,7 +2,7 @@
 
 `--help` in place of a run: `hpcfed.config.help`.
 
-Exit statuses are those of `hpcfed.core.status`. Without ULFM a rank's death ends the launcher
+Exit statuses are those of `hpcfed.core.exit_status`. Without ULFM a rank's death ends the launcher
 itself, with a status of its
 own: mpirun's is 128 + the signal, 137 after SIGKILL.
 """
@@ -26,11 +26,11 @@ from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.comm.connect import other_process_reports
 from hpcfed.config import help
 from hpcfed.config.load import load, peek
-from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
+from hpcfed.config.validation_messages import PREFIX
 from hpcfed.core import user_code
 from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, format_error, plain
-from hpcfed.core.status import DONE, FAULT, RESUME_ME, WRONG
+from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME, WRONG
 from hpcfed.engine.fault_tolerance import signals
 from hpcfed.engine.fault_tolerance.watchdog import Guard
 from hpcfed.engine.folder import read_job

@@ -12,14 +12,14 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from hpcfed.comm import memory, node_memory
+from hpcfed.comm import node_memory, shared_memory
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, exact_sum, private_buffers
 from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
 from hpcfed.comm.nodes import Nodes
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
 from hpcfed.comm.rank_failure import RankFailures, raise_rank_lost
+from hpcfed.comm.sum_messages import Ways, exact_sum, private_buffers
 
 T = TypeVar("T")
 SHORT, LONG = (
@@ -161,11 +161,11 @@ class Mpi(RankFailures):
 
     @raise_rank_lost
     def share(self, build: Callable[[], Arrays]) -> Arrays:
-        def make() -> tuple[str, memory.Plan]:
+        def make() -> tuple[str, shared_memory.Plan]:
             built = {name: np.asarray(array) for name, array in build().items()}
-            return memory.write(built), memory.plan_of(built)
+            return shared_memory.write(built), shared_memory.plan_of(built)
 
-        return self._in_memory(make, memory.read)
+        return self._in_memory(make, shared_memory.read)
 
     def abort(self, status: int) -> NoReturn:
         sys.stdout.flush()

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from hpcfed.comm.memory import FOLDERS, PREFIX
-from hpcfed.comm.messages import ITEM, most, pad_columns
+from hpcfed.comm.shared_memory import FOLDERS, PREFIX
+from hpcfed.comm.sum_messages import ITEM, most, pad_columns
 
 FOLDER = FOLDERS[0]  # if it is too small, ranks send messages instead
 

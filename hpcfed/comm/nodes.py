@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcfed.comm.messages import Buffers, sum_lines
 from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
+from hpcfed.comm.sum_messages import Buffers, sum_lines
 
 Spread = tuple[
     np.ndarray, np.ndarray

@@ -6,8 +6,8 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, exact_sum, private_buffers
 from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
+from hpcfed.comm.sum_messages import Ways, exact_sum, private_buffers
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ This file needs no MPI library.
 import os
 from collections.abc import MutableMapping
 
-from hpcfed.comm.messages import EAGER
+from hpcfed.comm.sum_messages import EAGER
 
 HERE = "OMPI_COMM_WORLD_LOCAL_SIZE"  # ranks of this node; set for each process by mpirun
 YIELD = "OMPI_MCA_mpi_yield_when_idle"

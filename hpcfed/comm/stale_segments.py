@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-from hpcfed.comm.memory import FOLDERS, PREFIX
+from hpcfed.comm.shared_memory import FOLDERS, PREFIX
 
 YOUNG = 60.0  # seconds
 PROCESSES = Path("/proc")

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.messages import Layer
+from hpcfed.config.validation_messages import Layer
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import regular
 

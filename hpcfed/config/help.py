@@ -22,8 +22,8 @@ from hpcfed.config.files import EMBEDDED, merge, read
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
 from hpcfed.config.limits import limits
 from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve, split
-from hpcfed.config.messages import PREFIX, Layer, kind_of, origin
 from hpcfed.config.methods import ALGORITHMS
+from hpcfed.config.validation_messages import PREFIX, Layer, kind_of, origin
 from hpcfed.core.errors import ConfigError, HpcfedError, unknown
 from hpcfed.storage.fields import covers
 

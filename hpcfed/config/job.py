@@ -29,7 +29,6 @@ from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
-from hpcfed.config.messages import PREFIX, Layer, origin
 from hpcfed.config.parts import (
     Checkpoint,
     Columns,
@@ -44,6 +43,7 @@ from hpcfed.config.parts import (
 )
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
+from hpcfed.config.validation_messages import PREFIX, Layer, origin
 from hpcfed.core import user_code
 from hpcfed.core.registry import Entry
 from hpcfed.storage.fields import flat

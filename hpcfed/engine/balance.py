@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.machine.placement import makespan, place
+from hpcfed.machine.assignment import makespan, place
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation

@@ -15,8 +15,8 @@ import torch
 
 from hpcfed.core import rng
 from hpcfed.engine import balance
-from hpcfed.engine.memory import step
-from hpcfed.machine.placement import place
+from hpcfed.engine.memory_check import step
+from hpcfed.machine.assignment import place
 from hpcfed.models.flat import Skeleton
 from hpcfed.training import graphs
 
@@ -33,7 +33,7 @@ def calibrate(facts: World, fed: Federation) -> None:
     It must be called before any client has trained. Rank 0 measures for all ranks while no other
     rank computes, so that all ranks have the same costs; run.speeds describes ranks of other
     speeds. With one rank or one architecture nothing is done. Nothing is done either if a step does
-    not fit into memory; the check of memory (`engine.memory`) reports that.
+    not fit into memory; the check of memory (`engine.memory_check`) reports that.
     """
     kinds = sorted(set(fed.architectures))
     if fed.comm.size == 1 or len(kinds) == 1 or not on_gpus(fed):

@@ -16,12 +16,12 @@ from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.core.shapes import write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
-from hpcfed.engine.memory import need
-from hpcfed.engine.record import SMALL
+from hpcfed.engine.memory_check import need
+from hpcfed.engine.round_record import SMALL
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
+from hpcfed.machine.assignment import makespan
 from hpcfed.machine.memory_budget import weights
-from hpcfed.machine.placement import makespan
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
-from hpcfed.engine.metrics import Metrics, Scores, pooled_accuracy
-from hpcfed.engine.record import SMALL, Row
+from hpcfed.engine.round_record import SMALL, Row
+from hpcfed.engine.run_metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.training.evaluate import NONE, Score, score
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.algorithms.events import EventBased, Work
-from hpcfed.engine.edges import EventEdges
+from hpcfed.engine.edge_aggregation import EventEdges
 from hpcfed.engine.event_queue import EdgeCoordinator, Ended, EventQueue
-from hpcfed.engine.record import Row
+from hpcfed.engine.round_record import Row
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.core.status import DONE, RESUME_ME
+from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import describe
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints

@@ -17,10 +17,10 @@ import numpy as np
 from hpcfed.algorithms.base import keeps_weights
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
-from hpcfed.engine.edges import SynchronousEdges
+from hpcfed.engine.edge_aggregation import SynchronousEdges
 from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
-from hpcfed.engine.record import Flags, Recorder, Row
+from hpcfed.engine.round_record import Flags, Recorder, Row
 from hpcfed.federation.replay_log import STOP, Again
 from hpcfed.machine.heartbeat import Stopped
 from hpcfed.training import stacked

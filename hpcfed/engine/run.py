@@ -9,10 +9,10 @@ import numpy as np
 
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import DataError, WriteError
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.partition_file import Partition, check_seal
-from hpcfed.engine import describe, memory
+from hpcfed.engine import describe, memory_check
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
@@ -42,7 +42,7 @@ BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological",
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
-    """Run a job on these ranks, and return the exit status (`hpcfed.core.status`); collective.
+    """Run a job on these ranks, and return the exit status (`hpcfed.core.exit_status`); collective.
 
     guard: watchdog of the start, until the ranks can watch one another, and of the end.
     """
@@ -80,7 +80,7 @@ def attempt(course: Course, comm: Comm) -> int:
     warn(fed)
     if not course.begun:
         calibrate(facts, fed)
-        memory.check(facts, fed)
+        memory_check.check(facts, fed)
     prepare(job, comm, folder, ours=course.begun)
     rounds = Rounds(fed)
     try:

@@ -35,8 +35,8 @@ from hpcfed.engine import folder
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.world import World
 from hpcfed.machine import speeds
+from hpcfed.machine.assignment import place
 from hpcfed.machine.device_choice import choose_device
-from hpcfed.machine.placement import place
 from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
 from hpcfed.models.flat import Layout

@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 from hpcfed.comm.connect import detect_launcher
 from hpcfed.comm.serial import Serial
 from hpcfed.config.load import Given, load
-from hpcfed.config.messages import PREFIX
+from hpcfed.config.validation_messages import PREFIX
 from hpcfed.config.write import to_toml
 from hpcfed.core import user_code
 from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
-from hpcfed.core.status import DONE, RESUME_ME
+from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.engine.fault_tolerance.supervise import MAIN

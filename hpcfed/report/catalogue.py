@@ -171,7 +171,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
     from hpcfed.config.limits import limits
-    from hpcfed.config.messages import kind_of
+    from hpcfed.config.validation_messages import kind_of
 
     bounds = limits(field)
     return {

@@ -12,7 +12,7 @@ from time import sleep
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, plain
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.report.progress import line, mean
 from hpcfed.results.columns import by_round, column, main_metric
 from hpcfed.results.state import complete

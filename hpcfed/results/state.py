@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, first_line, printable
+from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.core.paths import glob_folder
-from hpcfed.core.status import RESUME_ME
 from hpcfed.results.columns import by_round, last, main_metric
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage import checkpoint, names

@@ -32,8 +32,8 @@ from pathlib import Path
 from time import localtime, monotonic, sleep, strftime, time
 
 from hpcfed.core.errors import ConfigError, format_error
+from hpcfed.core.exit_status import WRONG
 from hpcfed.core.paths import glob_folder
-from hpcfed.core.status import WRONG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import convert_write_errors
 

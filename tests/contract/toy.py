@@ -26,7 +26,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
-from hpcfed.engine.record import Row
+from hpcfed.engine.round_record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.models.layers import BatchNorm2d

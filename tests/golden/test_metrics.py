@@ -8,7 +8,7 @@ from sklearn import metrics as library
 
 from hpcfed.config.metrics import METRICS, TASKS, choose, fitting
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine.metrics import pooled_accuracy
+from hpcfed.engine.run_metrics import pooled_accuracy
 from hpcfed.training.metrics import Answers, compute, concat
 
 ALL = tuple(name for name in METRICS if name != "c_index")

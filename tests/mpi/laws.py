@@ -14,7 +14,7 @@ from importlib import import_module
 import numpy as np
 
 from hpcfed.comm import Comm, Row, Serial, connect, node_memory
-from hpcfed.comm.messages import WORK, width
+from hpcfed.comm.sum_messages import WORK, width
 from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 
 K = 7  # clients; more than some and fewer than other numbers of ranks

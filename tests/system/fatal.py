@@ -18,11 +18,11 @@ from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.fault_tolerance import recover
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy
-from hpcfed.engine.record import Recorder
+from hpcfed.engine.round_record import Recorder
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.tallies import Tallies
 from hpcfed.main import main
-from hpcfed.storage import parts
+from hpcfed.storage import checkpoint_parts
 from hpcfed.storage.results import Results
 
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
@@ -39,8 +39,8 @@ WHERE: dict[str, tuple[Any, str]] = {
     "results": (Results, "write"),
     "copy": (BuddyCopy, "make_copy"),
     "save": (BackgroundSave, "start"),
-    "part": (parts, "write_part"),
-    "index": (parts, "write_index"),
+    "part": (checkpoint_parts, "write_part"),
+    "index": (checkpoint_parts, "write_index"),
     "recover": (recover.Course, "restore"),
     "finish": (loop.Loop, "conclude"),
 }
@@ -60,7 +60,7 @@ def moments() -> dict[str, set[int]]:
 def deadly(work: Callable, when: set[int]) -> Callable:
     def wrapped(*args, **kwargs):
         saved = next(
-            (what.rounds for what in args if isinstance(what, parts.About)), None
+            (what.rounds for what in args if isinstance(what, checkpoint_parts.About)), None
         )  # in the background
         if (STATE["round"] if saved is None else saved) in when:
             os.kill(os.getpid(), BY)

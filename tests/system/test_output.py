@@ -11,7 +11,7 @@ from hpcfed.config.help import flag, value
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
 from hpcfed.config.parts import Part
-from hpcfed.engine.record import COLUMNS
+from hpcfed.engine.round_record import COLUMNS
 from hpcfed.storage import names, results
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record

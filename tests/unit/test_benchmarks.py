@@ -13,7 +13,7 @@ import pytest
 from hpcfed.config.files import EMBEDDED
 from hpcfed.config.load import load as load_job
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.core.status import RESUME_ME
+from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.main import main
 from hpcfed.storage.record import load as read
 from tests import limits

@@ -9,7 +9,7 @@ from hpcfed.config import files
 from hpcfed.config.help import MAIN, help
 from hpcfed.config.job import Job
 from hpcfed.config.load import load, merge, read
-from hpcfed.config.messages import kind_of
+from hpcfed.config.validation_messages import kind_of
 from hpcfed.core.errors import ConfigError
 
 pytestmark = pytest.mark.quick

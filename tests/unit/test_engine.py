@@ -15,7 +15,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
-from hpcfed.engine.record import cells
+from hpcfed.engine.round_record import cells
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import assign, world
 from hpcfed.storage import checkpoint

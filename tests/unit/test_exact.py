@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed.comm import Serial, messages, spmd
+from hpcfed.comm import Serial, spmd, sum_messages
 from hpcfed.comm.exact import largest, quantise, restore, scale
-from hpcfed.comm.messages import MESSAGE
+from hpcfed.comm.sum_messages import MESSAGE
 from hpcfed.core.errors import DivergedError
 
 pytestmark = pytest.mark.quick
@@ -198,7 +198,7 @@ class Halved:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_messages_in_parts_finish_each_value_once_and_the_first_arrays_before(monkeypatch, ranks):
     for name, value in (("SMALL", 4), ("MESSAGE", 12), ("PART", 3), ("CACHE", 1)):
-        monkeypatch.setattr(messages, name, value)
+        monkeypatch.setattr(sum_messages, name, value)
     g = np.random.default_rng(0)
     shapes = [(), (7, 3), (2,), (0,), (50,)]
     rows = [

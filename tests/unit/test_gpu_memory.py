@@ -12,8 +12,8 @@ from hpcfed import models
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.shapes import Modality, Shapes
-from hpcfed.engine import memory, run, setup
-from hpcfed.engine.memory import (
+from hpcfed.engine import memory_check, run, setup
+from hpcfed.engine.memory_check import (
     CONTEXT,
     GIB,
     Need,
@@ -59,7 +59,7 @@ def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
     """The job stays as it is: whether clients train as one, with other bits, hangs on it."""
     fed = start().fed
     fed.gpu.memory = share
-    memory.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
+    memory_check.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
     assert fed.job.training.engine == "auto"
     assert ("steps are traced" in capsys.readouterr().err) != graphs
     monkeypatch.setattr(engines, "worth", lambda steps, gpu: True)
@@ -141,7 +141,7 @@ def test_every_model_takes_a_first_step(name):
     fed = start().fed
     fed.store.form, fed.store.vocabulary = (shape, 4, 16), vocabulary
     fed.store.build = lambda kind: models.build(kind, shape, 4, 16, False, vocabulary)
-    assert memory.peak(fed, name) > 0
+    assert memory_check.peak(fed, name) > 0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedclassavg", "fml", "heterofl"])

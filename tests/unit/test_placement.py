@@ -15,7 +15,7 @@ from hpcfed.engine import calibration
 from hpcfed.engine.balance import level
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.machine.placement import bound, makespan, place
+from hpcfed.machine.assignment import bound, makespan, place
 from hpcfed.machine.speeds import of_ranks
 from tests.contract import toy
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hpcfed.comm.messages import WORK, private_buffers, width
 from hpcfed.comm.node_memory import size_of
+from hpcfed.comm.sum_messages import WORK, private_buffers, width
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.plan.collectives import LOOK, Wires, buffers
 from hpcfed.launch.plan.contention import finish, finish_by_group, slowest

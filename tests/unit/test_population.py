@@ -106,7 +106,7 @@ def test_a_population_is_the_same_run_on_any_ranks(method):
 
 def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
     all_rows = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
-    monkeypatch.setattr("hpcfed.engine.record.SMALL", 100)
+    monkeypatch.setattr("hpcfed.engine.round_record.SMALL", 100)
     few = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
     assert toy.differences([all_rows.state, all_rows.scores], [few.state, few.scores]) == []
     for every, own in zip(all_rows.rows, few.rows, strict=True):

@@ -19,7 +19,7 @@ import hpcfed
 from hpcfed.algorithms.global_model.fedprox import FedProx
 from hpcfed.config.load import load
 from hpcfed.config.write import to_toml
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.engine import folder
 from hpcfed.launch import python
 from hpcfed.machine.settings import VARIABLES

@@ -13,12 +13,12 @@ import pytest
 
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import WriteError
-from hpcfed.core.status import DONE, RESUME_ME
+from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.data.partition_file import check_seal
 from hpcfed.engine import loop, run
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
-from hpcfed.storage import atomic, checkpoint, names, parts, results
+from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results
 from hpcfed.storage.digest import digest
 from tests.contract import toy
 
@@ -81,9 +81,11 @@ def test_ranks_without_clients_write_a_part_too(tmp_path):
 def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_next_is_whole(
     tmp_path, monkeypatch
 ):
-    write = parts.write_part
+    write = checkpoint_parts.write_part
 
-    def refusing(folder: Path, rank: int, about: parts.About, items: parts.Items) -> parts.Part:
+    def refusing(
+        folder: Path, rank: int, about: checkpoint_parts.About, items: checkpoint_parts.Items
+    ) -> checkpoint_parts.Part:
         if rank == 1 and about.rounds == 2:
             raise WriteError("no room on rank 1")
         return write(folder, rank, about, items)
@@ -98,7 +100,7 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
                 said.append(rounds.fed.warnings.last_checkpoint[-5:])
         return said
 
-    monkeypatch.setattr(parts, "write_part", refusing)
+    monkeypatch.setattr(checkpoint_parts, "write_part", refusing)
     assert spmd(2, run) == 2 * [["", "01.h5", "no room on rank 1", "01.h5", "", "03.h5"]]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*")) == [
         "round-000001",
@@ -264,7 +266,7 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(
 
 def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, monkeypatch):
     """Who looks for parts without an index would take it for whole: its checksum fits."""
-    monkeypatch.setattr(parts, "same", lambda item, found: False)
+    monkeypatch.setattr(checkpoint_parts, "same", lambda item, found: False)
     with pytest.raises(
         WriteError, match="state is not what was to be written; it was just written: check the disk"
     ):

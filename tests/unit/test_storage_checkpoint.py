@@ -15,8 +15,8 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
+from hpcfed.storage.checkpoint_parts import About, adopt, compare, write_index, write_part
 from hpcfed.storage.equality import same_job
-from hpcfed.storage.parts import About, adopt, compare, write_index, write_part
 from hpcfed.storage.results import Results
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]

@@ -9,8 +9,8 @@ import torch
 from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.storage import names
+from hpcfed.storage.checkpoint_parts import About, write_index, write_part
 from hpcfed.storage.digest import digest
-from hpcfed.storage.parts import About, write_index, write_part
 from hpcfed.storage.results import Results
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hpcfed.cli import main
 from hpcfed.comm import Serial
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.engine import run
 from hpcfed.storage import names
 from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED

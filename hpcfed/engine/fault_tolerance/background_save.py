@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import WriteError
 from hpcfed.engine.fault_tolerance import snapshot
-from hpcfed.storage import checkpoint, names, parts
+from hpcfed.storage import checkpoint, checkpoint_parts, names
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -42,8 +42,8 @@ class BackgroundSave:
         self.rounds, self.run, self.results = rounds, run, results
         self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
         self.thread = ThreadPoolExecutor(1, "checkpoint")
-        self.part: Future[parts.Part] | None = None  # of the checkpoint on its way
-        self.about = parts.About(rounds.t, self.comm.size, {})  # the last one begun
+        self.part: Future[checkpoint_parts.Part] | None = None  # of the checkpoint on its way
+        self.about = checkpoint_parts.About(rounds.t, self.comm.size, {})  # the last one begun
         self.folder = run  # of its parts
         self.exists = exists
 
@@ -74,7 +74,9 @@ class BackgroundSave:
         """
         assert self.part is None
         with self.clock("checkpoint"):
-            self.about = parts.About(self.rounds.t, self.comm.size, snapshot.header(self.rounds))
+            self.about = checkpoint_parts.About(
+                self.rounds.t, self.comm.size, snapshot.header(self.rounds)
+            )
             self.folder = self.place()
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
@@ -85,12 +87,12 @@ class BackgroundSave:
             )
             items = partial(self.with_heartbeat, held)
             self.part = self.thread.submit(
-                parts.write_part, self.folder, self.comm.rank, self.about, items
+                checkpoint_parts.write_part, self.folder, self.comm.rank, self.about, items
             )
             if on_disk:
                 wait([self.part])
 
-    def with_heartbeat(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
+    def with_heartbeat(self, held: checkpoint_parts.Items) -> Iterator[tuple[str, Any]]:
         """Yield the items, with a heartbeat for each: all ranks may wait for a slow disk."""
         for item in held():
             self.rounds.fed.clock.heartbeat.beats += 1
@@ -132,7 +134,7 @@ class BackgroundSave:
             return str(error)
         return ""
 
-    def collect_part(self) -> parts.Part:
+    def collect_part(self) -> checkpoint_parts.Part:
         """Return this rank's part, or {"error": message} if it could not be written."""
         assert self.part is not None
         try:
@@ -140,7 +142,7 @@ class BackgroundSave:
         except WriteError as error:
             return {"error": str(error)}
 
-    def publish(self, every: dict[int, parts.Part]) -> str:
+    def publish(self, every: dict[int, checkpoint_parts.Part]) -> str:
         """Write the index and prune old checkpoints, on rank 0; return an error message or "".
 
         After an error the parts are removed, to free the disk.
@@ -152,7 +154,7 @@ class BackgroundSave:
             if not error:
                 if self.results:
                     self.results.copy(names.results_copy(self.folder))
-                parts.write_index(self.folder, self.about, every)
+                checkpoint_parts.write_index(self.folder, self.about, every)
         except WriteError as refused:
             error = str(refused)
         if error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.comm import ulfm
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
-from hpcfed.core.status import FAULT, RESUME_ME
+from hpcfed.core.exit_status import FAULT, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy

@@ -11,7 +11,7 @@ from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.fault_tolerance.snapshot import take_up
 from hpcfed.storage import checkpoint
-from hpcfed.storage.parts import adopt_all
+from hpcfed.storage.checkpoint_parts import adopt_all
 from hpcfed.storage.record import RUN_ID, same_run
 
 if TYPE_CHECKING:

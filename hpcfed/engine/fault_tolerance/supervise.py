@@ -21,11 +21,11 @@ from pathlib import Path
 
 from hpcfed.config.load import load
 from hpcfed.core.errors import CheckpointError, ConfigError, format_error
-from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
+from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.parts import adopt_all
+from hpcfed.storage.checkpoint_parts import adopt_all
 from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
 from hpcfed.storage.record import load as load_results
 

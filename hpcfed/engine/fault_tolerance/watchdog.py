@@ -28,8 +28,8 @@ from time import localtime, sleep, strftime, time
 
 from hpcfed.comm import ulfm
 from hpcfed.core.errors import plain, printable
+from hpcfed.core.exit_status import HUNG
 from hpcfed.core.paths import read_text
-from hpcfed.core.status import HUNG
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead

@@ -1,4 +1,4 @@
-"""Seconds of a run's collectives (comm.mpi, comm.messages) on ranks of several nodes.
+"""Seconds of a run's collectives (comm.mpi, comm.sum_messages) on ranks of several nodes.
 
 Each collective is a number of steps, each a message (`Network`), inside a node or between nodes, as
 in Open MPI 5. If libraries choose an algorithm by size, the faster one counts. Thakur,
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcfed.comm.messages import ITEM, SMALL, WORK, private_buffer_bytes, width
 from hpcfed.comm.node_memory import size_of
+from hpcfed.comm.sum_messages import ITEM, SMALL, WORK, private_buffer_bytes, width
 from hpcfed.launch.plan.network import Network
 
 LOOK = 2e-4  # seconds between two polls of a rank in a barrier (comm.mpi.LONG)

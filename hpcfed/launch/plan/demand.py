@@ -103,7 +103,7 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
 
 def everybody(fed: Federation) -> bool:
     """Return whether a round also evaluates clients that did not train in it, by a shared model."""
-    from hpcfed.engine.record import SMALL
+    from hpcfed.engine.round_record import SMALL
 
     wanted = fed.job.evaluate.clients
     return fed.store.stateless and (wanted == "all" or (wanted == "auto" and fed.K <= SMALL))

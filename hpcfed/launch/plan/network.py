@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from hpcfed.comm.messages import EAGER
+from hpcfed.comm.sum_messages import EAGER
 from hpcfed.core.errors import ConfigError
 
 ANNOUNCED = 3  # latencies of a message longer than EAGER, which needs a handshake

@@ -14,8 +14,8 @@ from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 from hpcfed.launch.plan.contention import finish_by_group, slowest
 from hpcfed.launch.plan.demand import Demand
 from hpcfed.launch.plan.network import Network
+from hpcfed.machine.assignment import place
 from hpcfed.machine.memory_budget import weights
-from hpcfed.machine.placement import place
 
 ROW, TOTAL = (
     1.6e-9,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.status import DONE, RESUME_ME, WRONG
+from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
 
 NOTICE = 120  # seconds from the signal to the end of a job, if it is to have no more
 # Fields of Batch that are options of sbatch, by the same name.

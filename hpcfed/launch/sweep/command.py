@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.status import DONE, FAULT, RESUME_ME
+from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
 from hpcfed.core.wording import count_noun
 from hpcfed.engine.folder import make

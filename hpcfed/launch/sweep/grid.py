@@ -17,7 +17,7 @@ from typing import get_args, get_origin
 from hpcfed.config.files import merge, read
 from hpcfed.config.job import FREE, Job, algorithm_model
 from hpcfed.config.load import DEFAULT_ALGORITHM, job_files, load, peek, split
-from hpcfed.config.messages import section
+from hpcfed.config.validation_messages import section
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep.search import Range, parse
 from hpcfed.storage.fields import Fields, covers, flat

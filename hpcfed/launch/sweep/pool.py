@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 
 from hpcfed.comm.settings import cores
 from hpcfed.core.errors import printable
+from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.core.paths import tail
 from hpcfed.core.progress import display
-from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.core.tables import duration
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable

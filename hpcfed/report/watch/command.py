@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from rich.live import Live
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.core.tables import console
 from hpcfed.report.page import write
 from hpcfed.report.tail import EVERY, INTERRUPTED

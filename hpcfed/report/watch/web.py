@@ -14,7 +14,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.status import DONE
+from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun
 from hpcfed.report.page import command, write
 from hpcfed.report.status import metric_cell

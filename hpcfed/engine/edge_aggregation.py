@@ -39,7 +39,7 @@ from hpcfed.training import stacked
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import Method, RoundBased, State
     from hpcfed.clients.edges import EdgeMap
-    from hpcfed.engine.record import Row
+    from hpcfed.engine.round_record import Row
     from hpcfed.federation.federation import Federation
 
 

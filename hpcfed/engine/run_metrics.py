@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.engine.record import Row
+from hpcfed.engine.round_record import Row
 from hpcfed.training import metrics
 from hpcfed.training.metrics import Answers
 
