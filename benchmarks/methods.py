@@ -73,6 +73,8 @@ SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds
     "ifca": "--algorithm.clusters 2",
     "ktpfl": "--algorithm.distil_batch 20",
     "mocha": "--models.mix logistic --local.optimiser adam --local.lr 0.001 --local.momentum 0",
+    "pfedbayes": "--local.optimiser adam --local.lr 0.001 --local.momentum 0",
+    "pfedknow": "--models.mix resnet8",  # it prunes by the scales of batch normalisation
     "perfedavg": "--algorithm.alpha 0.05",
     "pfedme": "--algorithm.inner_steps 2 --algorithm.eta 0.03",
     "reptile": "--algorithm.first_rounds 5",

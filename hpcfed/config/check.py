@@ -61,7 +61,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_selection(job)
     check_edges(job, stored)
     if not stored:
-        effective(job)
+        refuse_idle_fields(job)
 
 
 def check_data_name(name: str, root: Path) -> None:
@@ -366,7 +366,7 @@ def check_method(job: Job) -> None:
     )
 
 
-def effective(job: Job) -> None:
+def refuse_idle_fields(job: Job) -> None:
     """Raise ConfigError for fields that are set, though they change nothing in this job."""
     idle = {name: why for name, why in job.algorithm.refuses(job).items() if name != "job"}
     fields, usual = flat(job.plain()), defaults(job)
@@ -403,12 +403,12 @@ def format_value(value: Any) -> str:
 
 def refusal(algorithm: Method, job: Job) -> str | None:
     """Return why the method cannot run the job, as "needs ...; what to set"; None if it can."""
-    tests = (models, one_width, needs, parts)
+    tests = (unfit_models, unequal_heads, missing_needs, untrained_parts)
     found = next(filter(None, (test(algorithm, job) for test in tests)), None)
     return found or algorithm.refuses(job).get("job")
 
 
-def models(algorithm: Method, job: Job) -> str | None:
+def unfit_models(algorithm: Method, job: Job) -> str | None:
     """Return why the architectures do not suit a method that averages whole models, or None.
 
     Such a method needs one architecture on all clients, some of them in several widths or depths.
@@ -445,7 +445,7 @@ def models(algorithm: Method, job: Job) -> str | None:
     return None
 
 
-def one_width(algorithm: Method, job: Job) -> str | None:
+def unequal_heads(algorithm: Method, job: Job) -> str | None:
     """Return why the representations do not suit a method with a common head, or None.
 
     Clients that share a head need representations of one width. That of logistic regression is its
@@ -467,7 +467,7 @@ def one_width(algorithm: Method, job: Job) -> str | None:
     return None
 
 
-def parts(algorithm: Method, job: Job) -> str | None:
+def untrained_parts(algorithm: Method, job: Job) -> str | None:
     """Return why a method cannot train only a part of a model, or None."""
     how = job.models
     if not (how.train or how.lora):
@@ -478,7 +478,7 @@ def parts(algorithm: Method, job: Job) -> str | None:
     return f"needs whole models of one width, but {given}; leave models.train and models.lora away"
 
 
-def needs(algorithm: Method, job: Job) -> str | None:
+def missing_needs(algorithm: Method, job: Job) -> str | None:
     """Return what the method needs but the job lacks, or None."""
     have = {"public": job.data.public, "proxy": job.models.proxy, "server": job.models.server}
     ask = {

@@ -274,7 +274,7 @@ class Events:
         for job in sorted(ready, key=lambda job: job.client):
             self.fed.participation.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
-            self._results |= self.fed.run([job.client], work, job=job.number)
+            self._results |= self.fed.run([job.client], work, task=job.number)
         self._share([job.client for job in ready])
 
     def _share(self, ks: list[int]) -> None:

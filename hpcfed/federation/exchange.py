@@ -68,7 +68,7 @@ class Exchange:
         Do not use it for values that `mean` or `gather` count.
         Raises DivergedError for a value that is nan or infinite.
         """
-        self.upload(client.id, value, times * nbytes(value))
+        self.count_upload(client.id, value, times * nbytes(value))
         return value
 
     def mean(self, parts: list[Part], keep: Params, per: Per = "mean") -> Params:
@@ -83,7 +83,7 @@ class Exchange:
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
         for k, value in by_client.items():
-            self.upload(k, value, nbytes(value))
+            self.count_upload(k, value, nbytes(value))
         self.wait("gather")
         with self._clock("communicate"):
             return on_device(self._comm.gather(dict(by_client)), self._device)
@@ -203,7 +203,7 @@ class Exchange:
         if word == AGAIN:
             raise Again
 
-    def upload(self, k: int, value: Any, size: int) -> None:
+    def count_upload(self, k: int, value: Any, size: int) -> None:
         """Count the bytes of a value that client k sends.
 
         Raises DivergedError for a value that is nan or infinite.

@@ -81,7 +81,7 @@ class Federation:
     - models to start from: `initial`, `shapes`, `module`, `start_alike`;
     - a round: `t`, `sample`, `cohort_size`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
-    - what is sent, and counted: `down`, `up`, `mean`, `gather`;
+    - what is sent, and counted: `down`, `up`, `mean`, `gather`, `count_upload`;
     - what is moved between ranks, and counted by the above: `each`, `at_root`, `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several.
 
@@ -273,19 +273,21 @@ class Federation:
         """Return this rank's clients of the cohort, in id order."""
         return [self.clients[k] for k in cohort if k in self.clients]
 
-    def run(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> dict[int, T]:
+    def run(
+        self, cohort: Iterable[int], work: Callable[[Client], T], task: int = 0
+    ) -> dict[int, T]:
         """Do every client's turn, in id order, and return the results of this rank's clients by id.
 
         Like `stream`, but all work is done when this function returns.
         """
-        return dict(self.stream(cohort, work, job=job))
+        return dict(self.stream(cohort, work, task=task))
 
     def stream(
         self,
         cohort: Iterable[int],
         work: Callable[..., T],
         together: Callable[[Sequence[Client]], list[T] | None] | None = None,
-        job: int = 0,
+        task: int = 0,
         given: tuple[Any, ...] = (),
     ) -> Iterator[tuple[int, T]]:
         """Iterate over (id, result of `work`) for this rank's clients of the cohort, in id order.
@@ -298,7 +300,7 @@ class Federation:
         outside of turns are undone and made again.
         together: the same work for several clients at once (`Turns.grouping`). It returns None for
         clients that cannot be trained together; each of them then works alone.
-        job: number of the client's job, if a client may have several in a round.
+        task: number of the client's task, if a client may have several in a round.
         With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
         it at their next exchange.
         """
@@ -306,7 +308,7 @@ class Federation:
             clients = self.mine(group)
             if not clients:
                 continue
-            with self.turns.take(clients, job) as turn:
+            with self.turns.take(clients, task) as turn:
                 if turn.values is None and together and len(clients) > 1:
                     turn.values = together(clients)
                 if turn.values is None:
@@ -350,6 +352,16 @@ class Federation:
         """
         return self.exchange.up(client, value, times)
 
+    def count_upload(self, k: int, value: Any, size: int) -> None:
+        """Count bytes that client k sends, for a value that reaches the server in another way.
+
+        For example, what a client sends may be part of a sum over ranks, or be computed from its
+        model by the server.
+        size: bytes.
+        Raises DivergedError for a value that is nan or infinite.
+        """
+        self.exchange.count_upload(k, value, size)
+
     def mean(
         self,
         uploads: Iterable[tuple[int, Mean]],
@@ -376,7 +388,7 @@ class Federation:
                     f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
-            self.exchange.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
+            self.count_upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
             parts.extend(part.parts)
         if last:
             self.exchange.meanwhile()

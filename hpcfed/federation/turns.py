@@ -71,7 +71,7 @@ class Turns:
         already, and is not done again. In a turn of several clients, no client keeps state between
         rounds. A client that fails leaves the round (run.on_client_fault = "drop"), or ends the
         run.
-        number: of the client's job, if it may have several in a round.
+        number: of the client's task, if it may have several in a round.
         """
         turn = OpenTurn([client.id for client in clients])
         done = [self._replay.next(k, turn.group) for k in turn.group]

@@ -7,8 +7,7 @@ import pytest
 
 from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 
-# a part imports itself and parts of the lines above, never its neighbours or those below
-LEVELS = (  # a room imports itself and rooms above it in this list, never those below
+LEVELS = (  # a room imports itself and rooms that come earlier in this list, never later ones
     "core",
     "storage",
     "comm",
@@ -40,7 +39,7 @@ def test_every_module_has_its_level():
     assert {full for full in MODULES if room(full) not in LEVEL} == set()
 
 
-def test_a_module_imports_only_from_its_own_room_and_those_below_it():
+def test_a_module_imports_only_from_its_own_room_and_earlier_ones():
     """What is imported for type checkers alone counts too."""
     wrong = []
     for path in PACKAGE:

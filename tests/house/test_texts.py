@@ -87,3 +87,25 @@ def test_texts_speak_of_the_project_alone():
         if path != own
     }
     assert {path: words for path, words in found.items() if words} == {}
+
+
+QUOTED = re.compile(r"`([\w./*]+\.(?:py|md|toml))\b")
+
+
+def test_every_file_that_contributing_names_is_there():
+    """A path begins at the root, in hpcfed, in tests, or, in the table of rooms, in its room."""
+    lost = []
+    for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
+        bases = [
+            ROOT,
+            ROOT / "hpcfed",
+            ROOT / "tests",
+            ROOT / "tests/unit",
+            ROOT / "tests/contract",
+        ]
+        if row := re.match(r"\| `(\w+/)`", line):
+            bases = [ROOT / "hpcfed" / row[1], ROOT]
+        for path in QUOTED.findall(line):
+            if "NAME" not in path and not any(True for base in bases for _ in base.glob(path)):
+                lost.append(path)
+    assert lost == []

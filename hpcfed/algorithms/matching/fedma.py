@@ -128,7 +128,7 @@ class FedMA(Widened):
             there = [k for k in cohort if k in done.orders] if number else cohort
             work = partial(self.train, fed)
             given = (state, t, layers, number, done)
-            sent = fed.at_root(dict(fed.stream(there, work, job=number, given=given)))
+            sent = fed.at_root(dict(fed.stream(there, work, task=number, given=given)))
             group = list(units.sizes)[number] if number < len(units.sizes) else None
             found = fed.on_root(partial(self.merge, fed, sent, units, done, group))
             if not found:  # no client has sent anything

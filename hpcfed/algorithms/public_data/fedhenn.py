@@ -256,9 +256,9 @@ def mean_of_clients(
 
     for k, (z, own, size) in fed.stream(members, represented):
         kernels[k], weights[k] = Kernel.of(z, method), own
-        fed.exchange.upload(k, {"representation": z}, 0 if at_server else size)
+        fed.count_upload(k, {"representation": z}, 0 if at_server else size)
     for client in fed.mine(cohort) if at_server else ():
-        fed.exchange.upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), method))
+        fed.count_upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), method))
     return (
         similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
         if members

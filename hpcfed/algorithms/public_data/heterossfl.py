@@ -104,7 +104,7 @@ class HeteroSSFL(RoundBased):
         for k, z in fed.stream(cohort, represented):
             kernels[k] = Kernel.of(z, self)
             size = self.upload_bytes(*z.shape)
-            fed.exchange.upload(k, {"representation": z}, size)
+            fed.count_upload(k, {"representation": z}, size)
         weights = dict.fromkeys(kernels, 1.0)
         return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
 
