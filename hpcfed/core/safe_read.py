@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hpcfed.core import user_code
 from hpcfed.core.errors import DamagedError, first_line
 
 NESTED = 32  # maximum levels of nested tables and lists
@@ -51,9 +52,13 @@ def convert_unfit_errors(path: Path) -> Iterator[None]:
     except UNFIT as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, a RuntimeError
             raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if theirs := user_code.frames(error):  # their method may be wrong, and not the file
+            at = theirs[-1]
+            reason += f", in {user_code.display_path(at.filename)}, line {at.lineno}, {at.name}"
         raise DamagedError(
             f"{path}: holds what this job does not save, or another version of hpcfed did "
-            f"({type(error).__name__}: {first_line(error)})"
+            f"({reason})"
         ) from error
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import hpcfed
 from hpcfed import cli
 from hpcfed.config.load import again, load
+from hpcfed.core import user_code
 from hpcfed.core.errors import (
     CheckpointError,
     ConfigError,
@@ -234,6 +235,19 @@ def test_items_that_a_run_does_not_save_are_damage_of_their_file_and_a_lack_of_m
             raise error
     with pytest.raises(torch.OutOfMemoryError), convert_unfit_errors(Path("a.h5")):
         raise torch.OutOfMemoryError("full")
+
+
+def test_an_item_that_a_users_code_cannot_take_is_told_with_the_line_of_that_code(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text("def take(tree):\n    return tree['model']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    take = user_code.load("algorithm.name", "mine:take", "module:Class")
+    with (
+        pytest.raises(DamagedError, match=r"KeyError: 'model', in .*mine.py, line 2, take\)$"),
+        convert_unfit_errors(Path("a.h5")),
+    ):
+        take({})
 
 
 def test_what_a_run_writes_can_be_read_or_is_refused_before_its_first_round(tmp_path):
