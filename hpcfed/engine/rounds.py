@@ -92,14 +92,13 @@ class Synchronous:
             if self.edges:
                 self.edges.wait_for(drawn)
         time_of = self.edges.time_of if self.edges else lambda k: self.now
-        cohort = fed.participation.begin(t, drawn, keeps, time_of)
+        reporting = fed.participation.begin(t, drawn, keeps, time_of)
         if fed.store.stateless and fed.comm.size > 1:
-            self.balance.deal(cohort)
-        for client in fed.mine(cohort) if fed.choice.nbytes else ():
-            fed.tallies[
-                client.id
-            ].up += fed.choice.nbytes  # the values that the choice of cohorts needs
-        return cohort
+            self.balance.deal(reporting)
+        for client in fed.mine(reporting) if fed.choice.nbytes else ():
+            # the values that the choice of cohorts needs
+            fed.tallies[client.id].up += fed.choice.nbytes
+        return reporting
 
     def next_clients(self, t: int) -> list[int]:
         known = t + 1 < self.fed.job.rounds and not self.fed.choice.learns
