@@ -4,11 +4,12 @@ seconds.
 `python benchmarks/methods.py [--data fashion-mnist cifar10] [--only fedavg ...] [--side-by-side 2]`
 
 Every method of the registry has a row by itself, on the kind of models that it accepts: clients of
-one architecture, of five, or of one in three widths. Each sees the same examples in the same number
-of local epochs; what it needs beyond `methods.toml` and its defaults stands here (NEEDS, SETTINGS).
-What is not run is named with the reason (ELSEWHERE). A row whose first seed takes less than two
-minutes has three. Writes one result file a run, and the table as Markdown and JSON, to
-results/methods. Runs that are there already are not run again; what was stopped is gone on with.
+one architecture, of five, or of one in three widths. Each sees the same examples; a client trains
+for one epoch a round unless the method itself says otherwise, and its epochs are a column. What a
+method needs beyond `methods.toml` and its defaults stands here (NEEDS, SETTINGS). What is not run
+is named with the reason (ELSEWHERE). A row whose first seed takes less than two minutes has three.
+Writes one result file a run, and the table as Markdown and JSON, to results/methods. Runs that are
+there already are not run again; what was stopped is gone on with.
 """
 
 from __future__ import annotations
@@ -102,10 +103,12 @@ ELSEWHERE = {  # what is not run here, and why
 }
 HEADS = (
     "models",
+    "epochs",
     "personal",
     "over seeds",
     "over FedAvg",
     "received",
+    "after the last step",
     "kB down",
     "kB up",
     "bytes / FedAvg",
@@ -171,6 +174,8 @@ def row(name: str, suffix: str = "", over: str = "") -> Row:
         models = MODELS["one architecture"][0]
     elif given["--models.mix"] in FIVE.split():
         models = MODELS["any models"][0]
+    if own.accepts == "one architecture" and given["--models.mix"] not in shared:
+        models = given["--models.mix"]
     pairs = [word for pair in given.items() for word in pair]
     return Row(title(name) + suffix, name, models, ("--algorithm.name", name, *pairs))
 
@@ -243,11 +248,18 @@ def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
 
 
 def measured(record: Record) -> dict[str, float]:
-    """What one run cost and reached; accuracies of the last round, means over clients."""
+    """What one run cost and reached; accuracies of the last round, means over clients.
+
+    epochs: local ones of a client, in all rounds.  final: accuracy of own models after the step
+    that a method makes after its last round, of those that make one.
+    """
     last = {
         name: float(np.nanmean(record.column(f"clients/{name}")[-1]))
         for name in ("accuracy", "accuracy_received")
     }
+    if (final := record.arrays.get("final/accuracy")) is not None:
+        last["final"] = float(np.nanmean(final))
+    last["epochs"] = float(record.column("clients/epochs").sum(0).mean())
     members = record.column("clients/cohort").sum()
     traffic = {
         way: float(record.column(f"clients/{way}").sum() / members / 1e3) for way in ("down", "up")
@@ -282,10 +294,12 @@ def line(one: dict) -> str:
     cells = (
         one["label"],
         one["models"],
+        f"{one['epochs']:.0f}",
         f"{one['accuracy']:.3f}",
         spread,
         f"{one['gain']:+.3f}" if "gain" in one else "",
         f"{one['accuracy_received']:.3f}",
+        f"{one['final']:.3f}" if "final" in one else "",
         f"{one['down']:,.0f}",
         f"{one['up']:,.0f}",
         ratios[0],
