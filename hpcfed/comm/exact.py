@@ -10,8 +10,8 @@ one; a mean of n = 1000 so within 2**-43 of the largest, where float32 itself en
 far below the largest of their array lose their low bits, so arrays of different magnitude are best
 passed as different arrays. Minus zero becomes zero.
 
-`HostRows` does this with NumPy, for rows in the host's memory. Rows in a GPU's memory are put on the
-grid there, by a class with the same methods (`protocol.Rows`) and with the same bits.
+`HostRows` does this with NumPy, for rows in the host's memory. Rows in a GPU's memory are put on
+the grid there, by a class with the same methods (`protocol.Rows`) and with the same bits.
 
 The integers travel in messages of a few hundred KiB that stay in the cache (`sum_messages`). int64
 would carry nine more bits, but takes 1.4 times as long, because processors convert between float64

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial, spmd, sum_messages
 from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
@@ -166,6 +167,17 @@ def test_a_run_has_the_same_bits_with_sums_on_devices(method: str, monkeypatch: 
     for got in spmd(2, lambda comm: toy.run(comm, job)):
         assert toy.differences(got, want) == []
     assert len(sums) >= 4 and all(isinstance(rows, DeviceRows) for rows in sums if len(rows))
+
+
+@pytest.mark.parametrize("method", ["fedclassavg", "zeroshot", "fedgkt"])
+def test_a_run_has_the_same_bits_with_batches_gathered_on_devices(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Two views a batch; examples beside the client's own; targets instead of labels."""
+    job = toy.job(method, "--rounds", "2")
+    want = toy.run(Serial(), job)
+    monkeypatch.setattr(Shard, "gathers_on_device", True)
+    assert toy.differences(toy.run(Serial(), job), want) == []
 
 
 def test_a_rank_waits_once_for_all_extremes_and_once_for_each_message(
