@@ -2,6 +2,7 @@
 
 `FOLDER/env/bin/python benchmarks/gpu/step2_bits.py FOLDER`
 
+Also sums of uploads on the device and on the host: their bits, and milliseconds a client.
 Also for tf32 and bf16; warnings of kernels that torch does not know to be deterministic are listed.
 """
 
@@ -13,12 +14,16 @@ import sys
 import warnings
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from told import Told, carry_out
 
 if TYPE_CHECKING:
+    import torch
     from cases import Case
+
+    from hpcfed.core.params import Params, Part, Per
 
 STEPS, LAST = 20, 7  # full batches, and examples of the last one
 ENGINES = ("eager", "traced", "graphed")
@@ -27,6 +32,7 @@ ENGINES = ("eager", "traced", "graphed")
 def work(told: Told, given: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
 
+    told.attempt("sums", partial(sums, told))
     case = SMALL if told.pretend else PAPER
     steps = 2 if told.pretend else STEPS
     models = case.model.split(",")
@@ -53,6 +59,66 @@ def work(told: Told, given: argparse.Namespace) -> None:
                 f"{model} {precision}: the engines have the same bits",
                 len(set(found.values())) == 1,
             )
+
+
+WEIGHTS = (1.0, 1 / 3, 1e-20, 250.0, 0.0)  # of the clients of a sum
+
+
+def sums(told: Told) -> None:
+    """Compare sums on the device with those on the host, for values of any bits."""
+    import numpy as np
+    import torch
+
+    from hpcfed.core import rng
+    from hpcfed.core.params import Mean, Params
+
+    device, draws = torch.device(told.kind), rng.stream(0, "sums")
+    bytes_each = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
+    for dtype, width in bytes_each.items():
+
+        def values(rows: int, dtype: torch.dtype = dtype, width: int = width) -> Params:
+            raw = np.frombuffer(draws.bytes(rows * 500 * width), np.uint8).copy()
+            any_bits = torch.from_numpy(raw).view(dtype).reshape(rows, 500)  # subnormal as well
+            finite = torch.where(any_bits.isfinite(), any_bits, 0)
+            return Params(a=(finite * 2.0**-10).to(device))  # so that totals are finite
+
+        whole = [Mean.of(values(300), weight).parts[0] for weight in WEIGHTS]
+        at = {"a": (list(range(299, 99, -1)),)}
+        pieces = [Mean.of(values(200), weight, at).parts[0] for weight in WEIGHTS]
+        given: tuple[tuple[Per, list[Part]], ...]
+        given = ("mean", whole), ("value", [*whole, *pieces])
+        for per, parts in given:
+            here, there = both_means(parts, values(300), per)
+            told.check(f"sums of {dtype} per {per}: the host's bits", here[0] == there[0])
+    n = 10**4 if told.pretend else 11 * 10**6  # values of ResNet-18
+    model = Params({f"{i}": torch.ones(n // 50, device=device) for i in range(50)})
+    parts = [Mean.of(model, weight).parts[0] for weight in WEIGHTS]
+    both_means(parts, model, "mean")  # first, libraries initialise themselves
+    here, there = both_means(parts, model, "mean")
+    told.value("sums, milliseconds a client on the device", 1e3 * here[1] / len(parts))
+    told.value("sums, milliseconds a client on the host", 1e3 * there[1] / len(parts))
+
+
+def both_means(
+    parts: list[Part], keep: Params, per: Per
+) -> tuple[tuple[bytes, float], tuple[bytes, float]]:
+    """Return bytes and seconds of the mean that the device adds up, and of the host's."""
+    import torch
+
+    from hpcfed.comm import Serial
+    from hpcfed.core.averaging import mean_of
+    from hpcfed.federation.device_rows import DeviceRows
+
+    device = next(iter(keep.values())).device
+    found = []
+    for place in (partial(DeviceRows, device=device), list):
+        start = perf_counter()
+        mean = mean_of(parts, keep, per, Serial().sum, place)
+        raw = b"".join(
+            value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for value in mean.values()
+        )
+        found.append((raw, perf_counter() - start))
+    return found[0], found[1]
 
 
 def bits(told: Told, case: Case, engine: str, precision: str) -> str:

@@ -50,6 +50,7 @@ class Shard:
         self.x, self.rows, self.device = x, rows, device
         self.labels = y[rows]  # [n], int64, on the host
         self._resident: Inputs | None = None
+        self._resident_labels: tuple[np.ndarray, Tensor] | None = None  # on the host, the device
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,24 +75,47 @@ class Shard:
         """Return the shard of the examples at these positions."""
         part = copy(self)
         part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
+        part._resident_labels = None
         return part
+
+    @property
+    def gathers_on_device(self) -> bool:
+        """Whether batches are gathered from the device's memory, not from the host's."""
+        return self.device.type != "cpu"
+
+    def positions(self, which: np.ndarray) -> Tensor:
+        """Return these positions as a tensor on the device."""
+        return torch.from_numpy(which).to(self.device, non_blocking=True)
 
     def targets(self, which: np.ndarray) -> Tensor:
         """Return the labels [b] of these positions, on the device."""
         return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
 
-    def batch(self, which: np.ndarray) -> tuple[Any, Tensor]:
+    def targets_at(self, at: Tensor) -> Any:
+        """Return what `targets` returns, for positions that are on the device already."""
+        return self.resident_labels[at]
+
+    def batch(self, which: np.ndarray, at: Tensor | None = None) -> tuple[Any, Any]:
         """Return the inputs [b, *shape] and labels [b] of these positions, on the device.
 
         which: positions 0..n-1.
+        at: the same positions on the device, if they are there already.
         The inputs are as stored; with several modalities they are a dict by modality.
         """
-        y = self.targets(which)
-        if self.device.type == "cpu":
-            rows = self.rows[which]
-            return each(self.x, lambda x: torch.from_numpy(x[rows])), y
-        at = torch.from_numpy(which).to(self.device, non_blocking=True)
-        return each(self.resident, lambda x: x[at]), y
+        if self.gathers_on_device:
+            at = self.positions(which) if at is None else at
+            return each(self.resident, lambda x: x[at]), self.targets_at(at)
+        rows, y = self.rows[which], self.targets(which)
+        return each(self.x, lambda x: torch.from_numpy(x[rows])), y
+
+    def batches(self, plan: Sequence[np.ndarray]) -> Iterator[tuple[Any, Any]]:
+        """Yield the batch of each item of a plan; all positions go to the device in one copy."""
+        if not (plan and self.gathers_on_device):
+            yield from map(self.batch, plan)
+            return
+        places = self.positions(np.concatenate(plan)).split([len(which) for which in plan])
+        for which, at in zip(plan, places, strict=True):
+            yield self.batch(which, at)
 
     @property
     def resident(self) -> Any:
@@ -99,6 +123,13 @@ class Shard:
         if self._resident is None:
             self._resident = each(self.x, lambda x: torch.from_numpy(x[self.rows]).to(self.device))
         return self._resident
+
+    @property
+    def resident_labels(self) -> Tensor:
+        """All labels [n] on the device; copied there at the first use."""
+        if self._resident_labels is None or self._resident_labels[0] is not self.labels:
+            self._resident_labels = self.labels, torch.from_numpy(self.labels).to(self.device)
+        return self._resident_labels[1]
 
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
@@ -113,7 +144,8 @@ def concat_shards(shards: Sequence[Shard]) -> Shard:
             first.x = np.concatenate([s.x[s.rows] for s in shards])
         first.rows = np.arange(sum(map(len, shards)))
     first.labels = np.concatenate([s.labels for s in shards])
-    first._resident = None if first.device.type == "cpu" else join(s.resident for s in shards)
+    first._resident = join(s.resident for s in shards) if first.gathers_on_device else None
+    first._resident_labels = None
     return first
 
 
@@ -137,8 +169,12 @@ class Paired(Shard):
         self.soft, self.with_labels = targets.to(shard.device), with_labels
 
     def targets(self, which: np.ndarray) -> Any:
-        soft = self.soft[torch.from_numpy(which).to(self.device, non_blocking=True)]
+        soft = self.soft[self.positions(which)]
         return (super().targets(which), soft) if self.with_labels else soft
+
+    def targets_at(self, at: Tensor) -> Any:
+        soft = self.soft[at]
+        return (super().targets_at(at), soft) if self.with_labels else soft
 
 
 class Extended(Shard):

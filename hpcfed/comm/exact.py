@@ -10,6 +10,9 @@ one; a mean of n = 1000 so within 2**-43 of the largest, where float32 itself en
 far below the largest of their array lose their low bits, so arrays of different magnitude are best
 passed as different arrays. Minus zero becomes zero.
 
+`HostRows` does this with NumPy, for rows in the host's memory. Rows in a GPU's memory are put on
+the grid there, by a class with the same methods (`protocol.Rows`) and with the same bits.
+
 The integers travel in messages of a few hundred KiB that stay in the cache (`sum_messages`). int64
 would carry nine more bits, but takes 1.4 times as long, because processors convert between float64
 and int64 value by value.
@@ -17,16 +20,51 @@ and int64 value by value.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from hpcfed.comm.protocol import Row
+from hpcfed.comm.protocol import Lines, Row, Rows
 from hpcfed.core.errors import DivergedError
 
 BITS = 53  # of float64's significand
 PLAIN = 900  # exponents up to here can be multiplied in one factor
 
 Shapes = Sequence[tuple[int, ...]]
+
+
+class HostRows(Rows):
+    """Rows in the host's memory."""
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def largest(self, shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
+        return largest(self.rows, shapes, factors)
+
+    def flat(self, i: int) -> list[np.ndarray]:
+        return [np.asarray(row[i]).reshape(-1) for row in self.rows]
+
+    def lines(self, sent: np.ndarray, buffer: np.ndarray) -> Lines:
+        return HostLines(sent, buffer)
+
+
+class HostLines(Lines):
+    """Lines that are written where they are sent from."""
+
+    def __init__(self, sent: np.ndarray, buffer: np.ndarray):
+        self.sent, self.buffer = sent, buffer
+
+    def put(
+        self, line: int, columns: slice, values: Sequence[Any], factors: Sequence[float], s: int
+    ) -> None:
+        quantise(self.sent[line, columns], values, factors, s, self.buffer)
+
+    def complete(self, n: int) -> None:
+        """Do nothing: the lines are there already."""
 
 
 def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
@@ -37,19 +75,29 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
     """
     peaks = np.zeros(len(shapes))
     for j, (row, factor) in enumerate(zip(rows, factors, strict=True)):
-        if len(row) != len(shapes):
-            raise ValueError(f"sum: row {j} has {len(row)} arrays instead of {len(shapes)}")
+        check_length(j, len(row), shapes)
         for i, shape in enumerate(shapes):
             array = np.asarray(row[i])
-            if array.shape != tuple(shape):
-                raise ValueError(
-                    f"sum: row {j}, array {i} has shape {array.shape} instead of {tuple(shape)}"
-                )
+            check_shape(j, i, array.shape, shape)
             peak = magnitude(array) * abs(factor)
             if not math.isfinite(peak):
-                raise DivergedError(_where(j, i, array, factor))
+                raise diverged(j, i, array, factor)
             peaks[i] = max(peaks[i], peak)
     return peaks
+
+
+def check_length(j: int, length: int, shapes: Shapes) -> None:
+    """Raise ValueError unless row j has one array for each shape."""
+    if length != len(shapes):
+        raise ValueError(f"sum: row {j} has {length} arrays instead of {len(shapes)}")
+
+
+def check_shape(j: int, i: int, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raise ValueError unless array i of row j has the shape that is wanted."""
+    if tuple(shape) != tuple(wanted):
+        raise ValueError(
+            f"sum: row {j}, array {i} has shape {tuple(shape)} instead of {tuple(wanted)}"
+        )
 
 
 def magnitude(array: np.ndarray) -> float:
@@ -57,7 +105,12 @@ def magnitude(array: np.ndarray) -> float:
 
     Returns nan or inf if the array has one, 0 if it is empty.
     """
-    return max(float(array.max()), -float(array.min())) if array.size else 0.0
+    return magnitude_between(float(array.min()), float(array.max())) if array.size else 0.0
+
+
+def magnitude_between(low: float, high: float) -> float:
+    """Return the largest absolute value of numbers whose smallest and largest are these."""
+    return max(high, -low)
 
 
 def scale(peak: float, n: int) -> int:
@@ -110,17 +163,32 @@ def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndar
     ):  # separately: a multiplication with conversion takes 1.5 times as long
         np.copyto(out, values, casting="unsafe")
         values = out
-    if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:
-        return np.multiply(values, math.ldexp(factor, s), out=out)
+    first, *others = multipliers(factor, s)
+    if not others:
+        return np.multiply(values, first, out=out)
     with np.errstate(over="ignore"):  # restore tests its result
-        np.multiply(values, factor, out=out)
-        np.multiply(out, 2.0 ** (s // 2), out=out)
-        return np.multiply(out, 2.0 ** (s - s // 2), out=out)
+        np.multiply(values, first, out=out)
+        for number in others:
+            np.multiply(out, number, out=out)
+    return out
 
 
-def _where(j: int, i: int, array: np.ndarray, factor: float) -> str:
-    bad = np.argwhere(~np.isfinite(np.asarray(array, np.float64) * factor))
-    return (
+def multipliers(factor: float, s: int) -> tuple[float, ...]:
+    """Return the numbers by which values are multiplied, one after the other, for factor * 2**s.
+
+    It is one number if that is surely within float64. Every device multiplies by these numbers in
+    this order, since each product is rounded.
+    """
+    if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:
+        return (math.ldexp(factor, s),)
+    return factor, 2.0 ** (s // 2), 2.0 ** (s - s // 2)
+
+
+def diverged(j: int, i: int, array: np.ndarray, factor: float) -> DivergedError:
+    """Return the error for array i of row j, which times its factor is not finite."""
+    with np.errstate(all="ignore"):
+        bad = np.argwhere(~np.isfinite(np.asarray(array, np.float64) * factor))
+    return DivergedError(
         f"sum: row {j}, array {i} has {array[tuple(bad[0])]} at {bad[0].tolist()} "
         f"({len(bad)} of {array.size} values are not finite); lower the learning rate or clip "
         f"gradients"

@@ -17,7 +17,7 @@ from hpcfed.comm.codec import decode, encode
 from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
 from hpcfed.comm.nodes import Nodes
-from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
+from hpcfed.comm.protocol import Arrays, Into, Row, Rows, union, valid_rank
 from hpcfed.comm.rank_failure import RankFailures, raise_rank_lost
 from hpcfed.comm.sum_messages import Ways, exact_sum, private_buffers
 
@@ -63,7 +63,7 @@ class Mpi(RankFailures):
     @raise_rank_lost
     def sum(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[Row] | Rows,
         shapes: Sequence[tuple[int, ...]],
         factors: Sequence[float] = (),
         into: Into | None = None,

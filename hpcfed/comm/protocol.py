@@ -1,5 +1,6 @@
 """The interface of every Comm, and helpers that its three implementations share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -33,6 +34,50 @@ class Into(Protocol):
         """
 
 
+class Lines(ABC):
+    """The lines of a message, [lines, columns], while a rank puts its rows on the grid."""
+
+    @abstractmethod
+    def put(
+        self, line: int, columns: slice, values: Sequence[Any], factors: Sequence[float], s: int
+    ) -> None:
+        """Write the sum over the rows of rint(values * factor * 2**s) to these columns of a line.
+
+        values: [m] each, parts of what `Rows.flat` returns. Without rows the sum is 0.
+        """
+
+    @abstractmethod
+    def complete(self, n: int) -> None:
+        """Have the first n lines in the host's memory, from which the message is sent."""
+
+
+class Rows(ABC):
+    """One rank's rows of a sum, and the operations on the memory in which they lie.
+
+    `exact.HostRows` are on the host, `federation.device_rows.DeviceRows` on a GPU.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abstractmethod
+    def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
+        """Return the result, and raise the errors, of `exact.largest`."""
+
+    @abstractmethod
+    def flat(self, i: int) -> list[Any]:
+        """Return array i of each row, [m], where it lies."""
+
+    @abstractmethod
+    def lines(self, sent: np.ndarray, buffer: np.ndarray) -> Lines:
+        """Return the lines of a message.
+
+        sent: [lines, columns] float64 on the host, from which the message is sent.
+        buffer: [columns] float64 on the host; it is overwritten.
+        """
+
+
 class Comm(Protocol):
     """A group of ranks; each collective is called by all ranks, in the same order.
 
@@ -54,7 +99,7 @@ class Comm(Protocol):
 
     def sum(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[Row] | Rows,
         shapes: Sequence[tuple[int, ...]],
         factors: Sequence[float] = (),
         into: Into | None = None,
@@ -64,6 +109,8 @@ class Comm(Protocol):
         Returns float64 arrays, or the arrays of `into`. They have the same bits on all ranks, for
         any number of ranks and any placement of the rows; `exact` describes the method and its
         accuracy. Without any rows the sum is zero.
+        rows: this rank's, on the host; or `Rows`, which are put on the grid where they lie, with
+        the same bits.
         factors: each row's arrays are multiplied by its factor, in float64; 1 by default.
         A row may be lazy: each of its items is read twice, and must be the same both times.
         Raises DivergedError for a nan or infinite value (before any communication) and, on one rank

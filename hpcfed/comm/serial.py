@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
+from hpcfed.comm.protocol import Arrays, Into, Row, Rows, read_only, union, valid_rank
 from hpcfed.comm.sum_messages import Ways, exact_sum, private_buffers
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class Serial:
 
     def sum(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[Row] | Rows,
         shapes: Sequence[tuple[int, ...]],
         factors: Sequence[float] = (),
         into: Into | None = None,

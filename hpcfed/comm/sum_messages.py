@@ -9,12 +9,12 @@ larger than a message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcfed.comm.exact import Shapes, largest, quantise, restore, scale
-from hpcfed.comm.protocol import Into, Row
+from hpcfed.comm.exact import HostRows, Shapes, restore, scale
+from hpcfed.comm.protocol import Into, Row, Rows
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
@@ -86,20 +86,25 @@ class Totals:
 
 
 def exact_sum(
-    ways: Ways, rows: Sequence[Row], shapes: Shapes, factors: Sequence[float], into: Into | None
+    ways: Ways,
+    rows: Sequence[Row] | Rows,
+    shapes: Shapes,
+    factors: Sequence[float],
+    into: Into | None,
 ) -> list[np.ndarray]:
     """Return the sum as `Comm.sum` does, by one maximum and as many messages as needed."""
+    rows = rows if isinstance(rows, Rows) else HostRows(rows)
     factors, into = factors or [1.0] * len(rows), into or Totals(shapes)
     counts = np.zeros(ways.size)
     counts[ways.rank] = len(rows)
-    small = ways.highest(np.concatenate([largest(rows, shapes, factors), counts]))
+    small = ways.highest(np.concatenate([rows.largest(shapes, factors), counts]))
     n = int(small[len(shapes) :].sum())
     scales = [scale(float(peak), n) for peak in small[: len(shapes)]]
     for group in groups([array.size for array in into.arrays], into.first):
         size = sum(into.arrays[i].size for i in group)
-        message = Message(ways, n, scales, into, len(rows), size, into.arrays[group[-1]].dtype)
+        message = Message(ways, n, scales, into, rows, size, into.arrays[group[-1]].dtype)
         for i in group:
-            message.add(i, [np.asarray(row[i]).reshape(-1) for row in rows], factors)
+            message.add(i, rows.flat(i), factors)
         message.send()
     return into.arrays
 
@@ -166,7 +171,7 @@ class Message:
         n: int,
         scales: Sequence[int],
         into: Into,
-        rows: int,
+        rows: Rows,
         size: int,
         dtype: np.dtype,
     ):
@@ -175,18 +180,22 @@ class Message:
         self.width = width(size, self.lines)
         make = ways.buffers if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = make(self.lines, self.width + 1, dtype)
-        self.total, self.buffer = np.empty((WORK, self.width + 1))  # once: new memory is slow
-        self.rows, self.used, self.pieces = rows, 0, list[Piece]()
+        self.total, buffer = np.empty((WORK, self.width + 1))  # once: new memory is slow
+        self.own = rows.lines(self.sent, buffer)  # what this rank contributes
+        self.rows, self.used, self.pieces = len(rows), 0, list[Piece]()
 
-    def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:
-        """Put array i of these rows, flat, into the message; send it whenever it is full."""
+    def add(self, i: int, values: Sequence[Any], factors: Sequence[float]) -> None:
+        """Put array i of this rank's rows into the message; send it whenever it is full.
+
+        values: as `Rows.flat` returns them.
+        """
         start, size = 0, self.into.arrays[i].size
         while start < size:
             line, at = divmod(self.used, self.width)
             stop = min(size, start + self.width - at)
             piece = Piece(i, start, stop, line, at)
-            stretches, target = [v[start:stop] for v in values], self.place(self.sent, piece)
-            quantise(target, stretches, factors, self.scales[i], self.buffer)
+            columns, stretches = slice(at, at + stop - start), [v[start:stop] for v in values]
+            self.own.put(line, columns, stretches, factors, self.scales[i])
             self.pieces.append(piece)
             self.used, start = self.used + stop - start, stop
             if self.used == self.lines * self.width:
@@ -194,6 +203,8 @@ class Message:
 
     def send(self) -> None:
         """Add up, finish and store the values in the message, and empty it."""
+        if self.pieces:
+            self.own.complete(self.pieces[-1].line + 1)
         self.sent[:, -1] = self.rows
         if self.pieces:
             self.alone() if self.lines == 1 else self.reduce_lines()

@@ -13,14 +13,22 @@ from torch import Tensor
 from hpcfed.core.params import Params, Part, Per
 
 
-def mean_of(parts: Iterable[Part], keep: Params, per: Per, sum_: Callable[..., Any]) -> Params:
+def mean_of(
+    parts: Iterable[Part],
+    keep: Params,
+    per: Per,
+    sum_: Callable[..., Any],
+    place: Callable[[list[Row]], Any] = list,
+) -> Params:
     """Return the weighted mean of the parts of all ranks; collective.
 
     keep: gives the names and shapes, and the values where the weights sum to 0.
     sum_: `Comm.sum`.
+    place: makes of a list of rows what `sum_` gets; by default they are read on the host.
     """
     quotients, rows = Quotients(keep, per), [Row(part, keep, per) for part in parts]
-    sum_(rows, [array.shape for array in quotients.arrays], [row.factor for row in rows], quotients)
+    shapes, factors = [array.shape for array in quotients.arrays], [row.factor for row in rows]
+    sum_(place(rows), shapes, factors, quotients)
     return quotients.mean()
 
 
@@ -81,7 +89,7 @@ class Row(Sequence[np.ndarray]):
 
     The arrays are made when they are requested. All of them are to be multiplied by `factor`. If
     the part's weight is a number, it is the factor, and the values are the part's own memory.
-    Otherwise the values are weight * value in float64.
+    Otherwise the values are weight * value in float64. `tensor` gives the same arrays on a device.
     """
 
     def __init__(self, part: Part, keep: Params, per: Per):
@@ -102,19 +110,45 @@ class Row(Sequence[np.ndarray]):
         return len(self.names) + (1 if self.per == "mean" else len(self.names))
 
     def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]  # no slices
+        name, is_weight = self.entry(i)
+        if not is_weight:
+            return self.total(name)
+        return np.ones(()) if self.per == "mean" else self.weights(name)
+
+    def tensor(self, i: int, device: torch.device) -> Tensor:
+        """Return array i as a tensor on this device, which has the values of `self[i]`."""
+        name, is_weight = self.entry(i)
+        if is_weight and self.per == "mean":
+            return torch.ones((), dtype=torch.float64, device=device)
+        shape = weight_shape(self.shape[name], self.per) if is_weight else self.shape[name]
+        if name not in self.value:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+        if not is_weight:
+            piece = self.product(name).to(device)
+        else:
+            given = (
+                self.weight[name].detach().to(device, torch.float64)
+                if isinstance(self.weight, Params)
+                else torch.ones((), dtype=torch.float64, device=device)
+            )
+            piece = given.broadcast_to(weight_shape(tuple(self.value[name].shape), self.per))
+        return zero_pad_tensor(piece, shape, self.axes(name, is_weight))
+
+    def entry(self, i: int) -> tuple[str, bool]:
+        """Return the name of array i, and whether the array is a weight."""
         first = len(self) - len(self.names)
-        if i >= first:
-            return self.total(self.names[i - first])
-        return np.ones(()) if self.per == "mean" else self.weights(self.names[i])
+        return self.names[i - first if i >= first else i], i < first
+
+    def axes(self, name: str, is_weight: bool) -> Sequence[Any]:
+        """Return the positions that the value fills, or its weights."""
+        axes = self.at.get(name, ())
+        return axes[: {"tensor": 0, "row": 1}.get(self.per)] if is_weight else axes
 
     def total(self, name: str) -> np.ndarray:
         """Return the value, times a tensor weight, in zeros of the mean's shape."""
         if name not in self.value:
             return np.zeros(self.shape[name])
-        value = self.value[name].detach()
-        if isinstance(self.weight, Params):
-            value = value.double() * self.weight[name].double()
-        return zero_pad(_numpy(value), self.shape[name], self.at.get(name, ()))
+        return zero_pad(_numpy(self.product(name)), self.shape[name], self.axes(name, False))
 
     def weights(self, name: str) -> np.ndarray:
         """Return the weights of the entries that the value fills, in zeros.
@@ -129,9 +163,14 @@ class Row(Sequence[np.ndarray]):
             _numpy(self.weight[name].double()) if isinstance(self.weight, Params) else np.ones(())
         )
         piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
-        return zero_pad(
-            piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)]
-        )
+        return zero_pad(piece, shape, self.axes(name, True))
+
+    def product(self, name: str) -> Tensor:
+        """Return the value, times a tensor weight, in the value's own shape."""
+        value = self.value[name].detach()
+        if isinstance(self.weight, Params):
+            value = value.double() * self.weight[name].detach().double()
+        return value
 
 
 def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
@@ -143,6 +182,26 @@ def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> 
         return piece
     whole = np.zeros(shape, piece.dtype)
     whole[np.ix_(*map(np.asarray, axes))] = piece
+    return whole
+
+
+def zero_pad_tensor(piece: Tensor, shape: tuple[int, ...], axes: Sequence[Any]) -> Tensor:
+    """Return what `zero_pad` returns, on the device of the piece.
+
+    Raises IndexError for indices beyond the shape. A GPU would only find them later, and stop.
+    """
+    if not len(axes):
+        return piece
+    indices = np.ix_(*map(np.asarray, axes))
+    for index, size in zip(indices, shape, strict=False):
+        if index.size and not (-size <= index.min() and index.max() < size):
+            raise IndexError(
+                f"mean: positions {index.min()}..{index.max()} of a dimension of {size} entries"
+            )
+    whole = torch.zeros(shape, dtype=piece.dtype, device=piece.device)
+    whole[tuple(torch.tensor(index.astype(np.int64), device=piece.device) for index in indices)] = (
+        piece
+    )
     return whole
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -92,10 +91,13 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
 
 
 def not_finite(value: Any) -> str | None:
-    """Return the name of the first tensor in a value with nan or infinity, or None."""
-    return next(
-        (name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None
-    )
+    """Return the name of the first tensor in a value with nan or infinity, or None.
+
+    A value on a GPU is waited for once, however many tensors it has.
+    """
+    named = list(tensors(value))
+    finite_ends = np.isfinite(extremes(torch.as_tensor(tensor) for _, tensor in named)).all(1)
+    return next((name for (name, _), ok in zip(named, finite_ends, strict=True) if not ok), None)
 
 
 def finite(tensor: Tensor) -> bool:
@@ -103,4 +105,28 @@ def finite(tensor: Tensor) -> bool:
 
     This checks the extremes, which are nan if a value is: one pass, no copy.
     """
-    return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))
+    return bool(np.isfinite(extremes([tensor])).all())
+
+
+def extremes(values: Iterable[Tensor]) -> np.ndarray:
+    """Return the smallest and the largest value of each tensor, [n, 2] float64.
+
+    Both are 0 for an empty tensor, and nan for one that has a nan. They come to the host together,
+    in one copy for each device.
+    values: real numbers of any type, read one after the other.
+    """
+    ends: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
+    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    n = 0
+    for tensor in values:
+        if tensor.numel():
+            low, high = tensor.detach().aminmax()
+            ends.setdefault(low.device, {}).setdefault(low.dtype, []).extend((low, high))
+            places.setdefault(low.device, {}).setdefault(low.dtype, []).append(n)
+        n += 1
+    found = np.zeros((n, 2))
+    for device, by_type in ends.items():
+        pairs = torch.cat([torch.stack(some).double() for some in by_type.values()])
+        order = [i for some in places[device].values() for i in some]
+        found[order] = pairs.cpu().numpy().reshape(-1, 2)
+    return found

@@ -9,6 +9,7 @@ from hpcfed.core.averaging import mean_of
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params, Part, Per
 from hpcfed.core.payload import nbytes, not_finite, on_device
+from hpcfed.federation import device_rows
 from hpcfed.federation.replay_log import AGAIN, GO, STOP, Again
 from hpcfed.machine.heartbeat import Stopped
 
@@ -74,11 +75,11 @@ class Exchange:
     def mean(self, parts: list[Part], keep: Params, per: Per = "mean") -> Params:
         """Return the exact weighted mean of all ranks' parts; collective.
 
-        The bits do not depend on the number of ranks.
+        The bits do not depend on the number of ranks, nor on the device of the parts.
         """
         self.wait("mean")
         with self._clock("communicate"):
-            return mean_of(parts, keep, per, self._comm.sum)
+            return mean_of(parts, keep, per, self._comm.sum, device_rows.place)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""

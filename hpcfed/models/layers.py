@@ -16,6 +16,9 @@ class BatchNorm2d(nn.BatchNorm2d):
     normalised with the running statistics and does not change them, as in evaluation. Small images
     reach 1x1 inside ResNet-18, ShuffleNetV2 and GoogLeNet, and a client's last batch may hold one
     example. On all other batches it is `nn.BatchNorm2d`, bit for bit.
+
+    With a fixed momentum, `num_batches_tracked` stays as it is. Nothing reads it then, all clients
+    of a rank share it, and counting costs a kernel of its own for each layer and step.
     """
 
     def skips(self, x: Tensor) -> bool:
@@ -23,17 +26,20 @@ class BatchNorm2d(nn.BatchNorm2d):
         return x.numel() <= 2 * self.num_features
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.skips(x):
-            return F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                training=False,
-                eps=self.eps,
-            )
-        return super().forward(x)
+        skip = self.training and self.skips(x)
+        if not skip and (self.momentum is None or not self.track_running_stats):
+            return super().forward(x)  # the statistics are a plain mean over batches, or none
+        self._check_input_dim(x)
+        return F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.training and not skip,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
 
 
 class Conv2d(nn.Conv2d):

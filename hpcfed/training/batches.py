@@ -103,12 +103,13 @@ def prepare_batches(
     plain = views == 1 and policy(fed, views) == "none"
     at_once = plain and plan and not isinstance(data, Paired)
     several = max(1, AHEAD // max(1, len(plan[0]) * data.values)) if at_once else 1
+    if several == 1:
+        for rows, (x, y) in zip(plan, data.batches(plan), strict=True):
+            yield rows, fed.prepare(x) if plain else inputs(fed, x, views, draws()), y  # type: ignore[misc]
+        return
     for i in range(0, len(plan), several):
         parts = plan[i : i + several]
         x, y = data.batch(np.concatenate(parts))
         sizes = [len(rows) for rows in parts]
-        if several == 1:
-            yield parts[0], fed.prepare(x) if plain else inputs(fed, x, views, draws()), y  # type: ignore[misc]
-        else:
-            made = pieces(fed.prepare(x), sizes)
-            yield from zip(parts, made, y.split(sizes), strict=True)
+        made = pieces(fed.prepare(x), sizes)
+        yield from zip(parts, made, y.split(sizes), strict=True)

@@ -16,6 +16,7 @@ from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
+from tests.on_device import mean_on_both
 
 
 def a_client(
@@ -28,7 +29,7 @@ def a_client(
 
 
 def averaged(old: Params, parts: list[Mean]) -> Params:
-    return mean_of([part for mean in parts for part in mean.parts], old, "value", Serial().sum)
+    return mean_on_both([part for mean in parts for part in mean.parts], old, "value")
 
 
 def head(value: float, inputs: int) -> dict[str, torch.Tensor]:

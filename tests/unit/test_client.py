@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.clients.client import Client, Shard
+from hpcfed.clients.client import Client, Extended, Paired, Shard
 from hpcfed.clients.store import ClientStore
+from tests.contract import toy
 
 SHAPE = (1, 8, 8)
 
@@ -27,6 +28,41 @@ def clients() -> list[Client]:
 def test_a_batch_is_the_rows_that_are_asked_for(clients):
     x, y = clients[1].train.batch(np.array([2, 0]))
     assert x[:, 0, 0, 0].tolist() == [6 * 64, 4 * 64] and y.tolist() == [2, 0] and clients[1].n == 5
+
+
+def test_batches_gathered_on_a_device_are_those_gathered_on_the_host(clients, monkeypatch):
+    """The device's way, forced on the CPU."""
+    own = clients[2].train
+    soft = Paired(own, torch.arange(12.0).reshape(6, 2), with_labels=True)
+    plan = [np.array([3, 0]), np.array([5]), np.zeros(0, dtype=np.int64)]
+    for shard in (own, soft, Extended(own, clients[1].train)):
+        host = list(shard.batches(plan))
+        with monkeypatch.context() as patch:
+            patch.setattr(Shard, "gathers_on_device", True)
+            device = list(shard.batches(plan))
+            again = shard.batch(plan[0])
+        assert toy.differences(device, host) == [] == toy.differences(again, host[0])
+
+
+def test_batches_on_a_device_follow_new_labels_and_belong_to_one_part(clients, monkeypatch):
+    monkeypatch.setattr(Shard, "gathers_on_device", True)
+    own = clients[2].train
+    want = own.labels[:2].tolist()
+    assert own.batch(np.array([0, 1]))[1].tolist() == want
+    assert own.pick(np.array([4, 1])).batch(np.array([1]))[1].tolist() == [want[1]]
+    own.labels = own.labels + 1
+    assert own.batch(np.array([0, 1]))[1].tolist() == [y + 1 for y in want]
+
+
+def test_the_positions_of_a_client_s_batches_go_to_the_device_in_one_copy(clients, monkeypatch):
+    monkeypatch.setattr(Shard, "gathers_on_device", True)
+    copies, positions = [], Shard.positions
+    monkeypatch.setattr(
+        Shard, "positions", lambda shard, which: copies.append(which) or positions(shard, which)
+    )
+    monkeypatch.setattr(Shard, "targets", None)  # labels are gathered where they are
+    assert len(list(clients[2].train.batches([np.array([k]) for k in range(6)]))) == 6
+    assert len(copies) == 1
 
 
 def test_a_batch_of_none_is_empty(clients):

@@ -142,10 +142,26 @@ def test_names_and_shapes_are_checked_without_torch():
 @pytest.mark.parametrize("shape", [(4, 6, 3, 3), (1, 6, 3, 1), (3, 6, 1, 1)], ids=str)
 def test_our_batch_norm_is_torchs_bit_for_bit(shape):
     ours, torchs = BatchNorm2d(6), nn.BatchNorm2d(6)
+    for n in (shape[0], shape[0] + 1):  # with the second batch, running statistics have a past
+        assert torch.equal(ours(images(n, shape[1:])), torchs(images(n, shape[1:])))
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(ours, name), getattr(torchs, name))
+    ours, torchs = ours.eval(), torchs.eval()
     assert torch.equal(ours(images(shape[0], shape[1:])), torchs(images(shape[0], shape[1:])))
-    assert all(
-        torch.equal(value, torchs.state_dict()[key]) for key, value in ours.state_dict().items()
+
+
+def test_batches_are_counted_only_where_the_count_enters_the_statistics():
+    fixed, mean, torchs = (
+        BatchNorm2d(6),
+        BatchNorm2d(6, momentum=None),
+        nn.BatchNorm2d(6, momentum=None),
     )
+    for n in (3, 4):
+        x = images(n, (6, 3, 3))
+        fixed(x)
+        assert torch.equal(mean(x), torchs(x))
+    assert fixed.num_batches_tracked == 0 and mean.num_batches_tracked == 2
+    assert torch.equal(mean.running_var, torchs.running_var)
 
 
 def test_a_single_value_per_channel_is_normalised_with_the_running_statistics():

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Serial
-from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
+from tests.on_device import mean_on_both
 
 pytestmark = pytest.mark.quick
 
@@ -16,7 +15,7 @@ def params(**values: float | list) -> Params:
 
 
 def value(mean: Mean, keep: Params, per: str = "mean") -> Params:
-    return mean_of(mean.parts, keep, per, Serial().sum)
+    return mean_on_both(mean.parts, keep, per)
 
 
 def test_a_formula_is_computed_tensor_by_tensor():

@@ -1,0 +1,117 @@
+"""Rows of an exact sum on a GPU, which puts them on the grid and adds them up.
+
+The host gets one copy of each message, which is this rank's share of it, and one of all extremes,
+however many clients the rank has. The bits are those of the rows on the host (`comm.exact`): the
+same numbers are multiplied in the same order, all operations are those of IEEE 754 in float64,
+which a GPU has as well, and the sums are of integers within 2**53, which are exact in any order.
+
+During a sum the device holds, beside the uploads: the lines of one message in float64 (2 MiB; with
+so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, and of
+every upload the one array that is being read, if it is no plain piece of memory (a weighted value,
+a piece in zeros, channels-last).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.comm.exact import check_length, check_shape, diverged, magnitude_between, multipliers
+from hpcfed.comm.protocol import Lines, Rows
+from hpcfed.core.averaging import Row
+from hpcfed.core.payload import extremes
+
+# types of devices that put rows on the grid. The CPU's tensors are NumPy's arrays, which are faster
+DEVICES = {"cuda"}
+
+
+def place(rows: list[Row]) -> list[Row] | DeviceRows:
+    """Return the rows as `Comm.sum` takes them: on their device, if all values are on one GPU."""
+    devices = {value.device for row in rows for value in row.value.values()}
+    if len(devices) != 1 or next(iter(devices)).type not in DEVICES:
+        return rows
+    return DeviceRows(rows, devices.pop())
+
+
+class DeviceRows(Rows):
+    """Rows whose values are on one device."""
+
+    def __init__(self, rows: Sequence[Row], device: torch.device):
+        self.rows, self.device = rows, device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
+        """Return the largest magnitude of each array, times its row's factor, [A].
+
+        Raises what `exact.largest` raises.
+        """
+        ends = extremes(self._checked(shapes)).reshape(len(self.rows), len(shapes), 2)
+        peaks = np.zeros(len(shapes))
+        for j, (row, factor) in enumerate(zip(self.rows, factors, strict=True)):
+            for i, (low, high) in enumerate(ends[j].tolist()):
+                peak = magnitude_between(low, high) * abs(factor)
+                if not math.isfinite(peak):
+                    raise diverged(j, i, row[i], factor)
+                peaks[i] = max(peaks[i], peak)
+        return peaks
+
+    def _checked(self, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+        """Yield all arrays of all rows. Raises ValueError for one of another shape."""
+        for j, row in enumerate(self.rows):
+            check_length(j, len(row), shapes)
+            for i, shape in enumerate(shapes):
+                tensor = row.tensor(i, self.device)
+                check_shape(j, i, tuple(tensor.shape), shape)
+                yield tensor
+
+    def flat(self, i: int) -> list[Tensor]:
+        return [row.tensor(i, self.device).reshape(-1) for row in self.rows]
+
+    def lines(self, sent: np.ndarray, buffer: np.ndarray) -> Lines:
+        return DeviceLines(sent, self.device)
+
+
+class DeviceLines(Lines):
+    """Lines of a message that are written on a device, and copied from there when complete."""
+
+    def __init__(self, sent: np.ndarray, device: torch.device):
+        self.sent = torch.from_numpy(sent)  # the same memory
+        self.own = torch.zeros(sent.shape, dtype=torch.float64, device=device)
+        self.buffer = torch.zeros(sent.shape[1], dtype=torch.float64, device=device)
+
+    def put(
+        self, line: int, columns: slice, values: Sequence[Any], factors: Sequence[float], s: int
+    ) -> None:
+        quantise(self.own[line, columns], values, factors, s, self.buffer)
+
+    def complete(self, n: int) -> None:
+        """Copy the first n lines to the host."""
+        self.sent[:n].copy_(self.own[:n])
+
+
+def quantise(
+    out: Tensor, values: Sequence[Tensor], factors: Sequence[float], s: int, buffer: Tensor
+) -> None:
+    """Write the sum over the rows of rint(values * factor * 2**s) to out, as `exact.quantise`.
+
+    out: [m] float64.
+    values: [m] each, of any type of real numbers, on the same device.
+    buffer: float64, at least [m]; it is overwritten.
+    """
+    if not values:
+        out.zero_()
+    for j, (piece, factor) in enumerate(zip(values, factors, strict=True)):
+        scaled = buffer[: len(out)] if j else out
+        scaled.copy_(piece)  # in float64 before anything is rounded
+        for number in multipliers(factor, s):
+            scaled.mul_(number)
+        scaled.round_()  # ties to even, as NumPy's rint
+        if j:
+            out.add_(scaled)
