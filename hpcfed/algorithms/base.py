@@ -21,8 +21,8 @@ the hooks in this order:
 The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
 hooks, a method declares its properties: `accepts`, `needs`, `views`, `local_defaults`,
 `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`, `samples_cohorts`,
-`gathers_uploads`, `edges`, `variants`, `formerly`. Each is a ClassVar, or a property if it depends
-on an option.
+`gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `formerly`. Each is a ClassVar, or a
+property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class Method(Part):
     # bool, whether each upload is moved between ranks by itself; otherwise uploads are summed on
     # the way, as in fed.mean
     gathers_uploads: ClassVar[bool] = False
+    # bool, whether the clients of a round work one after the other, so that a round lasts as long
+    # as all of them together
+    one_at_a_time: ClassVar[bool] = False
     # str, what edge servers can do between the clients and the server: "sums", add up their
     # clients' uploads in each round; "models", also keep models of their own for several rounds;
     # "", nothing, because the server needs each client's upload, or there is no server

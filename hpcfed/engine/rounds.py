@@ -107,7 +107,8 @@ class Synchronous:
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Advance virtual time until the slowest client has reported.
 
-        If a client is lost, the server waits at least until the deadline.
+        If a client is lost, the server waits at least until the deadline. If clients work one at a
+        time, it waits for each of them.
         """
         lost, profiles = self.fed.participation.lost, self.fed.participation.profiles
         there = np.isin(ids, [*cohort, *lost])
@@ -123,8 +124,8 @@ class Synchronous:
             bytes_ = {k: (int(down), int(up)) for k, (_, down, up) in cells.items()}
             self.now, traffic = self.edges.elapse(self.fed.t, took, bytes_, [*lost], deadline)
         else:
-            seconds = took.values()
-            self.now += max([*seconds, deadline] if lost else seconds, default=0.0)
+            seconds = [max(s, deadline) if k in lost else s for k, s in took.items()]
+            self.now += sum(seconds) if self.algorithm.one_at_a_time else max(seconds, default=0.0)
         losses = dict(zip(ids.tolist(), columns["train_loss"].tolist(), strict=True))
         self.fed.choice.learn(self.fed.t, set(cohort), losses)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic

@@ -158,5 +158,8 @@ def test_cyclic_training_takes_its_steps_one_client_after_the_other():
         slopes = torch.autograd.grad(value, leaves)
         head = [(v - 0.1 * g).detach() for v, g in zip(leaves, slopes, strict=True)]
     row = rounds.step()[0]
+    cells = zip(*(row[f"clients/{name}"] for name in ("work", "down", "up")), strict=True)
+    took = [rounds.fed.participation.profiles.seconds(k, *c) for k, c in enumerate(cells)]
+    assert row["rounds/virtual_seconds"] == sum(took) > 2 * max(took)
     assert torch.allclose(rounds.state["head.weight"], head[0], rtol=0, atol=1e-6)
     assert row["clients/down"].sum() == row["clients/up"].sum() == 6 * rounds.state.nbytes

@@ -4,7 +4,7 @@ Chang et al., JAMIA 25(8), 2018 (cyclical weight transfer); Terrail et al. (FLam
 arXiv:2210.04620, as a baseline. In a round the clients of the cohort train one after the other. The
 cohorts of a cycle contain every client once. With participation = 1 a round is a whole cycle; with
 1 / clients it is one visit, a round of FLamby. So a round takes as much work as FedAvg's, but its
-clients cannot work at the same time.
+clients cannot work at the same time: its virtual seconds are the sum of theirs.
 
 Deviations: each hand-over goes through the server. In FLamby's code of 2024 the model is not handed
 over: each centre trains a copy of its own, and centre 0's is scored. Each visit has a new optimiser
@@ -34,6 +34,7 @@ class Cyclic(RoundBased):
     """
 
     gathers_uploads: ClassVar[bool] = True
+    one_at_a_time: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
 
     order: Literal["reshuffled", "fixed"] = "reshuffled"
