@@ -82,14 +82,7 @@ def changing():
     return lambda: os.environ["CHANGED"]
 
 
-REMADE_NEXT = ("methods",)  # by `python benchmarks/remake.py` with these names
-not_yet = pytest.mark.xfail(strict=True, reason="its runs have not been made anew yet")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=not_yet if name in REMADE_NEXT else ()) for name in remake.SHOWN],
-)
+@pytest.mark.parametrize("name", remake.SHOWN)
 def test_results_that_are_shown_are_of_the_jobs_that_their_command_would_run(name: str):
     made = {run.kept.resolve(): run for run in remake.SHOWN[name][0]()}
     there = {path.resolve() for path in (remake.RESULTS / name).glob("*.h5")}
