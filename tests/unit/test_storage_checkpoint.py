@@ -269,13 +269,13 @@ def test_without_another_valid_checkpoint_the_message_says_start_anew(tmp_path):
 
 HALF = """
 import sys, pathlib, numpy as np
-from hpcfed.storage import names, parts
+from hpcfed.storage import checkpoint_parts, names
 def items():
     yield "state", np.zeros(100_000)
     print("half", flush=True)
     sys.stdin.read()
 folder = names.parts_folder(names.checkpoint_file(pathlib.Path(sys.argv[1]), 20))
-parts.write_part(folder, 0, parts.About(20, 1, {}), items)
+checkpoint_parts.write_part(folder, 0, checkpoint_parts.About(20, 1, {}), items)
 """
 
 

@@ -240,11 +240,11 @@ def test_items_that_a_run_does_not_save_are_damage_of_their_file_and_a_lack_of_m
 def test_an_item_that_a_users_code_cannot_take_is_told_with_the_line_of_that_code(
     tmp_path, monkeypatch
 ):
-    (tmp_path / "mine.py").write_text("def take(tree):\n    return tree['model']\n")
+    (tmp_path / "takes.py").write_text("def take(tree):\n    return tree['model']\n")
     monkeypatch.syspath_prepend(tmp_path)
-    take = user_code.load("algorithm.name", "mine:take", "module:Class")
+    take = user_code.load("algorithm.name", "takes:take", "module:Class")
     with (
-        pytest.raises(DamagedError, match=r"KeyError: 'model', in .*mine.py, line 2, take\)$"),
+        pytest.raises(DamagedError, match=r"KeyError: 'model', in .*takes.py, line 2, take\)$"),
         convert_unfit_errors(Path("a.h5")),
     ):
         take({})
