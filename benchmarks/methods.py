@@ -40,6 +40,7 @@ MODELS = {  # by what a method accepts: what the table calls it, and the flags
     "widths": ("three widths", "--models.mix fedhenn-3 --models.widths 1,0.5,0.25"),
     "depths": ("two depths", "--models.mix rescnn-2,rescnn-4"),
 }
+MIX = ("--models.mix", "--models.widths")  # the flags in them
 NEEDS = {  # what a method declares to need, of which nothing stands in methods.toml
     "public": "",
     "proxy": "--models.proxy fedhenn-2",
@@ -165,17 +166,12 @@ def row(name: str, suffix: str = "", over: str = "") -> Row:
     them; the last of equal flags counts. KeyError where it accepts or needs what is not known here.
     """
     own = ALGORITHMS[name].load()()
-    models, shared = MODELS[own.accepts]
-    parts = [shared, *(NEEDS[need] for need in own.needs)]
+    parts = [MODELS[own.accepts][1], *(NEEDS[need] for need in own.needs)]
     parts += [SETTINGS.get(name, ""), over or OVER.get(name, "")]
     words = " ".join(parts).split()
     given = dict(zip(words[::2], words[1::2], strict=True))
-    if "," not in given["--models.mix"] and "--models.widths" not in given:
-        models = MODELS["one architecture"][0]
-    elif given["--models.mix"] in FIVE.split():
-        models = MODELS["any models"][0]
-    if own.accepts == "one architecture" and given["--models.mix"] not in shared:
-        models = given["--models.mix"]
+    mix = " ".join(f"{flag} {given[flag]}" for flag in given if flag in MIX)
+    models = {flags: called for called, flags in MODELS.values()}.get(mix, given["--models.mix"])
     pairs = [word for pair in given.items() for word in pair]
     return Row(title(name) + suffix, name, models, ("--algorithm.name", name, *pairs))
 

@@ -54,8 +54,7 @@ def convert_unfit_errors(path: Path) -> Iterator[None]:
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
         if theirs := user_code.frames(error):  # their method may be wrong, and not the file
-            at = theirs[-1]
-            reason += f", in {user_code.display_path(at.filename)}, line {at.lineno}, {at.name}"
+            reason += f", in {user_code.place_of(theirs[-1])}, {theirs[-1].name}"
         raise DamagedError(
             f"{path}: holds what this job does not save, or another version of hpcfed did "
             f"({reason})"

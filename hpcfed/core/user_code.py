@@ -225,6 +225,11 @@ def caller() -> str:
     return f"{display_path(frame.f_code.co_filename)}, line {frame.f_lineno}: " if frame else ""
 
 
+def place_of(frame: FrameSummary) -> str:
+    """Return file and line of a frame, as messages name them."""
+    return f"{display_path(frame.filename)}, line {frame.lineno}"
+
+
 def refusal(error: BaseException, file: str = "its file") -> str:
     """Return one sentence, with place and cause, for an exception of a user's file.
 
@@ -238,7 +243,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
         place = f"{display_path(error.filename)}, line {error.lineno}" if error.filename else file
         return f"{place}: {error.msg}"
     own = frames(error)
-    place = f"{display_path(own[-1].filename)}, line {own[-1].lineno}" if own else file
+    place = place_of(own[-1]) if own else file
     if isinstance(error, PydanticUserError):
         return field_refusal(error, own[-1] if own else None, place)
     if isinstance(error, PydanticUndefinedAnnotation):
@@ -320,13 +325,13 @@ def explain_error(error: BaseException) -> str:
     from pydantic import ValidationError  # imported here because a saved model is loaded without it
 
     last = own[-1]
-    place = f"{display_path(last.filename)}, line {last.lineno}, in {last.name}"
+    place = f"{place_of(last)}, in {last.name}"
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
         return f"{place}: {explain_assignment(error.errors()[0]['loc'][0])}"
     told = str(error).strip() or "no message"
     lines = [f"{place}: {type(error).__name__}: {told}", "  in your files:"]
     for frame in own:
-        lines += [f"    {display_path(frame.filename)}, line {frame.lineno}, in {frame.name}"]
+        lines += [f"    {place_of(frame)}, in {frame.name}"]
         lines += [f"      {frame.line}"] if frame.line else []
     inner = extract_tb(error.__traceback__)[-1]
     if inner is not last and not is_own(inner.filename):

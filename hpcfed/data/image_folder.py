@@ -52,8 +52,9 @@ def read(folder: Path, how: Reading) -> DataSet:
         )
     if test and (foreign := [name for name in classes_of(test) if name not in classes]):
         raise DataError(f"{test}: class {foreign[0]!r} is not in {train}; classes are its folders")
-    lists = [listed(place, classes) for place in filter(None, (train, test))]
-    for (files, _), place in zip(lists, (train, test), strict=False):
+    places = [train, test] if test else [train]
+    lists = [listed(place, classes) for place in places]
+    for (files, _), place in zip(lists, places, strict=True):
         if not files:
             raise DataError(f"{place}: holds no images; leave the folder away, or fill it")
     everything = [file for files, _ in lists for file in files]
@@ -61,7 +62,6 @@ def read(folder: Path, how: Reading) -> DataSet:
     fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
     users: list[np.ndarray | None] = [None] * len(lists)
     if column := how.columns.client:
-        places = filter(None, (train, test))
         listings = [
             clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
         ]

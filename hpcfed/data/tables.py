@@ -315,17 +315,17 @@ def to_dataset(
         rows = held_out(parts[0].where, strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
         users = [None if users[0] is None else users[0][r] for r in rows]
+    vocabulary, mean, std = 0, tuple[float, ...](), tuple[float, ...]()
     if how.columns.text:
         texts = [words(part, how.columns.text) for part in parts]
         splits = [Split(*three) for three in zip(texts, y, users, strict=True)]
         with add_path_to_errors(Path(train.where)):
             (one, two), vocabulary = encode_texts(splits, how.text)
-        facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
-        return DataSet(name, one, two, names, (), (), vocabulary, **facts)
-    x, mean, std = encode(parts, role, how, notes)
-    one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
-    facts = {"task": task, "own_tests": own, "notes": tuple(notes)}
-    return DataSet(name, one, two, names, mean, std, **facts)
+    else:
+        x, mean, std = encode(parts, role, how, notes)
+        one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
+    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
+    return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
 
 
 def labels(
