@@ -19,7 +19,7 @@ import numpy as np
 from hpcfed.algorithms.events import Coordinator
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles, draw
-from hpcfed.config.parts import Local
+from hpcfed.config.sections import Local
 from hpcfed.config.system import System
 from hpcfed.engine.event_queue import EventQueue
 

@@ -110,7 +110,7 @@ class Side:
     def train(self, k: int) -> None:
         """Client k's part of a round."""
         devices.prepare(self.device, 1, self.precision)
-        self.fed.participation.open(self.rounds.t)
+        self.fed.participants.open(self.rounds.t)
         self.rounds.algorithm.local(self.fed, self.fed.clients[k], self.rounds.state, self.rounds.t)
         self.wait()
 

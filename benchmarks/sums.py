@@ -111,7 +111,7 @@ def candidates(
 
     def ours() -> Params:
         world.Barrier()
-        parts = [part for up, w in zip(sent, weights, strict=True) for part in Mean.of(up, w).parts]
+        parts = [part for up, w in zip(sent, weights, strict=True) for part in Mean.of(up, w).terms]
         return mean_of(parts, sent[0], "mean", comm.sum)
 
     def allreduce(array: np.ndarray) -> None:

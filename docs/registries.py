@@ -6,7 +6,7 @@ from typing import Any
 
 from text import block, code, folded, joined, prose, sentence, table
 
-from hpcfed.config.parts import Data
+from hpcfed.config.sections import Data
 from hpcfed.core.registry import Entry as Named
 from hpcfed.data import DATASETS, PARTITIONS, schemes
 from hpcfed.data.partition import split

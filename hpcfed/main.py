@@ -26,7 +26,7 @@ from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.comm.connect import other_process_reports
 from hpcfed.config import help
 from hpcfed.config.load import load, peek
-from hpcfed.config.parts import Run
+from hpcfed.config.sections import Run
 from hpcfed.config.validation_messages import PREFIX
 from hpcfed.core import user_code
 from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, format_error, plain

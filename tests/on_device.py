@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from hpcfed.comm import Serial
 from hpcfed.core.averaging import mean_of
-from hpcfed.core.params import Params, Part, Per
+from hpcfed.core.params import Params, Per, Term
 from hpcfed.federation.device_rows import DeviceRows
 
 CPU = torch.device("cpu")
@@ -23,11 +23,11 @@ def raw(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def mean_on_both(parts: Iterable[Part], keep: Params, per: Per) -> Params:
-    """The mean of these parts, whose bits are those of both ways."""
-    parts = list(parts)
-    host = mean_of(parts, keep, per, Serial().sum)
-    device = mean_of(parts, keep, per, Serial().sum, lambda rows: DeviceRows(rows, CPU))
+def mean_on_both(terms: Iterable[Term], keep: Params, per: Per) -> Params:
+    """The mean of these terms, whose bits are those of both ways."""
+    terms = list(terms)
+    host = mean_of(terms, keep, per, Serial().sum)
+    device = mean_of(terms, keep, per, Serial().sum, lambda rows: DeviceRows(rows, CPU))
     assert bits(host) == bits(device)
     return host
 

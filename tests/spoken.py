@@ -5,7 +5,7 @@ with.
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.parts import Log
+from hpcfed.config.sections import Log
 from hpcfed.report.sinks.logs import Logs
 from tests import records
 

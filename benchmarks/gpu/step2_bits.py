@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from cases import Case
 
-    from hpcfed.core.params import Params, Part, Per
+    from hpcfed.core.params import Params, Per, Term
 
 STEPS, LAST = 20, 7  # full batches, and examples of the last one
 ENGINES = ("eager", "traced", "graphed")
@@ -82,25 +82,25 @@ def sums(told: Told) -> None:
             finite = torch.where(any_bits.isfinite(), any_bits, 0)
             return Params(a=(finite * 2.0**-10).to(device))  # so that totals are finite
 
-        whole = [Mean.of(values(300), weight).parts[0] for weight in WEIGHTS]
+        whole = [Mean.of(values(300), weight).terms[0] for weight in WEIGHTS]
         at = {"a": (list(range(299, 99, -1)),)}
-        pieces = [Mean.of(values(200), weight, at).parts[0] for weight in WEIGHTS]
-        given: tuple[tuple[Per, list[Part]], ...]
+        pieces = [Mean.of(values(200), weight, at).terms[0] for weight in WEIGHTS]
+        given: tuple[tuple[Per, list[Term]], ...]
         given = ("mean", whole), ("value", [*whole, *pieces])
-        for per, parts in given:
-            here, there = both_means(parts, values(300), per)
+        for per, terms in given:
+            here, there = both_means(terms, values(300), per)
             told.check(f"sums of {dtype} per {per}: the host's bits", here[0] == there[0])
     n = 10**4 if told.pretend else 11 * 10**6  # values of ResNet-18
     model = Params({f"{i}": torch.ones(n // 50, device=device) for i in range(50)})
-    parts = [Mean.of(model, weight).parts[0] for weight in WEIGHTS]
-    both_means(parts, model, "mean")  # first, libraries initialise themselves
-    here, there = both_means(parts, model, "mean")
-    told.value("sums, milliseconds a client on the device", 1e3 * here[1] / len(parts))
-    told.value("sums, milliseconds a client on the host", 1e3 * there[1] / len(parts))
+    terms = [Mean.of(model, weight).terms[0] for weight in WEIGHTS]
+    both_means(terms, model, "mean")  # first, libraries initialise themselves
+    here, there = both_means(terms, model, "mean")
+    told.value("sums, milliseconds a client on the device", 1e3 * here[1] / len(terms))
+    told.value("sums, milliseconds a client on the host", 1e3 * there[1] / len(terms))
 
 
 def both_means(
-    parts: list[Part], keep: Params, per: Per
+    terms: list[Term], keep: Params, per: Per
 ) -> tuple[tuple[bytes, float], tuple[bytes, float]]:
     """Return bytes and seconds of the mean that the device adds up, and of the host's."""
     import torch
@@ -113,7 +113,7 @@ def both_means(
     found = []
     for place in (partial(DeviceRows, device=device), list):
         start = perf_counter()
-        mean = mean_of(parts, keep, per, Serial().sum, place)
+        mean = mean_of(terms, keep, per, Serial().sum, place)
         raw = b"".join(
             value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for value in mean.values()
         )

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
+from hpcfed.config.sections import Section, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.assign import draw_width
 from hpcfed.training import evaluate, stacked
@@ -50,7 +50,7 @@ State = (
 )
 
 
-class Method(Part):
+class Method(Section):
     """Base class of all methods; an instance is the frozen record of its hyper-parameters."""
 
     # Properties of a method. Those of type Any may be replaced by a property if they depend on an

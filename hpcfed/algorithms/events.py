@@ -154,7 +154,7 @@ class EventBased(Method):
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
         """Return the virtual seconds of one job of client k with so many examples."""
-        return fed.participation.profiles.seconds(k, examples, *fed.participation.announced(k))
+        return fed.participants.profiles.seconds(k, examples, *fed.participants.announced(k))
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
         """Do the job of a client and return its result, which is sent.

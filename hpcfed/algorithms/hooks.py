@@ -381,7 +381,7 @@ def check_upload(method: Any, made: Any, *args: Any) -> str:
     held = args[2] if len(args) > 2 else None
     if not isinstance(held, Mapping):
         return ""
-    for part in made.parts:
+    for part in made.terms:
         for name, value in part.value.items():
             if name not in held:
                 return (

@@ -14,15 +14,15 @@ from hpcfed.core import rng
 
 if TYPE_CHECKING:
     from hpcfed.clients.profiles import Profiles
-    from hpcfed.config.parts import Local
+    from hpcfed.config.sections import Local
     from hpcfed.config.system import System
 
 Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one round
 
 
 @dataclass(frozen=True)
-class Participation:
-    """Participation of a cohort in one round.
+class Outcome:
+    """What becomes of a cohort in one round.
 
     reports: clients that report, in id order.
     partial: epochs (or steps) of the clients that do less than all.
@@ -34,8 +34,8 @@ class Participation:
     partial: dict[int, int] = field(default_factory=dict)
     lost: dict[int, float] = field(default_factory=dict)
 
-    def without(self, failed: Container[int], draws: Draws) -> Participation:
-        """Return the participation in which these clients do all their work and then fail."""
+    def without(self, failed: Container[int], draws: Draws) -> Outcome:
+        """Return the outcome if these clients do all their work and then fail."""
         gone = {k: self.partial.get(k, draws.full) for k in self.reports if k in failed}
         lost = {k: float(draws.examples(k, amount)) for k, amount in gone.items()}
         return replace(
@@ -83,10 +83,10 @@ class Draws:
         g = rng.stream(self.seed, "dropout", t, k)
         return g.random() if g.random() < self.system.dropout else None
 
-    def participation(
+    def outcome(
         self, t: int, cohort: Sequence[int], partial: dict[int, int], keep: bool, traffic: Traffic
-    ) -> Participation:
-        """Return the participation of a cohort whose clients are all reachable.
+    ) -> Outcome:
+        """Return the outcome for a cohort whose clients are all reachable.
 
         partial: the epochs or steps of each straggler.
         keep: partial work counts. Otherwise stragglers, and clients that miss the deadline, are
@@ -94,7 +94,7 @@ class Draws:
         The deadline takes local epochs or steps and the announced traffic into account. What a
         method computes beyond these takes time, but makes no client late.
         """
-        found = Participation(partial=dict(partial))
+        found = Outcome(partial=dict(partial))
         for k in (k for k in cohort if keep or k not in partial):
             amount, share = partial.get(k, self.full), self.dropout(t, k)
             fits = amount if self.system.deadline is None else self.fits(k, amount, traffic(k))

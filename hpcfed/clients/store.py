@@ -15,8 +15,8 @@ from hpcfed.core import rng
 from hpcfed.core.payload import on_device
 from hpcfed.models import build
 from hpcfed.models.cost import work
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
-from hpcfed.models.parts import Parts
 from hpcfed.models.widths import Units, parse, structure
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ClientStore:
     resident: bytes of weights and memories that stay in the host's memory. The least recently used
     ones go to files in `folder`.
     device_bytes: bytes that stay in the memory of a GPU.
-    parts: the weights that models start from, and which of them are trained.
+    finetuning: the weights that models start from, and which of them are trained.
     names: names of the classes.
     """
 
@@ -50,14 +50,14 @@ class ClientStore:
         resident: float = math.inf,
         folder: Path = Path("spill"),
         device_bytes: float = math.inf,
-        parts: Parts | None = None,
+        finetuning: Finetuning | None = None,
         names: Sequence[str] = (),
     ):
         self.seed, self.device = seed, device
         self.new = lambda name, other=None: build(
             name, other or shape, classes, d, relu_head, vocabulary, names
         )
-        self.parts = parts or Parts()
+        self.finetuning = finetuning or Finetuning()
         self.bases: dict[tuple[str, tuple[int, ...] | None], dict[str, Tensor]] = {}  # frozen
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
@@ -79,10 +79,10 @@ class ClientStore:
         model = self.new(architecture, shape)
         meta = next(model.parameters()).is_meta
         if not meta:
-            self.parts.start(model, architecture)
-        if self.parts.some:
-            self.parts.check(model, architecture)
-            self.parts.restrict(model, None if meta else self.base(architecture, shape))
+            self.finetuning.start(model, architecture)
+        if self.finetuning.some:
+            self.finetuning.check(model, architecture)
+            self.finetuning.restrict(model, None if meta else self.base(architecture, shape))
         return model
 
     def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:
@@ -90,10 +90,10 @@ class ClientStore:
         if (architecture, shape) not in self.bases:
             with rng.scoped(self.seed, "init", 0):
                 model = self.new(architecture, shape)
-            self.parts.start(model, architecture)
+            self.finetuning.start(model, architecture)
             named = [*model.named_parameters(), *model.named_buffers()]
             self.bases[architecture, shape] = {
-                name: value.detach() for name, value in named if not self.parts.wanted(name)
+                name: value.detach() for name, value in named if not self.finetuning.wanted(name)
             }
         return self.bases[architecture, shape]
 

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 
 
-class Adapt(Part):
+class Adapt(Section):
     """Local adaptation of the clients' models after the last round, with any method.
 
     It needs no communication, and no round or checkpoint contains it.

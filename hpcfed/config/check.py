@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -284,7 +283,7 @@ def check_selection(job: Job) -> None:
         )
     if chosen.by == "uniform":
         return
-    m = max(1, math.ceil(job.participation * job.clients - 1e-9))
+    m = job.cohort_size
     if not getattr(job.algorithm, "samples_cohorts", False):
         raise ConfigError(
             f"{where}: {job.algorithm.name} says itself who works when; set "

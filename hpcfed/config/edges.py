@@ -6,10 +6,10 @@ from annotated_types import Ge
 from pydantic import Field, PositiveFloat, model_validator
 
 from hpcfed.config.limits import Count, FileName, PositiveInt
-from hpcfed.config.parts import NonNegative, Part
+from hpcfed.config.sections import NonNegative, Section
 
 
-class Edges(Part):
+class Edges(Section):
     """Edge servers: each aggregates its clients, and the server aggregates the edges."""
 
     number: Count = 0

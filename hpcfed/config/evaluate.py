@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpcfed.config.limits import Names, PositiveInt
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 
 
-class Evaluate(Part):
+class Evaluate(Section):
     """When clients are evaluated on their test sets."""
 
     every: PositiveInt = 1

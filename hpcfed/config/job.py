@@ -6,6 +6,7 @@ name overrides the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
-from hpcfed.config.parts import (
+from hpcfed.config.sections import (
     Checkpoint,
     Columns,
     Data,
@@ -37,8 +38,8 @@ from hpcfed.config.parts import (
     Log,
     Modalities,
     Models,
-    Part,
     Run,
+    Section,
     Training,
 )
 from hpcfed.config.selection import Selection
@@ -185,6 +186,11 @@ class Job(BaseSettings):
         return call, cli, Environment(settings_cls), *tables
 
     @property
+    def cohort_size(self) -> int:
+        """Number of clients in a cohort: max(1, ceil(participation * clients))."""
+        return max(1, math.ceil(self.participation * self.clients - 1e-9))
+
+    @property
     def folder(self) -> Path:
         """The folder of the run's files."""
         method = self.algorithm.name.replace(":", ".")
@@ -254,7 +260,7 @@ class Job(BaseSettings):
         return plain | {"training": self.training.model_dump() if own else EXACT}
 
 
-def algorithm_model(name: str) -> type[Part]:
+def algorithm_model(name: str) -> type[Section]:
     """Return the class of this algorithm as a part of a job, with its `name` as a field.
 
     Raises ConfigError if there is none, or if a user's own class cannot be one.
@@ -263,7 +269,7 @@ def algorithm_model(name: str) -> type[Part]:
 
 
 @cache
-def named_model(name: str, cls: type[Part]) -> type[Part]:
+def named_model(name: str, cls: type[Section]) -> type[Section]:
     """Return the result of `algorithm_model` for this class.
 
     Several classes may have one name, one after the other: a notebook's cell is run again, or a
@@ -280,7 +286,7 @@ def named_model(name: str, cls: type[Part]) -> type[Part]:
     )
     with user_code.making(where, cls):
         refuse(cls, where)
-        model: type[Part] = create_model(
+        model: type[Section] = create_model(
             cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field
         )
         model.model_rebuild()  # reports a type that is named but not imported

@@ -24,7 +24,7 @@ from hpcfed.config.files import (
     without_algorithm,
 )
 from hpcfed.config.job import PROGRAM, Job, algorithm_model, job_model
-from hpcfed.config.parts import Data
+from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import CALL, PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import

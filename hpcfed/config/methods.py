@@ -6,7 +6,7 @@ A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class
 the folder where you start or anywhere on Python's path.
 """
 
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry, find
@@ -424,7 +424,7 @@ def load(name: str) -> type:
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()
     cls = user_code.load("algorithm.name", name, "module:Class")
-    if not (isinstance(cls, type) and issubclass(cls, Part)):
+    if not (isinstance(cls, type) and issubclass(cls, Section)):
         attribute = name.partition(":")[2]
         raise ConfigError(
             f"algorithm.name = {name!r}: {user_code.line_of(cls)}: {attribute} is no algorithm; "

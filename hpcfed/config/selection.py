@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from hpcfed.config.parts import Part, Share
+from hpcfed.config.sections import Section, Share
 from hpcfed.core.registry import Entry
 
 SELECTIONS = {  # the values of selection.by
@@ -18,7 +18,7 @@ SELECTIONS = {  # the values of selection.by
 }
 
 
-class Selection(Part):
+class Selection(Section):
     """How the clients of a round are chosen (`hpcfed list selections`).
 
     It applies to every method that works in rounds.

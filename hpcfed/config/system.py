@@ -5,10 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from hpcfed.config.limits import FileName
-from hpcfed.config.parts import NonNegative, Part
+from hpcfed.config.sections import NonNegative, Section
 
 
-class System(Part):
+class System(Section):
     """The clients' devices and network, in virtual time.
 
     This models the clients, not the machine that runs the simulation.

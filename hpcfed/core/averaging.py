@@ -1,4 +1,4 @@
-"""Exact weighted averaging: the parts of all ranks are summed exactly and divided once."""
+"""Exact weighted averaging: the terms of all ranks are summed exactly and divided once."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core.params import Params, Part, Per
+from hpcfed.core.params import Params, Per, Term
 
 
 def mean_of(
-    parts: Iterable[Part],
+    terms: Iterable[Term],
     keep: Params,
     per: Per,
     sum_: Callable[..., Any],
     place: Callable[[list[Row]], Any] = list,
 ) -> Params:
-    """Return the weighted mean of the parts of all ranks; collective.
+    """Return the weighted mean of the terms of all ranks; collective.
 
     keep: gives the names and shapes, and the values where the weights sum to 0.
     sum_: `Comm.sum`.
     place: makes of a list of rows what `sum_` gets; by default they are read on the host.
     """
-    quotients, rows = Quotients(keep, per), [Row(part, keep, per) for part in parts]
+    quotients, rows = Quotients(keep, per), [Row(term, keep, per) for term in terms]
     shapes, factors = [array.shape for array in quotients.arrays], [row.factor for row in rows]
     sum_(place(rows), shapes, factors, quotients)
     return quotients.mean()
@@ -85,15 +85,15 @@ class Quotients:
 
 
 class Row(Sequence[np.ndarray]):
-    """One part as a sequence of arrays: the weights, then the values.
+    """One term as a sequence of arrays: the weights, then the values.
 
     The arrays are made when they are requested. All of them are to be multiplied by `factor`. If
-    the part's weight is a number, it is the factor, and the values are the part's own memory.
+    the term's weight is a number, it is the factor, and the values are the term's own memory.
     Otherwise the values are weight * value in float64. `tensor` gives the same arrays on a device.
     """
 
-    def __init__(self, part: Part, keep: Params, per: Per):
-        self.value, self.weight, self.at = part
+    def __init__(self, term: Term, keep: Params, per: Per):
+        self.value, self.weight, self.at = term
         self.factor = 1.0 if isinstance(self.weight, Params) else float(self.weight)
         self.names, self.per = list(keep), per
         self.shape = {name: tuple(v.shape) for name, v in keep.items()}
@@ -103,7 +103,7 @@ class Row(Sequence[np.ndarray]):
             self.at or len(self.value) < len(keep) or isinstance(self.weight, Params)
         ):
             raise ValueError(
-                "mean: a part of pieces, or with several weights, needs per = tensor, row or value"
+                "mean: a term of pieces, or with several weights, needs per = tensor, row or value"
             )
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ At = Mapping[str, tuple[Any, ...]]
 Per = Literal["mean", "tensor", "row", "value"]  # what has a weight of its own
 
 
-class Part(NamedTuple):
+class Term(NamedTuple):
     """One client's contribution: values, their weight, and their positions in larger tensors."""
 
     value: Params
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 class Mean:
     """A partial weighted mean: the terms of sum(weight * value) / sum(weight) so far.
 
-    `Mean.of(value, weight)` is one client's part. `a + b` joins parts without adding the values, so
+    `Mean.of(value, weight)` is one client's term. `a + b` joins terms without adding the values, so
     that the single division at the end has an exact sum, whatever the order and the ranks
     (`averaging`). Entries whose weights sum to 0 keep their old value. Weights are >= 0.
 
@@ -84,14 +84,14 @@ class Mean:
     They are not counted as traffic, because both sides compute them.
     """
 
-    parts: tuple[Part, ...] = ()
+    terms: tuple[Term, ...] = ()
 
     @classmethod
     def of(cls, value: Params, weight: Weight = 1.0, at: At | None = None) -> Mean:
-        return cls((Part(value, weight, at or {}),))
+        return cls((Term(value, weight, at or {}),))
 
     def __add__(self, other: Mean) -> Mean:
-        return Mean(self.parts + other.parts)
+        return Mean(self.terms + other.terms)
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +100,6 @@ class Mean:
         Weights that are numbers are part of a message's header and are not counted.
         """
         return sum(
-            p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0)
-            for p in self.parts
+            t.value.nbytes + (t.weight.nbytes if isinstance(t.weight, Params) else 0)
+            for t in self.terms
         )

@@ -40,11 +40,11 @@ def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to all tensors in nested dicts, lists and means; keep other values."""
     if isinstance(value, dict):
         return type(value)({name: map_tensors(v, how) for name, v in value.items()})
-    if isinstance(value, Mean):  # the positions of a part stay on the host
+    if isinstance(value, Mean):  # the positions of a term stay on the host
         return Mean(
             tuple(
-                p._replace(value=map_tensors(p.value, how), weight=map_tensors(p.weight, how))
-                for p in value.parts
+                t._replace(value=map_tensors(t.value, how), weight=map_tensors(t.weight, how))
+                for t in value.terms
             )
         )
     if type(value) in (list, tuple):
@@ -87,7 +87,7 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
         for part in value:
             yield from tensors(part, name)
     elif isinstance(value, Mean):
-        yield from tensors([part.value for part in value.parts], name)
+        yield from tensors([term.value for term in value.terms], name)
 
 
 def not_finite(value: Any) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hpcfed.config.parts import Columns
+from hpcfed.config.sections import Columns
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
 from hpcfed.data.moments import moments

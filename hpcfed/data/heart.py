@@ -35,7 +35,7 @@ COLUMNS, USED = 13, 10
 KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}
 TEST = 0.34
 PARTS = ("train", "test")
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
+Patients = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
@@ -65,7 +65,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
 
 
-def join(parts: list[Part]) -> Split:
+def join(parts: list[Patients]) -> Split:
     """Return the examples of all hospitals."""
     x, y, hospital = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Split(x, y, hospital)
@@ -132,7 +132,7 @@ def read_hdf5(path: Path) -> list[np.ndarray]:
     return [table[hospital == k] for k in range(len(HOSPITALS))]
 
 
-def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
+def prepare(table: np.ndarray, hospital: int) -> tuple[Patients, Patients]:
     """Return a hospital's training and test examples.
 
     table: [n, 14].

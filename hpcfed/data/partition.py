@@ -14,6 +14,7 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
 from hpcfed.data.partition_file import Partition
 from hpcfed.data.sampling import limit, mirror, public
+from hpcfed.data.schemes import ClientRows
 from hpcfed.data.user_arrays import readable
 
 
@@ -41,7 +42,7 @@ class Settings(Protocol):
     partition_file: Path | None
 
 
-def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal the examples at random.
 
     pool: the examples to share out.
@@ -50,7 +51,7 @@ def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schem
     return schemes.iid(pool.y, clients, g)
 
 
-def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Draw class proportions from Dirichlet(alpha), with equal or free sizes.
 
     Raises ConfigError for sizes that are neither "equal" nor "free".
@@ -61,22 +62,22 @@ def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) ->
     return draws[s.sizes](pool.y, clients, s.alpha, g)
 
 
-def classes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def classes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of classes."""
     return schemes.classes(pool.y, clients, s.classes_per_client, g)
 
 
-def shards(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def shards(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of label-sorted shards."""
     return schemes.shards(pool.y, clients, s.shards_per_client, g)
 
 
-def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Draw log-normal sizes."""
     return schemes.quantity(pool.y, clients, s.spread, g)
 
 
-def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Group the examples by the users that the data name.
 
     Raises DataError for data that name no users.
@@ -88,7 +89,7 @@ def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> s
     return schemes.natural(pool.users, clients, g)
 
 
-def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal the numbers of examples that the job gives at random.
 
     Raises ConfigError if the job does not give them.
@@ -98,35 +99,33 @@ def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> sch
     return schemes.sizes(pool.y, clients, s.client_sizes, g)
 
 
-def linear(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def linear(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to 1, 2, 3, ..."""
     return schemes.linear(pool.y, clients, g)
 
 
-def square(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def square(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to 1, 4, 9, ..."""
     return schemes.square(pool.y, clients, g)
 
 
-def exponential(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def exponential(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to e, e^2, e^3, ..."""
     return schemes.exponential(pool.y, clients, g)
 
 
-def inner_dirichlet(
-    pool: Split, s: Settings, clients: int, g: np.random.Generator
-) -> schemes.Parts:
+def inner_dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Fill given sizes by class, with each client's own draw from Dirichlet(alpha)."""
     given = s.client_sizes or (len(pool.y) // clients,) * clients
     return schemes.inner_dirichlet(pool.y, clients, s.alpha, given, g)
 
 
-def pathological(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def pathological(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of classes, chosen in one of three ways."""
     return schemes.pathological(pool.y, clients, s.classes_per_client, s.class_choice, g)
 
 
-def distribution(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def distribution(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client neighbouring classes, in the shares of a table.
 
     Raises DataError for a table that cannot be read.
@@ -206,7 +205,7 @@ def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
 
 def _draw(
     train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int
-) -> schemes.Parts:
+) -> ClientRows:
     """Return the clients' shares of the pool, as indices into the pool."""
     draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):

@@ -14,15 +14,15 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data.allocate import allocate, deal
 from hpcfed.data.sampling import apportion
 
-Parts = list[np.ndarray]
+ClientRows = list[np.ndarray]
 
 
-def iid(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+def iid(labels: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal all examples at random; sizes differ by at most one."""
     return np.array_split(g.permutation(len(labels)), clients)
 
 
-def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Generator) -> Parts:
+def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Generator) -> ClientRows:
     """Give clients equal sizes, with class proportions from Dirichlet(alpha).
 
     Each client gets floor(n / K) examples, in the proportions of its own draw.
@@ -48,7 +48,7 @@ def dirichlet_free(
     g: np.random.Generator,
     smallest: int = 10,
     draws: int = 100,
-) -> Parts:
+) -> ClientRows:
     """Share out each class by its own Dirichlet(alpha) draw over the clients; sizes are free.
 
     Every example goes to a client.
@@ -89,7 +89,9 @@ def _share_classes(
     return counts
 
 
-def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
+def classes(
+    labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator
+) -> ClientRows:
     """Give every client `per_client` classes; the clients of a class share its examples.
 
     per_client: 1..C; 2 is FedClassAvg's "skewed".
@@ -114,7 +116,7 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
     return deal(labels, allocate(mix, supply, len(labels) // clients, False, g), g)
 
 
-def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
+def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> ClientRows:
     """Sort by label, cut into K * per_client shards, and deal each client `per_client` of them.
 
     Every example goes to a client.
@@ -133,7 +135,7 @@ def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gener
     return [np.concatenate([cut[s] for s in row]) for row in dealt]
 
 
-def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Generator) -> Parts:
+def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Generator) -> ClientRows:
     """Draw log-normal sizes: only sizes differ between clients, not the distribution of labels.
 
     Sizes are in proportion to exp(spread * normal), at least 1. Every example goes to a client.
@@ -145,7 +147,7 @@ def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Gener
     return np.split(g.permutation(len(labels)), np.cumsum(sizes)[:-1])
 
 
-def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client the examples of its own users, from whom the data come.
 
     Every example goes to a client.
@@ -163,7 +165,9 @@ def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     return [np.flatnonzero(np.isin(users, group)) for group in groups]
 
 
-def sizes(labels: np.ndarray, clients: int, wanted: Sequence[int], g: np.random.Generator) -> Parts:
+def sizes(
+    labels: np.ndarray, clients: int, wanted: Sequence[int], g: np.random.Generator
+) -> ClientRows:
     """Deal the examples at random, wanted[k] of them to client k; the others go to no client.
 
     Raises ConfigError if the number of sizes is not K, and if they exceed the number of examples.
@@ -174,7 +178,7 @@ def sizes(labels: np.ndarray, clients: int, wanted: Sequence[int], g: np.random.
     return np.split(g.permutation(len(labels)), np.cumsum(wanted))[:-1]
 
 
-def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to k + 1, rounded down; the last client also gets the remainder.
 
     Every example goes to a client.
@@ -184,7 +188,7 @@ def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     return _by_weight(labels, np.arange(1.0, clients + 1), g)
 
 
-def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to (k + 1)^2, rounded down; the last client also gets the remainder.
 
     Every example goes to a client.
@@ -194,7 +198,7 @@ def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     return _by_weight(labels, np.arange(1.0, clients + 1) ** 2, g)
 
 
-def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to exp(k + 1), rounded down; the last client gets the remainder too.
 
     Every example goes to a client. With more than about log(n) clients the first ones get no
@@ -205,7 +209,7 @@ def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> Par
     return _by_weight(labels, np.exp(np.arange(1.0 - clients, 1)), g)
 
 
-def _by_weight(labels: np.ndarray, weights: np.ndarray, g: np.random.Generator) -> Parts:
+def _by_weight(labels: np.ndarray, weights: np.ndarray, g: np.random.Generator) -> ClientRows:
     """Cut the shuffled examples in proportion to the weights; the last client gets the rest."""
     n = len(labels)
     share = np.floor(n * weights / weights.sum() + 1e-9).astype(np.int64)
@@ -218,7 +222,7 @@ def inner_dirichlet(
     alpha: float,
     wanted: Sequence[int],
     g: np.random.Generator,
-) -> Parts:
+) -> ClientRows:
     """Fill given sizes one example at a time, by each client's own draw from Dirichlet(alpha).
 
     Each example goes to a random client that lacks some, from a class drawn with this client's
@@ -255,7 +259,7 @@ def inner_dirichlet(
 
 def pathological(
     labels: np.ndarray, clients: int, per_client: int, how: str, g: np.random.Generator
-) -> Parts:
+) -> ClientRows:
     """Give every client `per_client` classes; the clients of a class share it equally.
 
     The parts of a class differ by at most one example, but the sizes of clients differ. Every
@@ -309,7 +313,7 @@ def distribution(
     rescale: bool,
     spread: float,
     g: np.random.Generator,
-) -> Parts:
+) -> ClientRows:
     """Give client k the classes k, ..., k + per_client - 1, modulo C, in the shares of a table.
 
     Every example goes to a client. C is the number of classes that occur.
@@ -386,7 +390,7 @@ def _check_classes(per_client: int, C: int) -> None:
         raise ConfigError(f"data.classes_per_client is {per_client}, but the data have {C} classes")
 
 
-def halve(parts: Parts, share: float, g: np.random.Generator) -> Parts:
+def halve(parts: ClientRows, share: float, g: np.random.Generator) -> ClientRows:
     """Take half of their examples (rounded up) from round(share * K) clients drawn at random.
 
     share: 0..1.

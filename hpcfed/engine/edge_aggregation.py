@@ -90,8 +90,8 @@ class EdgeServers:
         else:
             comm = self.fed.comm
             mine = senders[comm.rank :: comm.size]
-            parts = [p for e in mine for p in Mean.of(models[e], float(self.weights[e])).parts]
-            mean = self.fed.exchange.mean(parts, model_of(state))
+            terms = [t for e in mine for t in Mean.of(models[e], float(self.weights[e])).terms]
+            mean = self.fed.exchange.mean(terms, model_of(state))
         self.weights = np.zeros(self.map.number)
         if isinstance(state, Params):
             self.states = {}
@@ -156,10 +156,10 @@ class SynchronousEdges(EdgeServers):
     def _add_weights(self, uploads: dict[int, list[tuple[int, Mean]]]) -> None:
         """Add the weights of all ranks' uploads in this round to those of the edges; collective."""
         mine = {
-            k: float(part.weight)  # type: ignore[arg-type]  # a whole upload has one number
+            k: float(term.weight)  # type: ignore[arg-type]  # a whole upload has one number
             for sent in uploads.values()
             for k, mean in sent
-            for part in mean.parts
+            for term in mean.terms
         }
         weights = self.weights.copy()
         for k, weight in sorted(self.fed.gather(mine).items()):
@@ -176,7 +176,7 @@ class SynchronousEdges(EdgeServers):
         Availability comes from the job's traces. With edges.rounds = 1 all edges wait for the first
         available client of any edge.
         """
-        profiles, by_edge = self.fed.participation.profiles, self.map.split(ks)
+        profiles, by_edge = self.fed.participants.profiles, self.map.split(ks)
         for e, own in by_edge.items():
             self.clocks[e] = min(profiles.available_from(k, float(self.clocks[e])) for k in own)
         if self.every == 1 and by_edge:

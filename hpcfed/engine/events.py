@@ -64,7 +64,7 @@ class Events:
         if self.edges:
             own = [algorithm.coordinator for _ in range(self.edges.map.number)]
             self.coordinator, ready = EdgeCoordinator(own, self.edges.map), self.edges.ready_for
-        self.queue = EventQueue(fed.participation.draws, at_once, seconds, self.coordinator)
+        self.queue = EventQueue(fed.participants.draws, at_once, seconds, self.coordinator)
         self.queue.ready = ready or self.queue.ready
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
@@ -96,7 +96,7 @@ class Events:
 
     def begin(self, t: int) -> list[int]:
         """Open round t, for the first time or again, and return the clients that will report."""
-        self.fed.participation.open(t)
+        self.fed.participants.open(t)
         self._opened = {job.client: job for job in self.queue.going.values()}
         failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
         self._ended = self.queue.advance(self.algorithm.merges or self.fed.cohort_size, failed)
@@ -144,7 +144,7 @@ class Events:
                 client.memory.pop(
                     "download", None
                 )  # otherwise a large population would keep all of them
-            who = self.fed.participation
+            who = self.fed.participants
             who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
         self._opened.pop(job.client)
         return state
@@ -272,7 +272,7 @@ class Events:
         ]
         self._worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):
-            self.fed.participation.partial[job.client] = job.amount
+            self.fed.participants.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
             self._results |= self.fed.run([job.client], work, task=job.number)
         self._share([job.client for job in ready])
@@ -284,7 +284,7 @@ class Events:
         them.
         """
         fed = self.fed
-        size = sum(fed.participation.announced(k)[1] for k in ks)
+        size = sum(fed.participants.announced(k)[1] for k in ks)
         if self.algorithm.to_server and fed.comm.size > 1 and size <= TOGETHER:
             self._uploads |= fed.exchange.share(self._results)
             self._results = {}
@@ -309,7 +309,7 @@ class Events:
 
         It sends that model at the start of its open job.
         """
-        who = self.fed.participation
+        who = self.fed.participants
         delay = who.profiles.seconds(k, 0, 0, who.announced(k)[1])
         return now >= self._opened[k].start + delay
 

@@ -20,7 +20,7 @@ from hpcfed.comm import Serial
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
-from hpcfed.config.parts import Run
+from hpcfed.config.sections import Run
 from hpcfed.config.system import System
 from hpcfed.core import rng, user_code
 from hpcfed.data.partition import Partition

@@ -131,7 +131,7 @@ class Recorder:
         fed, ids, columns = self.fed, record.ids, record.columns
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
-        member, lost = (np.isin(ids, list(ks)) for ks in (cohort, fed.participation.lost))
+        member, lost = (np.isin(ids, list(ks)) for ks in (cohort, fed.participants.lost))
         row = {f"clients/{name}": column for name, column in columns.items()}
         row |= {"clients/cohort": member, "clients/lost": lost}
         if fed.job.run.on_client_fault == "drop":

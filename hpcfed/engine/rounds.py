@@ -86,13 +86,13 @@ class Synchronous:
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
         drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
-        if fed.participation.profiles.trace:  # the server waits until a client is available
-            reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
+        if fed.participants.profiles.trace:  # the server waits until a client is available
+            reached = (fed.participants.profiles.available_from(k, self.now) for k in drawn)
             self.now = min(reached, default=self.now)
             if self.edges:
                 self.edges.wait_for(drawn)
         time_of = self.edges.time_of if self.edges else lambda k: self.now
-        reporting = fed.participation.begin(t, drawn, keeps, time_of)
+        reporting = fed.participants.begin(t, drawn, keeps, time_of)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(reporting)
         for client in fed.mine(reporting) if fed.choice.nbytes else ():
@@ -110,7 +110,7 @@ class Synchronous:
         If a client is lost, the server waits at least until the deadline. If clients work one at a
         time, it waits for each of them.
         """
-        lost, profiles = self.fed.participation.lost, self.fed.participation.profiles
+        lost, profiles = self.fed.participants.lost, self.fed.participants.profiles
         there = np.isin(ids, [*cohort, *lost])
         done = zip(
             ids[there].tolist(),
@@ -228,7 +228,7 @@ class Rounds:
         Returns the scores after that, {} if nothing is done.
         """
         t = self.t - 1
-        self.fed.participation.open(t)  # a run that is resumed at its end has run no round
+        self.fed.participants.open(t)  # a run that is resumed at its end has run no round
         state = self.algorithm.finish(self.fed, self.state, t)
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:

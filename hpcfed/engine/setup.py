@@ -39,8 +39,8 @@ from hpcfed.machine.assignment import place
 from hpcfed.machine.device_choice import choose_device
 from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
-from hpcfed.models.parts import Parts
 from hpcfed.models.widths import parse
 from hpcfed.storage import names
 
@@ -75,7 +75,7 @@ def world(job: Job, comm: Comm) -> World:
         lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
     )
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
-    on_all_ranks(comm, lambda: check_parts(job, kinds, data))
+    on_all_ranks(comm, lambda: check_finetuning(job, kinds, data))
     each = on_all_ranks(
         comm,
         lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
@@ -144,10 +144,10 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
         )
 
 
-def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
+def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> None:
     """Raise ConfigError if a file of weights does not fit, or if nothing would be trained."""
-    parts, how = Parts.of(job), job.models
-    if not parts.some and not parts.weights:
+    finetuning, how = Finetuning.of(job), job.models
+    if not finetuning.some and not finetuning.weights:
         return
     shape = data.train.x.shape[1:]
     for kind in kinds:
@@ -155,11 +155,11 @@ def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
             model = models.build(
                 kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
             )
-        parts.start(model, kind)
-        if parts.some:
+        finetuning.start(model, kind)
+        if finetuning.some:
             method, before = job.algorithm, Layout.of(model).names
-            parts.check(model, kind)
-            parts.restrict(model, None)
+            finetuning.check(model, kind)
+            finetuning.restrict(model, None)
             if any(map(method.shared, before)) and not any(
                 map(method.shared, Layout.of(model).names)
             ):
@@ -345,10 +345,10 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         job.run.resident * 2**30,
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
-        Parts.of(job),
+        Finetuning.of(job),
         data.classes,
     )
-    on_all_ranks(comm, lambda: store.parts.checksums)  # now: a file may be replaced meanwhile
+    on_all_ranks(comm, lambda: store.finetuning.checksums)  # now: a file may be replaced meanwhile
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.errors import DivergedError
-from hpcfed.core.params import Params, Part, Per
+from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import nbytes, not_finite, on_device
 from hpcfed.federation import device_rows
 from hpcfed.federation.replay_log import AGAIN, GO, STOP, Again
@@ -72,14 +72,14 @@ class Exchange:
         self.count_upload(client.id, value, times * nbytes(value))
         return value
 
-    def mean(self, parts: list[Part], keep: Params, per: Per = "mean") -> Params:
-        """Return the exact weighted mean of all ranks' parts; collective.
+    def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
+        """Return the exact weighted mean of all ranks' terms; collective.
 
-        The bits do not depend on the number of ranks, nor on the device of the parts.
+        The bits do not depend on the number of ranks, nor on the device of the terms.
         """
         self.wait("mean")
         with self._clock("communicate"):
-            return mean_of(parts, keep, per, self._comm.sum, device_rows.place)
+            return mean_of(terms, keep, per, self._comm.sum, device_rows.place)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch import Tensor
 from hpcfed.clients.selection import Choice
 from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
-from hpcfed.core.params import Mean, Params, Part, Per
+from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
@@ -86,7 +85,7 @@ class Federation:
     - the server's own work: `on_root` in one piece, `spread` in several.
 
     The engine uses these parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
-    clients' work, and failures), `replay` (completed turns), `participation` (who takes part in
+    clients' work, and failures), `replay` (completed turns), `participants` (who takes part in
     this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts),
     `edges` (servers between clients and this one), `data`, `gpu`.
@@ -143,7 +142,7 @@ class Federation:
         self.turns = Turns(
             job, comm, store, device, self.clock, self.replay, self.tallies, self.warnings
         )
-        self.participation = Participants(
+        self.participants = Participants(
             job,
             profiles,
             sizes,
@@ -248,7 +247,7 @@ class Federation:
     @property
     def cohort_size(self) -> int:
         """Number of clients in a cohort: max(1, ceil(participation K))."""
-        return max(1, math.ceil(self.job.participation * self.K - 1e-9))
+        return self.job.cohort_size
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t without replacement, in id order; the same on all ranks.
@@ -319,7 +318,7 @@ class Federation:
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Return the epochs or steps, as the job counts, that the client does in this round."""
-        return self.participation.work(client, epochs)
+        return self.participants.work(client, epochs)
 
     def prepare(self, x: Tensor) -> Tensor:
         """Convert a stored batch [n, *shape] to model inputs.
@@ -381,18 +380,18 @@ class Federation:
         before the ranks wait for one another.
         Raises DivergedError, which names client and tensor, for a value that is nan or infinite.
         """
-        parts: list[Part] = []
+        terms: list[Term] = []
         for k, part in uploads:
             if not isinstance(part, Mean):
                 raise user_code.OwnError(
                     f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
-            self.count_upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
-            parts.extend(part.parts)
+            self.count_upload(k, [term.value for term in part.terms], part.nbytes if counted else 0)
+            terms.extend(part.terms)
         if last:
             self.exchange.meanwhile()
-        return self.exchange.mean(parts, keep, per) if keep else keep
+        return self.exchange.mean(terms, keep, per) if keep else keep
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
-from hpcfed.clients.participation import Draws, Participation, Traffic
+from hpcfed.clients.participation import Draws, Outcome, Traffic
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -69,8 +69,8 @@ class Participants:
         for k in there:
             self.profiles.follow(k, time_of(k))
         slow = self.draws.stragglers(t, there)
-        drawn = self.draws.participation(t, there, slow, keep_stragglers, self.announced)
-        found: Participation = drawn.without(self._replay.left, self.draws)
+        drawn = self.draws.outcome(t, there, slow, keep_stragglers, self.announced)
+        found: Outcome = drawn.without(self._replay.left, self.draws)
         self.lost, self.partial = found.lost, found.partial
         for k, examples in self.lost.items():
             self.count_lost(k, examples)

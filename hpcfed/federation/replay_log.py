@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.comm import codec
-from hpcfed.core.params import Mean, Params, Part
+from hpcfed.core.params import Mean, Params, Term
 from hpcfed.core.payload import Tally
 
 GO, AGAIN, STOP = range(3)  # a rank's word to the others at a barrier; the highest counts
@@ -128,16 +128,16 @@ class ReplayLog:
 
 
 def mean_to_plain(mean: Mean) -> list[Any]:
-    """Return a mean's parts as lists, with the positions of their values as arrays."""
+    """Return a mean's terms as lists, with the positions of their values as arrays."""
     return [
-        [p.value, p.weight, {n: list(map(np.asarray, axes)) for n, axes in p.at.items()}]
-        for p in mean.parts
+        [term.value, term.weight, {n: list(map(np.asarray, axes)) for n, axes in term.at.items()}]
+        for term in mean.terms
     ]
 
 
-def plain_to_mean(parts: list[Any]) -> Mean:
+def plain_to_mean(terms: list[Any]) -> Mean:
     """Return the mean from the lists of `mean_to_plain`."""
-    return Mean(tuple(Part(v, w, {n: tuple(axes) for n, axes in at.items()}) for v, w, at in parts))
+    return Mean(tuple(Term(v, w, {n: tuple(axes) for n, axes in at.items()}) for v, w, at in terms))
 
 
 codec.register(Params, "params", dict, Params)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from hpcfed.config.files import merge, read
 from hpcfed.config.load import Given, peek
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.parts import Data
+from hpcfed.config.sections import Data
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.wording import join_few
 from hpcfed.storage.atomic import convert_write_errors, instead

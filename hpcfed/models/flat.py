@@ -43,7 +43,7 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        frozen = getattr(model, "frozen", ())  # constants, see `models.parts`
+        frozen = getattr(model, "frozen", ())  # constants, see `models.finetuning`
         buffers = {name: b for name, b in buffers.items() if name not in frozen}
         floats = {name: b for name, b in buffers.items() if b.is_floating_point()}
         integers = tuple(name for name in buffers if name not in floats)

@@ -30,7 +30,7 @@ class Model(nn.Module):
     memory_format: of its weights. Convolutions are 1.1 to 1.5 times as fast with channels last; a
     user's whole model is contiguous, so that its forward may flatten with `view`.
     last: the name that the head had in a user's whole model; "" in other models.
-    frozen: names of tensors that are neither trained nor sent (`hpcfed.models.parts`).
+    frozen: names of tensors that are neither trained nor sent (`hpcfed.models.finetuning`).
     """
 
     memory_format = torch.channels_last

@@ -151,7 +151,7 @@ def data_fields(name: str, entry: Entry) -> dict[str, Any]:
 
     Their help begins with its name.
     """
-    from hpcfed.config.parts import Data
+    from hpcfed.config.sections import Data
 
     own = {n: info for n, info in Data.model_fields.items() if concerns(name, info.description)}
     return {"parameters": [parameter(n, info) for n, info in own.items()]}

@@ -28,19 +28,19 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class Record(BaseModel):
     """A table whose fields are optional, and which may have others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class Method(Part):
+class Method(Record):
     """The algorithm."""
 
     name: Text = ""
 
 
-class Data(Part):
+class Data(Record):
     """The clients' examples."""
 
     name: Text = ""
@@ -50,13 +50,13 @@ class Data(Part):
     halve: Finite = 0.0
 
 
-class Mix(Part):
+class Mix(Record):
     """The clients' models."""
 
     mix: list[Text] = []
 
 
-class Process(Part):
+class Process(Record):
     """The execution of the run."""
 
     threads: Count = 1
@@ -64,7 +64,7 @@ class Process(Part):
     speeds: list[Finite] = []
 
 
-class Job(Part):
+class Job(Record):
     """The fields of a job that readers of results and of sweeps use.
 
     `config.load.again` checks all of them.
@@ -79,7 +79,7 @@ class Job(Part):
     models: Mix = Mix()
 
 
-class Past(Part):
+class Past(Record):
     """The run's state before it was resumed."""
 
     rounds: Count = 0
@@ -90,7 +90,7 @@ class Past(Part):
     slurm_job: Text = ""
 
 
-class Modality(Part):
+class Modality(Record):
     """One of several modalities."""
 
     name: Text
@@ -98,7 +98,7 @@ class Modality(Part):
     vocabulary: Count = 0
 
 
-class Inputs(Part):
+class Inputs(Record):
     """The inputs of the models.
 
     With several modalities, shape lists those of each, mean and std are by modality, and modalities

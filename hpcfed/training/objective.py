@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from hpcfed.clients.client import Client
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 from hpcfed.core.params import Params
 from hpcfed.training.recorded_step import signature
 from hpcfed.training.side_effects import Untraceable, of_objective, plain
@@ -81,7 +81,7 @@ def extract_tensors(
 
 def identity(fn: Any) -> Hashable:
     """Return a key that is equal for equal functions."""
-    if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
+    if isinstance(fn, MethodType) and isinstance(fn.__self__, Section):
         # the algorithm, a frozen record that lives as long as the run
         return (
             fn.__func__,

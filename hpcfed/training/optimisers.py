@@ -14,7 +14,7 @@ from hpcfed.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.parts import Local
+    from hpcfed.config.sections import Local
     from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Skeleton
 

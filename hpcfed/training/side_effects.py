@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 
 
 class Untraceable(Exception):
@@ -203,7 +203,7 @@ def values(reads: Sequence[Read]) -> Hashable:
     return tuple(found)
 
 
-def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
+def of_objective(fn: FunctionType, method: Section | None = None) -> Hashable:
     """Return the values, beside its code, on which a recording of this objective depends.
 
     method: the algorithm whose hook it is. Raises Untraceable if the objective, or a function that
@@ -227,7 +227,7 @@ def own_classes(cls: type) -> list[type]:
     ]
 
 
-def of_method(method: Part) -> Hashable:
+def of_method(method: Section) -> Hashable:
     """Return the values in a method's classes, as a part of a recording's key.
 
     Raises Untraceable if the method holds something that can change: a field, a class attribute, a
@@ -238,7 +238,7 @@ def of_method(method: Part) -> Hashable:
     if private := method.__pydantic_private__:
         raise Untraceable(f"its method has the private attribute {next(iter(private))}")
     for name, value in vars(method).items():
-        if isinstance(value, Part):
+        if isinstance(value, Section):
             of_method(value)
         elif not plain(value):
             raise Untraceable(f"its method's {name} is a {type(value).__name__}, which can change")

@@ -84,7 +84,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
     layout = fed.store.layout(architecture)
     reasons = {
         "the data have several modalities": isinstance(fed.store.form[0], Shapes),
-        "only a part of the model is trained": fed.store.parts.some,
+        "only a part of the model is trained": fed.store.finetuning.some,
         "the method trains clients in a way of its own": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
@@ -111,7 +111,7 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
-        work = fed.participation.partial.get(k)
+        work = fed.participants.partial.get(k)
         alike[k if reasons[kind] else (kind, fed.sizes[k], work)].append(k)
     return sorted(
         ks[i : i + settings.stack]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpcfed.config.parts import Data
+from hpcfed.config.sections import Data
 from hpcfed.core.errors import DataError, HpcfedError
 from hpcfed.data import datasets, files, partition, user_arrays
 from hpcfed.data.dataset import DataSet, Split

@@ -34,7 +34,7 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
-from hpcfed.config.parts import Training
+from hpcfed.config.sections import Training
 from hpcfed.core.errors import DivergedError
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.fault_tolerance import save_restore, snapshot

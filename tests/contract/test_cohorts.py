@@ -41,7 +41,7 @@ def test_a_loss_that_is_reported_counts_as_four_bytes():
     outcome, fed = toy.run(Serial(), job), toy.start(Serial(), job).fed
     want = (fed.initial().nbytes + 4) * outcome.column("cohort")
     assert (outcome.column("up") == want).all()
-    assert fed.participation.announced(0)[1] == fed.initial().nbytes + 4
+    assert fed.participants.announced(0)[1] == fed.initial().nbytes + 4
 
 
 def test_fedprox_by_size_is_the_choice_by_size():

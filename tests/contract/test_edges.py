@@ -96,8 +96,8 @@ def test_the_server_takes_the_mean_of_what_edges_make_in_their_rounds_alone():
         for t in range(2):
             going.begin(t)
             sent = [going.algorithm.local(going.fed, c, own, t) for c in going.fed.mine([e, e + 3])]
-            whole = sum(part.weight for mean in sent for part in mean.parts)
-            own = sum_up([(m.parts[0].weight / whole) * m.parts[0].value for m in sent])
+            whole = sum(part.weight for mean in sent for part in mean.terms)
+            own = sum_up([(m.terms[0].weight / whole) * m.terms[0].value for m in sent])
         want = want + ((toy.SIZES[e] + toy.SIZES[e + 3]) / total) * own
     found = toy.run(Serial(), job, rounds=2).state
     for name, value in want.items():

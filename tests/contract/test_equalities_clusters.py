@@ -411,7 +411,7 @@ def test_fedgh_without_server_epochs_keeps_its_header():
 def test_fedgh_sends_true_means_of_the_classes_that_a_client_has(batch: str):
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--evaluate.batch", batch))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
     sent = rounds.algorithm.means(fed, client)
     x, y = client.train.batch(np.arange(client.n))
     z = client.model.body(fed.prepare(x)).detach()
@@ -426,7 +426,7 @@ def test_fedgh_averages_what_its_header_takes_after_the_relu():
     """relu(z) of 1 and -3 has the mean 0.5; the ReLU of their mean would be 0."""
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--models.relu_head", "true"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
     x, y = client.train.batch(np.arange(client.n))
     z = client.model.body(fed.prepare(x)).detach()
     sent = rounds.algorithm.means(fed, client)

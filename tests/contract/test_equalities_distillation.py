@@ -292,7 +292,7 @@ def test_fedets_confident_models_weigh_more(monkeypatch: pytest.MonkeyPatch):
 
     def noted(self, parts, **how):
         given = list(parts)
-        weights.append([float(part.parts[0].weight["z"]) for _, part in given])
+        weights.append([float(part.terms[0].weight["z"]) for _, part in given])
         return mean(self, iter(given), **how)
 
     monkeypatch.setattr("hpcfed.federation.federation.Federation.mean", noted)

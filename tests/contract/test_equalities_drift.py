@@ -165,7 +165,7 @@ def test_ditto_without_its_term_trains_alone_from_the_servers_first_model():
     for k, client in fed.clients.items():
         client.load(first)
         for t in range(2):
-            fed.participation.begin(t, list(range(fed.K)), False)
+            fed.participants.begin(t, list(range(fed.K)), False)
             loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
             sgd(fed, client, t, loss, phase="personal")
         assert toy.differences(client.params(), rounds.fed.clients[k].params()) == []

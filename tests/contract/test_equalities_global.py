@@ -93,8 +93,8 @@ def test_fedopt_averages_batch_statistics_and_does_not_adapt_them():
 def test_fedrs_with_alpha_0_does_not_move_the_rows_of_classes_that_a_client_lacks():
     rounds = toy.start(Serial(), toy.job("fedrs", "--models.mix", "mlp", "--algorithm.alpha", "0"))
     fed, client = rounds.fed, rounds.fed.clients[1]  # has class 2 alone
-    fed.participation.begin(0, [1], False)
-    sent = rounds.algorithm.local(fed, client, rounds.state, 0).parts[0].value
+    fed.participants.begin(0, [1], False)
+    sent = rounds.algorithm.local(fed, client, rounds.state, 0).terms[0].value
     for name in ("head.weight", "head.bias"):
         moved = (sent[name] != rounds.state[name]).reshape(toy.CLASSES, -1)
         assert not moved[[0, 1, 3]].any(), name
@@ -123,7 +123,7 @@ def test_feddane_of_one_client_is_fedprox(mu: str):
 def test_feddanes_gradients_leave_the_received_model_as_it_is():
     rounds = toy.start(Serial(), toy.job("feddane", "--models.mix", "small"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
     rounds.algorithm.send_gradient(fed, client, rounds.state, 0)
     assert toy.differences(client.params(), rounds.state) == []  # statistics too
 
@@ -159,7 +159,7 @@ def test_cyclic_training_takes_its_steps_one_client_after_the_other():
         head = [(v - 0.1 * g).detach() for v, g in zip(leaves, slopes, strict=True)]
     row = rounds.step()[0]
     cells = zip(*(row[f"clients/{name}"] for name in ("work", "down", "up")), strict=True)
-    took = [rounds.fed.participation.profiles.seconds(k, *c) for k, c in enumerate(cells)]
+    took = [rounds.fed.participants.profiles.seconds(k, *c) for k, c in enumerate(cells)]
     assert row["rounds/virtual_seconds"] == sum(took) > 2 * max(took)
     assert torch.allclose(rounds.state["head.weight"], head[0], rtol=0, atol=1e-6)
     assert row["clients/down"].sum() == row["clients/up"].sum() == 6 * rounds.state.nbytes

@@ -45,7 +45,7 @@ def test_ccvr_pools_the_clients_statistics_to_those_of_all_features_together():
         mean=torch.zeros(4, toy.D, dtype=torch.float64),
         square=torch.zeros(4, toy.D, toy.D, dtype=torch.float64),
     )
-    fed.participation.open(0)
+    fed.participants.open(0)
     mine = fed.mine(range(fed.K))
     parts = [(c.id, method.moments(fed, c, state)) for c in mine]
     pooled = fed.mean(parts, keep=keep, per="row", counted=False)
@@ -355,7 +355,7 @@ def test_the_generator_widens_the_disagreement_that_the_server_then_narrows():
     steps = ("--algorithm.server_steps", "60", "--algorithm.server_lr", "0.1")
     rounds = begun("fedzkt", *flags, *steps)
     fed, method, state = rounds.fed, rounds.algorithm, rounds.state
-    fed.participation.open(0)
+    fed.participants.open(0)
     sent = {k: fed.clients[k].params() for k in (0, 1, 2)}
 
     def apart(server: Params, generator: Params) -> float:
@@ -387,7 +387,7 @@ def test_a_strong_pull_holds_a_client_at_the_weights_that_it_received():
     def moved(mu: str) -> float:
         rounds = toy.start(Serial(), toy.given("fedzkt", *flags, "--algorithm.mu", mu))
         before = rounds.fed.clients[5].params()
-        rounds.fed.participation.open(0)
+        rounds.fed.participants.open(0)
         rounds.algorithm.local(rounds.fed, rounds.fed.clients[5], rounds.state, 0)
         after = rounds.fed.clients[5].params()
         return float(sum((after[n] - before[n]).square().sum() for n in before) ** 0.5)

@@ -115,7 +115,7 @@ def test_scaffold_needs_plain_sgd():
 def test_fedrep_leaves_the_other_part_as_it_is_in_each_phase():
     rounds = toy.start(Serial(), toy.job("fedrep", "--models.mix", "mlp"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
     before = client.params()
     rounds.algorithm.train_head(fed, client, rounds.state, 0, 2, "head")
     moved = {
@@ -149,7 +149,7 @@ def test_a_prototype_is_the_mean_representation_of_its_class_over_all_examples()
 def test_a_class_that_nobody_shows_has_no_prototype_and_is_never_chosen():
     rounds = toy.start(Serial(), toy.job("fedproto", "--models.mix", "mlp"))
     fed, method = rounds.fed, rounds.algorithm
-    fed.participation.begin(0, [1], False)  # client 1 has class 2 alone
+    fed.participants.begin(0, [1], False)  # client 1 has class 2 alone
     state = method.round(fed, rounds.state, [1], 0)
     assert state["proto"].isnan().all(1).tolist() == [True, True, False, True]
     x = fed.prepare(fed.clients[4].train.batch(np.arange(9))[0])
@@ -181,7 +181,7 @@ def test_perfedavgs_gradient_is_taken_after_a_personal_step():
         Serial(), toy.job("perfedavg", "--algorithm.alpha", "0.3", "--models.mix", "mlp")
     )
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
 
     def grad(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         steps.backward(F.cross_entropy(client.model(x), y))
@@ -202,7 +202,7 @@ def test_perfedavgs_gradient_is_taken_after_a_personal_step():
 def test_perfedavgs_hessian_product_is_exact_for_a_quadratic():
     rounds = toy.start(Serial(), toy.job("perfedavg", "--models.mix", "logistic"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], False)
+    fed.participants.begin(0, [4], False)
     quadratic = lambda model, x, y: 1.5 * sum(p.square().sum() for p in model.parameters())  # noqa: E731
     with LocalSteps(fed, client, 0) as steps:
         next(iter(steps))
@@ -214,7 +214,7 @@ def test_perfedavgs_hessian_product_is_exact_for_a_quadratic():
 def test_perfedavgs_hessian_product_is_taken_with_one_dropout_mask():
     rounds = toy.start(Serial(), toy.job("perfedavg", "--models.mix", "small"))
     fed, client = rounds.fed, rounds.fed.clients[5]
-    fed.participation.begin(0, [5], False)
+    fed.participants.begin(0, [5], False)
     loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
     with LocalSteps(fed, client, 0) as steps:
         batch, w = next(iter(steps)), client.skeleton.flat[: len(client.skeleton.grad)].clone()

@@ -24,7 +24,7 @@ WHOLE = ("--algorithm.rate", "0")
 
 def begun(*flags: str) -> Rounds:
     rounds = toy.start(Serial(), toy.job("pfedknow", *flags))
-    rounds.fed.participation.open(0)
+    rounds.fed.participants.open(0)
     return rounds
 
 

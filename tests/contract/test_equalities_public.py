@@ -71,7 +71,7 @@ def test_feddf_without_distillation_is_fedavg_within_each_architecture():
     assert len(single) == 4  # the mean of one client's model is that model
     opened(alone)
     for kind, k in single.items():
-        (part,) = alone.algorithm.local(alone.fed, alone.fed.clients[k], alone.state, 0).parts
+        (part,) = alone.algorithm.local(alone.fed, alone.fed.clients[k], alone.state, 0).terms
         assert toy.differences(rounds.state.under(f"{kind}/"), part.value) == []
 
 
@@ -81,7 +81,7 @@ def begun(method: str, *flags: str) -> Rounds:
 
 def opened(rounds: Rounds) -> None:
     """Open round 0 for all clients."""
-    rounds.fed.participation.begin(0, list(range(rounds.fed.K)), False)
+    rounds.fed.participants.begin(0, list(range(rounds.fed.K)), False)
 
 
 def members(rounds: Rounds, kind: str) -> list[int]:

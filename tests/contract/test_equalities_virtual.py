@@ -124,7 +124,7 @@ def test_averaging_keeps_the_mean_and_brings_models_together(
     monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.sgd", lambda *_, **__: None)
     monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
-    rounds.fed.participation.open(0)
+    rounds.fed.participants.open(0)
     for client in rounds.fed.clients.values():
         client.load({"head.bias": torch.full((toy.CLASSES,), float(client.id**2))})
         client.memory["before"] = client.params()

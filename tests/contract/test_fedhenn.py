@@ -36,7 +36,7 @@ def started(*flags: str, comm=None) -> Rounds:
 def begun(*flags: str) -> Rounds:
     """A run inside its first round."""
     rounds = started(*flags)
-    rounds.fed.participation.begin(0, rounds.algorithm.cohort(rounds.fed, 0), False)
+    rounds.fed.participants.begin(0, rounds.algorithm.cohort(rounds.fed, 0), False)
     return rounds
 
 

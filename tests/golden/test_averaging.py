@@ -45,7 +45,7 @@ def training_by_hand(monkeypatch: pytest.MonkeyPatch):
 
 
 def averaged(rounds: Rounds, cohort: list[int]) -> Params:
-    rounds.fed.participation.begin(0, cohort, False)
+    rounds.fed.participants.begin(0, cohort, False)
     return rounds.algorithm.round(rounds.fed, rounds.state, cohort, 0)
 
 

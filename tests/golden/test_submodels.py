@@ -29,7 +29,7 @@ def a_client(
 
 
 def averaged(old: Params, parts: list[Mean]) -> Params:
-    return mean_on_both([part for mean in parts for part in mean.parts], old, "value")
+    return mean_on_both([part for mean in parts for part in mean.terms], old, "value")
 
 
 def head(value: float, inputs: int) -> dict[str, torch.Tensor]:
@@ -102,7 +102,7 @@ def test_the_scaler_multiplies_hidden_layers_by_one_over_the_width_and_goes_away
 def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     rounds = toy.start(Serial(), toy.job("heterofl", "--models.widths", "1,0.5"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.participation.begin(0, [4], keep_stragglers=False)
+    fed.participants.begin(0, [4], keep_stragglers=False)
     weights = rounds.state.weights
     found = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
     x = fed.prepare(client.train.batch(np.arange(client.n))[0])
@@ -114,7 +114,7 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     assert set(found) == {
         f"small@0.5/body.{i}.running_{what}" for i in (1, 6) for what in ("mean", "var")
     }
-    alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"]).parts[0].value
+    alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"]).terms[0].value
     assert set(alone) == {
         f"small@0.5/body.1.running_{what}" for what in ("mean", "var")
     }  # 1x1 maps of one example
@@ -122,7 +122,7 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
 
 def statistics(*parts: Mean) -> Params:
     """What these clients' moments become together."""
-    values = [part for mean in parts for part in mean.parts]
+    values = [part for mean in parts for part in mean.terms]
     keep = values[0].value.map(lambda v: torch.full_like(v, torch.nan))
     return submodels.pool_statistics(
         mean_of(values, keep, "tensor", Serial().sum), keep.map(torch.ones_like)

@@ -10,7 +10,7 @@ import pytest
 from hpcfed.config.help import flag, value
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 from hpcfed.engine.round_record import COLUMNS
 from hpcfed.storage import names, results
 from hpcfed.storage.columns import PHASES
@@ -102,10 +102,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
     assert not (desk / "dry").exists()
 
 
-def fields(model: type[Part], prefix: str = ""):
+def fields(model: type[Section], prefix: str = ""):
     """All fields of a job: dotted name and what pydantic knows about it."""
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Part):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from fields(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field

@@ -57,7 +57,7 @@ def seeded(comm, M: int, spread: bool) -> set[float]:
     """
     rounds = toy.start(comm, toy.job("fesem", "--models.mix", "mlp"))
     fed = rounds.fed
-    fed.participation.begin(0, list(range(6)), False)
+    fed.participants.begin(0, list(range(6)), False)
     for client in fed.mine(range(6)):
         client.skeleton.flat.fill_(client.id % 2 + client.id / 1000)
     state = clusters.stack([fed.initial()] * M)

@@ -127,17 +127,17 @@ def test_pieces_with_weights_of_their_own_have_the_same_mean(per: str, dtype: to
         at = {"a": (torch.tensor([3, k % 3]), np.array([4, 0, k % 3 + 1]))}
         value = Params(a=torch.randn(2, 3, generator=g).to(dtype))
         weight = Params(a=torch.rand(shape, generator=g)) if k % 2 else 1 / (k + 3)
-        parts += Mean.of(value, weight, at).parts
+        parts += Mean.of(value, weight, at).terms
     mean_on_both(parts, keep, per)  # compares
 
 
 def test_a_transposed_upload_is_read_in_its_logical_order():
     value = Params(a=torch.arange(12.0).reshape(3, 4).t())
-    assert torch.equal(mean_on_both(Mean.of(value).parts, value * 0, "mean")["a"], value["a"])
+    assert torch.equal(mean_on_both(Mean.of(value).terms, value * 0, "mean")["a"], value["a"])
 
 
 def test_positions_beyond_the_shape_are_refused_before_a_gpu_sees_them():
-    part = Mean.of(Params(a=torch.ones(1)), 1.0, at={"a": ([3],)}).parts
+    part = Mean.of(Params(a=torch.ones(1)), 1.0, at={"a": ([3],)}).terms
     keep = Params(a=torch.zeros(3))
     with pytest.raises(IndexError, match=r"positions 3..3 of a dimension of 3 entries"):
         mean_of(part, keep, "value", Serial().sum, lambda rows: DeviceRows(rows, CPU))
@@ -145,7 +145,7 @@ def test_positions_beyond_the_shape_are_refused_before_a_gpu_sees_them():
 
 def test_only_values_that_are_all_on_one_gpu_are_summed_there(monkeypatch: pytest.MonkeyPatch):
     def placed(*devices: str):
-        parts = [Mean.of(Params(a=torch.zeros(2, device=d))).parts[0] for d in devices]
+        parts = [Mean.of(Params(a=torch.zeros(2, device=d))).terms[0] for d in devices]
         return device_rows.place([Row(part, Params(a=torch.zeros(2)), "mean") for part in parts])
 
     assert isinstance(placed("cpu", "cpu"), list) and isinstance(placed(), list)
@@ -191,7 +191,7 @@ def test_a_rank_waits_once_for_all_extremes_and_once_for_each_message(
         DeviceLines, "complete", lambda lines, n: copied.append(n) or complete(lines, n)
     )
     keep = Params({name: torch.ones(5) for name in "abcdef"})
-    rows = [Row(part, keep, "mean") for k in range(7) for part in Mean.of(keep, k + 1.0).parts]
+    rows = [Row(part, keep, "mean") for k in range(7) for part in Mean.of(keep, k + 1.0).terms]
     with Waits() as waits:
         totals = Serial().sum(
             DeviceRows(rows, CPU), [(), *[(5,)] * 6], [row.factor for row in rows]

@@ -56,7 +56,7 @@ def skeleton(name: str) -> Skeleton:
 
 def federation(*flags: str) -> Federation:
     fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", *flags)).fed
-    fed.participation.begin(0, list(range(fed.K)), True)
+    fed.participants.begin(0, list(range(fed.K)), True)
     return fed
 
 

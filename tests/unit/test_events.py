@@ -18,7 +18,7 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.parts import Local
+from hpcfed.config.sections import Local
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params

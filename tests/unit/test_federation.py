@@ -70,28 +70,28 @@ def test_the_docstring_names_all_that_is_public_and_nothing_else():
 def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
     fed, amounts = federation("--local.stragglers", "0.5", "--local.epochs", "3"), set()
     for t in range(30):
-        slow = fed.participation.draws.stragglers(t, [0, 2, 3, 5])
+        slow = fed.participants.draws.stragglers(t, [0, 2, 3, 5])
         assert len(slow) == 2 and set(slow) <= {0, 2, 3, 5}
         amounts |= set(slow.values())
     assert amounts == {1, 2, 3}
 
 
 def test_with_one_epoch_a_straggler_does_it():
-    draws = federation("--local.stragglers", "1").participation.draws
+    draws = federation("--local.stragglers", "1").participants.draws
     assert set(draws.stragglers(0, [1, 2]).values()) == {1}
 
 
 def test_stragglers_are_left_out_unless_the_method_keeps_them():
     fed = federation("--local.stragglers", "0.5")
-    kept = fed.participation.begin(0, [0, 1, 2, 3], True)
-    left = fed.participation.begin(0, [0, 1, 2, 3], False)
+    kept = fed.participants.begin(0, [0, 1, 2, 3], True)
+    left = fed.participants.begin(0, [0, 1, 2, 3], False)
     assert kept == [0, 1, 2, 3] and len(left) == 2
-    assert not set(left) & set(fed.participation.partial)
+    assert not set(left) & set(fed.participants.partial)
 
 
 def test_bytes_are_counted_by_client_and_direction():
     fed = federation()
-    fed.participation.begin(0, [0, 1], False)
+    fed.participants.begin(0, [0, 1], False)
     fed.down(fed.clients[1], Params(a=torch.zeros(5)))
     fed.gather({0: torch.zeros(3, dtype=torch.float64), 1: [np.zeros(2, np.int64), "text", 7]})
     fed.mean([(1, Mean.of(Params(a=torch.zeros(2)), 3.0))], keep=Params(a=torch.zeros(2)))
@@ -115,7 +115,7 @@ def test_tensors_in_nested_dicts_go_to_the_device_and_types_stay():
 def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_reports(ranks: int):
     def mean(comm, cohort):
         fed = federation(comm=comm)
-        fed.participation.begin(0, cohort, False)
+        fed.participants.begin(0, cohort, False)
         parts = (
             (c.id, Mean.of(Params(a=torch.full((2,), float(c.id))), float(c.id)))
             for c in fed.mine(cohort)
@@ -129,7 +129,7 @@ def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_repo
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad: float):
     fed = federation()
-    fed.participation.begin(4, [1], False)
+    fed.participants.begin(4, [1], False)
     with pytest.raises(
         DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"
     ):

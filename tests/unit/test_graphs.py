@@ -46,7 +46,7 @@ def federation(*flags: str) -> Federation:
     fed = toy.start(
         Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)
     ).fed
-    fed.participation.begin(0, list(range(fed.K)), True)
+    fed.participants.begin(0, list(range(fed.K)), True)
     return fed
 
 

@@ -11,8 +11,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import
 from hpcfed.core.rng import scoped
 from hpcfed.models import build, check, represents
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.library import cached
-from hpcfed.models.parts import Parts
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 SHAPE = (3, 32, 32)
@@ -33,7 +33,7 @@ def theirs(classes, **given):
 def ours(path, classes):
     with scoped(1, "init"):
         model = build(NAME, SHAPE, classes)
-    Parts(weights={NAME: str(path)}).start(model, NAME)
+    Finetuning(weights={NAME: str(path)}).start(model, NAME)
     return model.eval()
 
 

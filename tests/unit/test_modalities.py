@@ -12,7 +12,7 @@ import torch
 
 import hpcfed
 from hpcfed.clients.client import Shard, concat_shards
-from hpcfed.config.parts import Modalities
+from hpcfed.config.sections import Modalities
 from hpcfed.core.errors import ConfigError, DamagedError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.rng import scoped

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed.config.parts import Local
+from hpcfed.config.sections import Local
 from hpcfed.core.rng import scoped
 from hpcfed.models import build
 from hpcfed.models.flat import Skeleton

@@ -15,7 +15,7 @@ def params(**values: float | list) -> Params:
 
 
 def value(mean: Mean, keep: Params, per: str = "mean") -> Params:
-    return mean_on_both(mean.parts, keep, per)
+    return mean_on_both(mean.terms, keep, per)
 
 
 def test_a_formula_is_computed_tensor_by_tensor():

@@ -8,7 +8,7 @@ import pytest
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.parts import Local
+from hpcfed.config.sections import Local
 from hpcfed.config.system import System
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
@@ -50,28 +50,28 @@ def test_the_examples_of_epochs_and_of_steps_are_known_before_they_are_drawn(
 
 
 def test_without_a_deadline_all_report():
-    found = draws().participation(0, [0, 1], {}, False, lambda k: TRAFFIC)
+    found = draws().outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
     assert (found.reports, found.partial, found.lost) == ([0, 1], {}, {})
 
 
 def test_who_misses_the_deadline_is_left_out_and_has_worked_until_then():
     # client 0 needs 0.5 + 2 + 3 * 2 + 1 = 9.5 s, client 1 needs 0.5 + 2 + 0.6 + 1 = 4.1 s
-    found = draws(deadline=9.0).participation(0, [0, 1], {}, False, lambda k: TRAFFIC)
+    found = draws(deadline=9.0).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
     assert found.reports == [1] and found.lost == {
         0: 60
     }  # all the work is done, the upload is too late
-    assert draws(deadline=9.5).participation(0, [0, 1], {}, False, lambda k: TRAFFIC).reports == [
+    assert draws(deadline=9.5).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC).reports == [
         0,
         1,
     ]
-    early = draws(deadline=4.5).participation(0, [0, 1], {}, False, lambda k: TRAFFIC)
+    early = draws(deadline=4.5).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
     assert early.lost == {0: pytest.approx(20)}  # 2 s of work after latency and download
 
 
 def test_where_partial_work_counts_the_late_do_the_epochs_that_fit():
-    found = draws(deadline=8.0).participation(0, [0, 1], {}, True, lambda k: TRAFFIC)
+    found = draws(deadline=8.0).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
     assert (found.reports, found.partial, found.lost) == ([0, 1], {0: 2}, {})  # 7.5 s
-    none = draws(deadline=5.4).participation(0, [0, 1], {}, True, lambda k: TRAFFIC)
+    none = draws(deadline=5.4).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
     assert none.reports == [1] and none.lost == {0: pytest.approx(29)}  # not even one epoch fits
 
 
@@ -90,7 +90,7 @@ def test_a_client_is_reached_as_often_as_its_profile_says():
 
 def test_a_round_lasts_until_its_slowest_client_has_reported():
     rounds = started("fedavg", "--rounds", "2", "--system.latency", "0.25", "--local.epochs", "2")
-    bytes_, profiles = rounds.fed.initial().nbytes, rounds.fed.participation.profiles
+    bytes_, profiles = rounds.fed.initial().nbytes, rounds.fed.participants.profiles
     want = 0.25 + 2 * bytes_ / 1e6 + 2 * max(toy.SIZES) * profiles.example[0] / 1e10
     times = [rounds.step()[0]["rounds/virtual_seconds"] for _ in range(2)]
     assert times == pytest.approx([want, 2 * want], rel=1e-12)
@@ -115,7 +115,7 @@ def test_without_a_deadline_a_lost_client_costs_what_it_had_done():
     row = rounds.step()[0]
     cells = zip(*(row[f"clients/{name}"] for name in ("work", "down", "up")), strict=True)
     assert row["rounds/virtual_seconds"] == max(
-        rounds.fed.participation.profiles.seconds(k, *c) for k, c in enumerate(cells)
+        rounds.fed.participants.profiles.seconds(k, *c) for k, c in enumerate(cells)
     )
 
 
@@ -129,7 +129,7 @@ def test_clients_that_cannot_be_reached_cost_nothing():
 
 def test_partial_work_before_the_deadline_counts_in_fedprox_alone():
     # a slow device for all: two of four epochs of the largest client fit
-    example = started("fedavg").fed.participation.profiles.example[0]
+    example = started("fedavg").fed.participants.profiles.example[0]
     flags = (
         "--local.epochs",
         "4",

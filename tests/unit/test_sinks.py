@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfed.config.load import load as load_job
-from hpcfed.config.parts import Log
+from hpcfed.config.sections import Log
 from hpcfed.core.registry import Entry
 from hpcfed.main import main
 from hpcfed.report.progress import Progress

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from hpcfed.config.parts import Log
+from hpcfed.config.sections import Log
 from hpcfed.report.sinks.logs import Logs
 from hpcfed.report.sinks.mlflow import clean_name
 from hpcfed.storage import names

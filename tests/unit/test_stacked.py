@@ -78,7 +78,7 @@ def sent(method: FedAvg, rounds: Rounds) -> dict[int, torch.Tensor]:
         lambda client: method.local(fed, client, state, 0),
         together=lambda clients: stacked.train(fed, method, clients, state, 0),
     )
-    return {k: torch.cat([v.flatten() for v in part.parts[0].value.values()]) for k, part in parts}
+    return {k: torch.cat([v.flatten() for v in part.terms[0].value.values()]) for k, part in parts}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_groups_are_of_clients_with_equal_batches_in_id_order_and_never_larger_t
 def test_clients_of_different_sizes_or_work_are_never_in_one_group():
     rounds = start("--training.stack", "3")
     rounds.fed.sizes = [16, 9, 16, 9, 16, 16]
-    rounds.fed.participation.partial = {4: 1}
+    rounds.fed.participants.partial = {4: 1}
     assert groups(rounds.fed, rounds.algorithm, [0, 1, 2, 3, 4, 5]) == [[0, 2, 5], [1, 3], [4]]
 
 

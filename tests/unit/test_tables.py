@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hpcfed.config.load import load as load_job
-from hpcfed.config.parts import Columns
+from hpcfed.config.sections import Columns
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load

@@ -26,7 +26,7 @@ def plan(n: int, amount: int, **settings: int) -> list[list[int]]:
 
 def federation(*flags: str) -> Federation:
     fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", *flags)).fed
-    fed.participation.begin(0, list(range(fed.K)), True)
+    fed.participants.begin(0, list(range(fed.K)), True)
     return fed
 
 

@@ -84,7 +84,7 @@ def test_an_entry_travels_with_its_client():
                 lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
             )
         fed.placement.move(k, src, 1 - src)
-        (part,) = fed.replay.turns(k)[0].value.parts if k in fed.clients else [None]
+        (part,) = fed.replay.turns(k)[0].value.terms if k in fed.clients else [None]
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
     assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
@@ -126,7 +126,7 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
 
     def broken(cohort, work, together=None, job=0, given=()):
         def spoilt(client):
-            return Mean.of(work(client, *given).parts[0].value * (nan if client.id == 4 else 1))
+            return Mean.of(work(client, *given).terms[0].value * (nan if client.id == 4 else 1))
 
         return stream(cohort, spoilt)
 

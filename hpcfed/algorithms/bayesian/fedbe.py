@@ -95,7 +95,7 @@ class FedBE(RoundBased):
             return mean
         nobody = Params(p=torch.zeros(len(fed.public), fed.classes, device=fed.device))
         parts = (
-            (k, Mean.of(Params(p=self.answer(fed, m.parts[0].value)))) for k, m in sent.items()
+            (k, Mean.of(Params(p=self.answer(fed, m.terms[0].value)))) for k, m in sent.items()
         )
         clients = fed.mean(parts, keep=nobody, counted=False)["p"]
         number = len(fed.gather(dict.fromkeys(sent, 1)))

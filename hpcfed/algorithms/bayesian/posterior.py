@@ -34,7 +34,7 @@ def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple
     clients have equal weights. Mean and variance of the directions are scaled by the clients' mean
     length.
     """
-    changes = {k: m.parts[0].value - keep for k, m in sent.items()}
+    changes = {k: m.terms[0].value - keep for k, m in sent.items()}
     lengths = {k: c.map(lambda v: v.double().norm()) for k, c in changes.items()}
     units = {
         k: Params({n: v / lengths[k][n].clamp(min=SMALL).to(v.dtype) for n, v in c.items()})
@@ -57,7 +57,7 @@ def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple
 def deviations(sent: Mapping[int, Mean], mean: Params) -> list[tuple[int, Mean]]:
     """Return the squared deviations from the mean, with the weights of the models."""
     return [
-        (k, Mean.of((m.parts[0].value - mean).map(lambda v: v.square()), m.parts[0].weight))
+        (k, Mean.of((m.terms[0].value - mean).map(lambda v: v.square()), m.terms[0].weight))
         for k, m in sent.items()
     ]
 
@@ -86,7 +86,7 @@ def mixtures(
         shares = rng.stream(fed.seed, "posterior", t, i).dirichlet([alpha] * len(ids))
         by_id = dict(zip(ids, shares.tolist(), strict=True))
         parts = (
-            (k, Mean.of(m.parts[0].value, by_id[k] * m.parts[0].weight)) for k, m in sent.items()
+            (k, Mean.of(m.terms[0].value, by_id[k] * m.terms[0].weight)) for k, m in sent.items()
         )
         made.append(fed.mean(parts, keep=keep, counted=False))
     return made

@@ -50,4 +50,4 @@ class Centred(RoundBased):
         The server keeps the models. The client's own model is the same and stands for the server's
         copy.
         """
-        fed.up(client, self.local(fed, client, state, t).parts[0].value)
+        fed.up(client, self.local(fed, client, state, t).terms[0].value)

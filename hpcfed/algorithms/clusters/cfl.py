@@ -87,7 +87,7 @@ class CFL(Centred):
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
         m = int(state.cluster[client.id])
-        (sent,) = super().local(fed, client, state, t).parts
+        (sent,) = super().local(fed, client, state, t).terms
         update = sent.value - clusters.row(state.centres, m)
         client.memory["update"] = update.pick(lambda name: self.counts(fed, name))
         return clusters.part(sent.value, float(sent.weight), m, state.centres)

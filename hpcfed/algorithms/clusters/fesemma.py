@@ -103,7 +103,7 @@ class FeSEMMA(EM):
     ) -> Mean:
         """Return a client's part in the mean of centre m, with its units in that centre's order."""
         model = matching.align(client.params(), clusters.row(centres, m), units, counts)
-        (part,) = clusters.part(model, self.weight(client), m, centres).parts
+        (part,) = clusters.part(model, self.weight(client), m, centres).terms
         if self.head == "clients":
             return Mean((part,))
         weights = part.value.map(lambda v: torch.full_like(v, self.weight(client)))

@@ -150,7 +150,7 @@ class ZeroShot(RoundBased):
             return sent, None
         held = np.flatnonzero(np.unpackbits(bits.numpy(), count=fed.classes))
         with fed.clock("server"):
-            return sent, self.make(fed, sent.parts[0].value, held, t, client.id)
+            return sent, self.make(fed, sent.terms[0].value, held, t, client.id)
 
     def make(self, fed: Federation, model: Params, classes: np.ndarray, *key: int) -> Made:
         """Make `samples` examples of each of these classes from a model; the server's work."""

@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from hpcfed.algorithms.base import Share, single_step
 from hpcfed.algorithms.decentralised.topology import Topology, graph
-from hpcfed.config.parts import Part
+from hpcfed.config.sections import Section
 from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-class Peers(Part):
+class Peers(Section):
     """A graph of clients with models of their own, a common start, and their consensus distance.
 
     A method inherits it before RoundBased or EventBased. The optimiser is kept from round to round

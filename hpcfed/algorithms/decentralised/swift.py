@@ -50,7 +50,7 @@ class SWIFT(Peers, EventBased):
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
-        who = fed.participation
+        who = fed.participants
         exchange = who.profiles.seconds(k, 0, *who.announced(k))
         return max(who.profiles.compute(k, examples), exchange)
 
@@ -64,7 +64,7 @@ class SWIFT(Peers, EventBased):
         every = (
             range(fed.K) if self.weights == "ccs-rates" else ()
         )  # other weights do not use rates
-        draws = fed.participation.draws
+        draws = fed.participants.draws
         return tuple(1 / self.seconds(fed, k, draws.examples(k, draws.full)) for k in every)
 
     def merge(

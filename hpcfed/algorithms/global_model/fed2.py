@@ -77,7 +77,7 @@ class Fed2(RoundBased):
         return values.nbytes, sent
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        (whole,), rows = super().local(fed, client, state, t).parts, self.rows(fed, client.id)
+        (whole,), rows = super().local(fed, client, state, t).terms, self.rows(fed, client.id)
         value = Params({n: v[rows[n]] if n in rows else v for n, v in whole.value.items()})
         return Mean.of(value, whole.weight, {name: (at,) for name, at in rows.items()})
 

@@ -114,7 +114,7 @@ class FedDANE(RoundBased):
         own: what the client sent in the first half.
         """
         self.receive(client, state if own else fed.down(client, state))
-        slope = own.parts[0].value if own else self.slope(fed, client, state, t)
+        slope = own.terms[0].value if own else self.slope(fed, client, state, t)
         task = Task(state, fed.down(client, mean) - slope)
         sgd(fed, client, t, partial(self.loss, client, task))
         return Mean.of(client.params(), self.weight(client))

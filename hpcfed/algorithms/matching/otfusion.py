@@ -69,13 +69,13 @@ class OTFusion(Matched):
         reference = state
         if self.reference == "first":
             here = [k for k, _ in fed.each(dict.fromkeys(sent, 1))]
-            firsts = {k: sent[k].parts[0].value for k in here[:1] if k in sent}
+            firsts = {k: sent[k].terms[0].value for k in here[:1] if k in sent}
             for _, value in fed.each(firsts):
                 reference = value
         units, counts = self.units(fed), self.counts(fed)
 
         def aligned(upload: Mean) -> Mean:
-            (part,) = upload.parts
+            (part,) = upload.terms
             moved = align(part.value, reference, units, counts, self.regularise)
             return Mean.of(moved, part.weight)
 

@@ -57,7 +57,7 @@ class PFNM(Widened):
         return found
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
-        (sent,) = super().local(fed, client, state, t).parts
+        (sent,) = super().local(fed, client, state, t).terms
         return fed.up(client, sent.value)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:

@@ -182,7 +182,7 @@ class FCCL(RoundBased):
 
         def learn(client: Client) -> None:
             part, teachers = sent[client.id]
-            own, share = part.parts[0].value["logits"], weight[client.id] / total
+            own, share = part.terms[0].value["logits"], weight[client.id] / total
             data = Paired(public, mean)
             self.learn(fed, client, state, t, data, own, share, teachers)
 

@@ -103,7 +103,7 @@ class FedDF(RoundBased):
 
         In a real federation the server computes these logits from the uploaded model.
         """
-        (sent,) = self.local(fed, client, state, t).parts
+        (sent,) = self.local(fed, client, state, t).terms
         answer, good = answer_public(fed, client, self.validation, self.drop_worst)
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
 

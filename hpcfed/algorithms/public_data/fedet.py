@@ -111,7 +111,7 @@ class FedET(RoundBased):
 
         In a real federation the server computes these logits from the uploaded model.
         """
-        (sent,) = self.local(fed, client, state, t).parts
+        (sent,) = self.local(fed, client, state, t).terms
         model = Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
         answered = self.server_epochs > 0
         return model, outputs(fed, client.model.eval(), fed.public) if answered else None

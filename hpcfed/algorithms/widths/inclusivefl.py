@@ -128,7 +128,7 @@ class InclusiveFL(RoundBased):
 
     def upload(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
         """Return the client's model as its part of its tier's mean."""
-        (sent,) = self.local(fed, client, state, t).parts
+        (sent,) = self.local(fed, client, state, t).terms
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
@@ -136,7 +136,7 @@ class InclusiveFL(RoundBased):
 
         def uploads() -> Iterator[tuple[int, Mean]]:
             for k, sent in fed.stream(cohort, lambda c: self.upload(fed, c, state, t)):
-                weights[k] = sent.parts[0].weight
+                weights[k] = sent.terms[0].weight
                 yield k, sent
 
         means = fed.mean(uploads(), keep=state.models, per="tensor", last=True)

@@ -58,7 +58,7 @@ def header(rounds: Rounds) -> dict[str, Any]:
     settings: the whole job, and the batch job that runs it, for a resume without results.
     weights: checksums of the files that models started from.
     """
-    job, weights = rounds.fed.job, rounds.fed.store.parts.checksums
+    job, weights = rounds.fed.job, rounds.fed.store.finetuning.checksums
     batch = os.environ.get("SLURM_JOB_ID", "")
     known = {"job": job.identity(), "settings": job.plain(), JOB_ID: batch}
     return known | {RUN_ID: rounds.run_id} | ({WEIGHTS: weights} if weights else {})
@@ -135,7 +135,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     """
     fed = rounds.fed
     same_job(fed.job.identity(), source.header["job"], ignore=set(), defaults=fed.job.usual())
-    fed.store.parts.same_weights(source.header.get(WEIGHTS))
+    fed.store.finetuning.same_weights(source.header.get(WEIGHTS))
     rounds.t = source.rounds
     rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
     scores = source.get("scores")

@@ -14,7 +14,7 @@ from hpcfed.report.sinks.numbers import Row, numbers
 from hpcfed.storage.record import Header
 
 if TYPE_CHECKING:
-    from hpcfed.config.parts import Log
+    from hpcfed.config.sections import Log
 
 FAILED = "failed"
 

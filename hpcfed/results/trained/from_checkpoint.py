@@ -25,7 +25,7 @@ from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
-from hpcfed.models.parts import Parts
+from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
@@ -65,12 +65,12 @@ class Saved:
             "rounds": source.rounds,
         }
         self.fed = federation(self.job, self.about, found, self.sources, self.clients)
-        if self.fed.store.parts.some:  # what is frozen comes from these files
-            self.fed.store.parts.same_weights(source.header.get(record.WEIGHTS))
+        if self.fed.store.finetuning.some:  # what is frozen comes from these files
+            self.fed.store.finetuning.same_weights(source.header.get(record.WEIGHTS))
         self.method = self.job.algorithm
         self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps
-        self.fed.participation.open(self.t)
+        self.fed.participants.open(self.t)
         with convert_unfit_errors(source.path):
             self.state = self.state_of(source.get("state"))
             edges = (
@@ -206,7 +206,7 @@ def federation(
         job.models.relu_head,
         CPU,
         about["vocabulary"],
-        parts=Parts.of(job),
+        finetuning=Finetuning.of(job),
         names=about["classes"],
     )
     placement, wanted = [NOBODY] * job.clients, set(clients)

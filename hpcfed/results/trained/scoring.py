@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hpcfed.algorithms.base import Method, State
 from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.core.errors import ConfigError
+from hpcfed.models.finetuning import plain_state
 from hpcfed.models.model import Pair
-from hpcfed.models.parts import plain_state
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client

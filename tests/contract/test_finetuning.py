@@ -11,7 +11,7 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.models import build, clip
-from hpcfed.models.parts import Parts, plain_state
+from hpcfed.models.finetuning import Finetuning, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
@@ -83,7 +83,7 @@ def adapted(architecture="small", train=(), rank=2):
         plain = build(architecture, toy.SHAPE, toy.CLASSES, toy.D)
     with rng.scoped(0, "init", 0):
         model = build(architecture, toy.SHAPE, toy.CLASSES, toy.D)
-        Parts(train, rank).restrict(model, None)
+        Finetuning(train, rank).restrict(model, None)
     return model.eval(), plain.eval()
 
 
@@ -102,7 +102,7 @@ def test_lora_starts_as_the_frozen_model_and_merged_weights_give_the_same_logits
 def test_lora_reaches_the_matrices_of_attention_layers():
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    Parts(("norm*",), 2).restrict(layer, None)
+    Finetuning(("norm*",), 2).restrict(layer, None)
     names = {name for name, _ in layer.named_parameters()}
     assert {name.partition(".param")[0] for name in names if name.endswith(".a")} == {
         "self_attn",

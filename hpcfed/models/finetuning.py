@@ -41,7 +41,7 @@ MARK = ".parametrizations."  # in torch's names of a parametrised weight
 
 
 @dataclass(frozen=True)
-class Parts:
+class Finetuning:
     """The initial weights of models, and the choice of tensors that are trained.
 
     train: patterns of names. If empty, those of the method (`trains`) count; if it has none either,
@@ -55,8 +55,8 @@ class Parts:
     weights: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Job) -> Parts:
-        """Return the parts of a job."""
+    def of(cls, job: Job) -> Finetuning:
+        """Return the choice of a job."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
         given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
         train = models.train or tuple(job.algorithm.trains)

@@ -1,4 +1,4 @@
-"""The parts of a job, frozen and checked on entry.
+"""The sections of a job, frozen and checked on entry.
 
 The text under a field is its line in `--help`.
 """
@@ -28,7 +28,7 @@ from hpcfed.config.limits import (
 )
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A frozen record of settings, which refuses unknown fields.
 
     The text under each field is its help.
@@ -49,7 +49,7 @@ class Part(BaseModel):
         describe_limits(cls)
 
 
-class Data(Part):
+class Data(Section):
     """Which examples the clients hold."""
 
     name: Annotated[str, Field(min_length=1)] = "digits"
@@ -146,7 +146,7 @@ class Data(Part):
     """Text: length of an example; longer texts are cut, shorter ones filled up."""
 
 
-class Columns(Part):
+class Columns(Section):
     """Roles of the columns of a table: CSV, Parquet, rows of numbers in HDF5 and NPZ, and hf:."""
 
     label: str = ""
@@ -181,7 +181,7 @@ class Columns(Part):
     """
 
 
-class Modalities(Part):
+class Modalities(Section):
     """Which modalities clients have, for data with several."""
 
     use: Names = ()
@@ -206,7 +206,7 @@ class Modalities(Part):
     """Encoders in a client's model: of all modalities that are used, or of those that it has."""
 
 
-class Models(Part):
+class Models(Section):
     """Which client has which architecture."""
 
     mix: Annotated[Names, Field(min_length=1)] = (
@@ -246,7 +246,7 @@ class Models(Part):
     """
 
 
-class Local(Part):
+class Local(Section):
     """Local training."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -283,7 +283,7 @@ class Local(Part):
     """Share of a cohort that completes only a random part of its epochs."""
 
 
-class Training(Part):
+class Training(Section):
     """How local steps are computed.
 
     All engines give the same bits, except stacked, which rounds differently.
@@ -297,7 +297,7 @@ class Training(Part):
     """Stacked: clients in a group, which trains on one rank."""
 
 
-class Checkpoint(Part):
+class Checkpoint(Section):
     """When the run is saved."""
 
     every: Count = 10
@@ -316,7 +316,7 @@ class Checkpoint(Part):
     """
 
 
-class Log(Part):
+class Log(Section):
     """Where a run's numbers are logged, round by round, beside its result file; on rank 0."""
 
     tensorboard: bool = False
@@ -329,7 +329,7 @@ class Log(Part):
     """MLflow: in the run's folder, or at MLFLOW_TRACKING_URI; needs hpcfed[mlflow]."""
 
 
-class Run(Part):
+class Run(Section):
     """How ranks use the machine."""
 
     threads: Annotated[int, Gt(0), Le(1024)] = 1
