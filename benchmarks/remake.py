@@ -12,8 +12,9 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "evidence"))
 
@@ -175,8 +176,7 @@ def stale(run: Run) -> list[str]:
     """In what the job of a committed result differs from the one that would be run now."""
     if not run.kept.exists():
         return ["there is no such file"]
-    job = load([str(run.job), *run.flags], environ={})
-    now, usual = flat(job.identity()) | {"rounds": job.rounds}, flat(job.usual())
+    now, usual = fields_now(run)
     then = flat(read(run.kept).header["job"])
     counted = {name: value for name, value in then.items() if name in now}
     found = {
@@ -185,6 +185,22 @@ def stale(run: Run) -> list[str]:
         if name != "training.engine"  # all that tables are made with have the same bits
     }
     return [f"{name} was {old}, is {new}" for name, (old, new) in found.items() if old != new]
+
+
+def fields_now(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a run's job, and the method's defaults, for those that older files lack."""
+    words = list(run.flags)
+    if "--seed" not in words:
+        return fields_of(run.job, run.flags)
+    at = words.index("--seed")
+    now, usual = fields_of(run.job, (*words[:at], *words[at + 2 :]))  # the same for all seeds
+    return now | {"seed": int(words[at + 1])}, usual
+
+
+@cache
+def fields_of(job_file: Path, flags: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    job = load([str(job_file), *flags], environ={})
+    return flat(job.identity()) | {"rounds": job.rounds}, flat(job.usual())
 
 
 if __name__ == "__main__":

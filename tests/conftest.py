@@ -23,6 +23,7 @@ import pytest
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 FIRST = (  # few tests that take long, after which others fill up
+    "tests/system/test_many_processes.py",
     "tests/slurm/",
     "tests/system/",
     "tests/unit/test_chaos_benchmark.py",

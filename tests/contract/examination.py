@@ -2,12 +2,12 @@
 
 | run       | ranks | rounds | what is special                                                     |
 |-----------|-------|--------|---------------------------------------------------------------------|
-| `whole`   | 1     | 1 to 4 | the traced engine; seen after each round; in 4 a client drops out   |
+| `whole`   | 1     | 1 to 4 | seen after each round; in 4 a client drops out                      |
 | `spread`  | 3     | 1 to 4 | saved after round 1; clients move after 2; in 4 that client fails   |
 | `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
 | `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
-| `plain`   | 1     | 1 to 3 | the eager engine, no evaluation, no undo log; in 4 the loss is nan  |
-| `graphed` | 1     | 1, 2   | the engine for CUDA graphs, with a stand-in for the capture         |
+| `plain`   | 1     | 1 to 3 | no evaluation, no undo log; in 4 the loss is nan                    |
+| `graphed` | 1     | 1, 2   | recorded steps, as CUDA graphs with a stand-in for the capture      |
 
 All of them must have the bits of `whole`. Where one has not, leave out what is special about it,
 one thing after the other, to find the cause.
@@ -34,7 +34,6 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
-from hpcfed.config.sections import Training
 from hpcfed.core.errors import DivergedError
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
@@ -136,10 +135,9 @@ class Examination:
         run, watch = self.folder / "whole", Watch()
         run.mkdir()
         before = global_generators()
-        traced = self.job.model_copy(update={"training": Training(engine="traced")})
-        facts = world(traced, Serial())
-        rounds = Rounds(federation(traced, Serial(), facts))
-        results = open_results(traced, run, facts, rounds)
+        facts = world(self.job, Serial())
+        rounds = Rounds(federation(self.job, Serial(), facts))
+        results = open_results(self.job, run, facts, rounds)
         facts.partition.save(names.partition_file(run))
         down, up = zip(
             *(rounds.algorithm.traffic(rounds.fed, k) for k in range(rounds.fed.K)), strict=True
@@ -230,8 +228,8 @@ class Examination:
 
     @once
     def plain(self) -> Watch:
-        """The run without an engine's help, evaluation and undo log; a loss of nan ends it."""
-        flags = (*LONG, *UNSCORED, *self.flags, "--training.engine", "eager")
+        """The run without evaluation and undo log; a loss of nan ends it."""
+        flags = (*LONG, *UNSCORED, *self.flags)
         watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
         for _ in range(ROUNDS - 1):
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))

@@ -108,7 +108,7 @@ def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
     assert toy.differences(without_faults(failed), without_faults(dropped)) == []
 
 
-def test_neither_engine_nor_evaluation_nor_undo_log_changes_what_is_learned(runs: Examination):
+def test_neither_evaluation_nor_undo_log_changes_what_is_learned(runs: Examination):
     for plain, whole in zip(runs.plain.outcomes, runs.whole.outcomes, strict=False):
         assert toy.differences(learned(plain), learned(whole)) == []
 
