@@ -90,17 +90,18 @@ def step(
 
 
 def augmentation(told: Told, case: Case, device: torch.device, times: int) -> None:
-    """Milliseconds of two views of a batch, and of a whole client's at once."""
+    """Milliseconds of two views of a batch, and of all batches of a client at once."""
     import torch
 
     from hpcfed.core import rng
     from hpcfed.data.augment import simclr
 
     g = rng.torch_stream(0, "augmentation", device=device)
-    for n in (case.batch, case.n):
-        x = torch.rand(n, *case.shape, device=device, generator=g)
-        spent = milliseconds(lambda x=x: simclr(x, g, 2), device, times)
-        told.value(f"two views of {n} images, ms", spent)
+    for n in (1, case.n // case.batch):
+        sizes = [case.batch] * n
+        x = torch.rand(sum(sizes), *case.shape, device=device, generator=g)
+        spent = milliseconds(lambda x=x, sizes=sizes: simclr(x, g, 2, sizes), device, times)
+        told.value(f"two views of {n} batches of {case.batch} images, ms", spent)
 
 
 def milliseconds(work: Callable[[], object], device: torch.device, times: int) -> float:

@@ -6,13 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from hpcfed.data.crop import uniform
-
 
 def affine(
     x: Tensor,
-    g: torch.Generator,
-    n_views: int = 1,
+    draws: Tensor,
     degrees: float = 15,
     shift: float = 0.1,
     zoom: float = 0.1,
@@ -21,10 +18,11 @@ def affine(
 
     Interpolation is bilinear; pixels from outside are black.
     x: [B, C, H, W], float32.
-    Returns [n_views * B, C, H, W].
+    draws: [V * B, 4], uniform; row v * B + i belongs to view v of image i.
+    Returns [V * B, C, H, W].
     """
-    x = x.repeat(n_views, 1, 1, 1)
-    draws = 2 * uniform(g, len(x), 4, x.device) - 1  # [V * B, 4]: angle, size, right, down
+    x = x.repeat(len(draws) // len(x), 1, 1, 1)
+    draws = 2 * draws - 1  # [V * B, 4]: angle, size, right, down
     angle, size = draws[:, 0] * math.radians(degrees), 1 + draws[:, 1] * zoom
     cos, sin = angle.cos() / size, angle.sin() / size
     # in grid_sample's coordinates images are 2 wide

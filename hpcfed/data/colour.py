@@ -9,6 +9,7 @@ underscore) in torchvision.transforms.v2.functional compute for one factor.
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,15 +31,43 @@ def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
     Saturation, hue and grey need three channels; otherwise they are left out. Sources: see
     `hpcfed.data.augment.simclr`.
     """
-    changed = draws[:, 4:5] < JITTERED
-    amount = (2 * draws[:, :4] - 1) * changed * _numbers(STRENGTH, x.device)  # [B, 4]
-    factors = amount.add_(_numbers(NEUTRAL, x.device)).unbind(1)
-    changes = (adjust_brightness_, adjust_contrast_, adjust_saturation_, adjust_hue_)
-    colour = x.shape[1] == 3
+    factors, channels = _factors(draws), x.shape[1]
     for i in order:
-        if colour or i < 2:
-            changes[i](x, factors[i])
-    return x.lerp_(grey(x), _each((draws[:, 5] < GREYED).float())) if colour else x
+        if applies(i, channels):
+            CHANGES[i](x, factors[i])
+    return _turn_grey(x, draws)
+
+
+def jitter_each_(x: Tensor, orders: Sequence[Sequence[int]], draws: Tensor) -> Tensor:
+    """Jitter as `jitter_` does, with an order of its own for each image.
+
+    orders: [B]. Each of the four times the images are grouped by their change, so that the number
+    of operations does not depend on the number of images.
+    """
+    factors, channels = _factors(draws), x.shape[1]
+    for turn in np.array(orders).T:  # [B], the change of each image
+        rows = torch.from_numpy(np.argsort(turn, kind="stable")).to(x.device, non_blocking=True)
+        for i, at in enumerate(rows.split(np.bincount(turn, minlength=len(CHANGES)).tolist())):
+            if len(at) and applies(i, channels):
+                x[at] = CHANGES[i](x[at], factors[i][at])
+    return _turn_grey(x, draws)
+
+
+def _factors(draws: Tensor) -> Sequence[Tensor]:
+    """Return the factor of each change, [B] each; neutral where nothing is to change."""
+    changed = draws[:, 4:5] < JITTERED
+    amount = (2 * draws[:, :4] - 1) * changed * _numbers(STRENGTH, draws.device)  # [B, 4]
+    return amount.add_(_numbers(NEUTRAL, draws.device)).unbind(1)
+
+
+def _turn_grey(x: Tensor, draws: Tensor) -> Tensor:
+    """Turn some images grey, in place, where there are colours."""
+    return x.lerp_(grey(x), _each((draws[:, 5] < GREYED).float())) if x.shape[1] == 3 else x
+
+
+def applies(i: int, channels: int) -> bool:
+    """Return whether a change is made to images with so many channels."""
+    return channels == 3 or i < 2
 
 
 def adjust_brightness_(x: Tensor, factor: Tensor) -> Tensor:
@@ -69,6 +98,10 @@ def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
     away = 6 * _each(factor) - _numbers(PRIMARIES, x.device).view(3, 1, 1)  # [B, 3, 1, 1]
     torch.add(hue, away, out=x)  # x: distance from each primary, -7..7; | |x| - 3 | is 3 - d
     return x.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma).add_(least.sub_(chroma))
+
+
+# in the order of STRENGTH and NEUTRAL
+CHANGES = (adjust_brightness_, adjust_contrast_, adjust_saturation_, adjust_hue_)
 
 
 def grey(x: Tensor) -> Tensor:

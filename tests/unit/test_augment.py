@@ -201,3 +201,18 @@ def test_none_is_prepare_and_an_unknown_policy_is_refused():
     assert torch.equal(same, prepare(pixels(), *stats(3)))
     with pytest.raises(ConfigError, match="did you mean 'simclr'"):
         views(pixels(), 2, "simcrl", *stats(3), torch_stream(9, "v"))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("n_views", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_several_batches_at_once_get_what_they_get_one_after_the_other(policy, n_views, channels):
+    x, sizes = pixels(60, channels), [16, 16, 3, 16, 9]
+    g = torch_stream(10, "v")
+    want = [views(part, n_views, policy, *stats(channels), g) for part in x.split(sizes)]
+    again = torch_stream(10, "v")
+    at_once = views(x, n_views, policy, *stats(channels), again, sizes)
+    got = zip(*(view.split(sizes) for view in at_once), strict=True)
+    for batch, parts in zip(got, want, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, parts, strict=True))
+    assert torch.equal(g.get_state(), again.get_state())

@@ -11,6 +11,7 @@ from hpcfed.clients.client import Client
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.federation.federation import Federation
+from hpcfed.training import batches as batches_module
 from hpcfed.training.batches import batches
 from hpcfed.training.local import gradient, learning_rate, sgd
 from tests.contract import toy
@@ -199,3 +200,23 @@ def test_the_gradient_of_all_data_is_left_in_the_model_and_nothing_moves():
     assert torch.allclose(got, client.skeleton.grad, atol=1e-6) and got.abs().max() > 0
     assert toy.differences(before, client.params()) == []
     assert (fed.tallies[4].examples, fed.tallies[4].epochs) == (21, 1.0)
+
+
+@pytest.mark.parametrize("views_ahead", [1024, 1 << 24])  # values: of two batches, of all
+def test_views_that_are_made_ahead_as_on_a_gpu_change_no_bit(views_ahead, monkeypatch):
+    job = toy.job(
+        "fedclassavg", "--models.mix", "mlp", "--local.augment", "simclr", "--local.batch", "4"
+    )
+    want = toy.run(Serial(), job, rounds=1)
+    monkeypatch.setitem(batches_module.VIEWS_AHEAD, "cpu", views_ahead)
+    made = []
+    at_once = batches_module.inputs_of_batches
+    monkeypatch.setattr(
+        batches_module,
+        "inputs_of_batches",
+        lambda fed, x, views, draws, sizes: (
+            made.append(sizes) or at_once(fed, x, views, draws, sizes)
+        ),
+    )
+    assert toy.differences(toy.run(Serial(), job, rounds=1), want) == []
+    assert max(map(len, made)) > 1
