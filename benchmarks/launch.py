@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +40,34 @@ def on_ranks(ranks: int, *argv: str, timeout: float = 600) -> str:
             f"{ranks} ranks of {' '.join(argv)} ended with {done.returncode}\n{done.stderr[-3000:]}"
         )
     return done.stdout
+
+
+def run_within(
+    seconds: float, words: Sequence[str], env: Mapping[str, str], folder: Path | None = None
+) -> tuple[int | None, str]:
+    """Exit status and output, both streams, of a command; the status is None if it took too long.
+
+    The command and all that it started are ended then, and when this call is interrupted.
+    """
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said = process.communicate(timeout=seconds)[0]
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[0]
+        if isinstance(error, subprocess.TimeoutExpired):
+            return None, said
+        raise
+    return process.returncode, said
 
 
 def mpirun() -> str:

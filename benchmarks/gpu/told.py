@@ -9,7 +9,6 @@ import faulthandler
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -151,33 +150,13 @@ def command(
     """Exit status and output of a command, which is ended with all that it started when the time of
     the step ends.
     """
-    settings = {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-    }
-    process = subprocess.Popen(
-        [str(word) for word in words],
-        cwd=ROOT,
-        env=os.environ | settings | (extra or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=told.left)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise OverTime from error
-        raise
-    return process.returncode, said
+    from launch import SETTINGS, run_within
+
+    env = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)} | (extra or {})
+    status, said = run_within(told.left, [str(word) for word in words], env, ROOT)
+    if status is None:
+        raise OverTime
+    return status, said
 
 
 def run(flags: Sequence[str | Path], told: Told, ranks: int = 1, **extra: str) -> None:

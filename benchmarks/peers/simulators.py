@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+
+from launch import run_within
 
 HERE = Path(__file__).resolve().parent
 FLUTE = "https://github.com/microsoft/msrflute"
@@ -138,18 +139,5 @@ def output(
     words: list[str], environment: dict[str, str], timeout: int, folder: Path | None = None
 ) -> str:
     """What a command prints; it and all that it started are ended when it takes too long."""
-    process = subprocess.Popen(
-        words,
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        return process.communicate(timeout=timeout)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[0] + f"\ngiven up after {timeout} s"
+    status, said = run_within(timeout, words, environment, folder)
+    return said if status is not None else f"{said}\ngiven up after {timeout} s"

@@ -31,6 +31,7 @@ import runs  # noqa: E402
 import setting  # noqa: E402
 import studies  # noqa: E402
 from apart import Apart  # noqa: E402
+from launch import run_within  # noqa: E402
 from paired import RESULTS, Ratio, Row  # noqa: E402
 
 
@@ -254,3 +255,13 @@ def prepare_in_the_benchmark(folder: Path) -> Path:
     spec.loader.exec_module(module)
     module.HELD_OUT = 2
     return module.prepare(folder, folder / "made")["cifar10.toml"] / "cifar10.h5"
+
+
+def test_a_command_that_takes_too_long_is_ended_with_what_it_started_and_its_words_are_kept():
+    """The second process holds the output open: this call returns when it is gone, too."""
+    started = ["sh", "-c", "echo begun; sleep 3600 & wait"]
+    assert run_within(0.5, started, os.environ) == (None, "begun\n")
+    assert run_within(limits.COMMAND, ["sh", "-c", "echo done; exit 3"], os.environ) == (
+        3,
+        "done\n",
+    )
