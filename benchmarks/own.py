@@ -1,8 +1,8 @@
 """Methods on data of their own kind, in the layout of their papers' tables, with their numbers.
 
 `python benchmarks/own.py [NAME ...] [--side-by-side 2]`: fedcovid, harmony, fedtype, fesem, fedgh
-and pfedhr; default: all. Three seeds each, of runs under two minutes. Writes one result file a run
-and the table as Markdown to results/own/NAME. Runs that are there already are not run again; what
+and pfedhr; default: all. Three seeds each. Writes one result file a run to results/own/NAME, and
+all tables as Markdown to results/own/table.md. Runs that are there already are not run again; what
 was stopped is gone on with. A row whose method is not registered is left out.
 """
 
@@ -162,9 +162,9 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.names or TABLES:
         run_all(planned(name), options.side_by_side, options.folder)
-        text = markdown(name)
-        (KEPT / name / "table.md").write_text(text)
-        print(text)
+        print(markdown(name))
+    begun = [name for name in TABLES if any((KEPT / name).glob("*.h5"))]
+    (KEPT / "table.md").write_text("\n".join(map(markdown, begun)))
 
 
 def planned(name: str, seeds: Sequence[int] = SEEDS) -> list[Run]:
