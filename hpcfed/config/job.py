@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Field, NonNegativeInt, ValidationInfo, create_model, field_validator
+from pydantic import Field, NonNegativeInt, create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -29,7 +29,7 @@ from hpcfed.config.adapt import Adapt
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
-from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
+from hpcfed.config.limits import FileName, Limited, PositiveInt
 from hpcfed.config.sections import (
     Checkpoint,
     Columns,
@@ -96,7 +96,7 @@ class Environment(EnvSettingsSource):
         )
 
 
-class Job(BaseSettings):
+class Job(Limited, BaseSettings):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
 
     model_config = SettingsConfigDict(
@@ -160,16 +160,6 @@ class Job(BaseSettings):
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
     log: Log = Log()
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Raise ValueError for true and false where a number is required."""
-        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        describe_limits(cls)
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from hpcfed.core.paths import expand_path
@@ -26,6 +26,20 @@ Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
 FileName = Annotated[Path, BeforeValidator(expand_path)]
+
+
+class Limited(BaseModel):
+    """Base of a job and its sections: numbers are no switches, and help shows their ranges."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raise ValueError for true and false where a number is required."""
+        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        describe_limits(cls)
 
 
 def no_switch(value: Any, annotation: Any) -> Any:

@@ -4,31 +4,27 @@ The text under a field is its line in `--help`.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
-    ValidationInfo,
-    field_validator,
 )
 from pydantic import NonNegativeFloat as NonNegative
 
 from hpcfed.config.limits import (
     Count,
     FileName,
+    Limited,
     Names,
     PositiveInt,
     Share,
-    describe_limits,
-    no_switch,
 )
 
 
-class Section(BaseModel):
+class Section(Limited):
     """A frozen record of settings, which refuses unknown fields.
 
     The text under each field is its help.
@@ -37,16 +33,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Raise ValueError for true and false where a number is required."""
-        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        describe_limits(cls)
 
 
 class Data(Section):

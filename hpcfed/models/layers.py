@@ -66,12 +66,12 @@ class Conv2d(nn.Conv2d):
             x.permute(0, 2, 3, 1),
             self.weight.permute(0, 2, 3, 1),
         )  # channels last, as they lie in memory
-        parts = [crop(weight, r, c) for r in rows for c in columns]
+        parts = [kernel_part(weight, r, c) for r in rows for c in columns]
         made = apply_parts(x, parts, self.bias)
         return made.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
 
 
-def crop(weight: Tensor, rows: slice, columns: slice) -> Tensor:
+def kernel_part(weight: Tensor, rows: slice, columns: slice) -> Tensor:
     """Return weight[:, rows, columns] of a kernel [outputs, rows, columns, inputs].
 
     It is padding by negative widths, whose backward pass is one operation; that of a slice fills a

@@ -15,7 +15,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d, Conv2d, crop, kernel_windows
+from hpcfed.models.layers import BatchNorm2d, Conv2d, kernel_part, kernel_windows
 
 each_model = pytest.mark.parametrize(
     "name", [name for name, entry in MODELS.items() if entry.takes((1, 28, 28))]
@@ -250,13 +250,13 @@ def test_all_outputs_of_a_3x3_kernel_see_one_pixel_and_two_pixels_but_not_three(
 
 def test_what_is_seen_of_a_kernel_is_a_slice_of_it_and_its_gradient_takes_one_operation():
     weight = torch.arange(90.0).view(2, 3, 5, 3).requires_grad_()
-    part = crop(weight, slice(1, 3), slice(0, 4))
+    part = kernel_part(weight, slice(1, 3), slice(0, 4))
     assert torch.equal(part, weight[:, 1:3, :4])
     ((below, _),) = part.grad_fn.next_functions
     assert below.variable is weight  # no operation between them
     (gradient,) = torch.autograd.grad(part.sum(), [weight])
     assert gradient[:, 1:3, :4].eq(1).all() and gradient.sum() == part.numel()
-    assert crop(weight, slice(0, 3), slice(0, 5)) is weight
+    assert kernel_part(weight, slice(0, 3), slice(0, 5)) is weight
 
 
 def test_the_gradient_of_a_convolution_as_a_matrix_product_lies_as_its_weight_does():
