@@ -75,10 +75,14 @@ class Browser:
         )
 
     def downloaded(self, name: str) -> str:
-        """The text of a file that a click makes."""
+        """The text of a file that a click makes. It is taken away, so that the next one of its name
+        is not mistaken for it.
+        """
         path = self.folder / name
         self.until(path.exists, f"no file {name}")
-        return path.read_text()
+        text = path.read_text()
+        path.unlink()
+        return text
 
     def complaints(self) -> list[str]:
         """What the console got since the last call, but for what is only told."""
