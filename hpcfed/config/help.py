@@ -296,6 +296,5 @@ def format_flag_value(value: Any) -> str:
 
 
 def sense(info: FieldInfo) -> str:
-    """Return the meaning of a field, without its range."""
-    bounds = limits(info)
-    return " ".join((info.description or "").removesuffix(f" [{bounds}]").split())
+    """Return the meaning of a field in one line."""
+    return " ".join((info.description or "").split())

@@ -1,8 +1,4 @@
-"""The whole job, and the layers that its values come from.
-
-Precedence: flags, environment, file, preset, defaults. A preset that flags or the environment
-name overrides the file.
-"""
+"""The whole job: its sections, the fields that stand in none, and the class for each method."""
 
 from __future__ import annotations
 
@@ -10,19 +6,11 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Field, NonNegativeInt, create_model
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, NonNegativeInt, PrivateAttr, create_model
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
@@ -83,19 +71,6 @@ PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 EXACT = {"engine": "eager, traced or graphed"}
 
 
-class Environment(EnvSettingsSource):
-    """Variables of the environment as a source of fields.
-
-    Several values are written as on the command line: HPCFED_MODELS__MIX=mlp,cnn.
-    """
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> Any:
-        is_json = value.startswith(("[", "{"))
-        return (
-            super().decode_complex_value(field_name, field, value) if is_json else value.split(",")
-        )
-
-
 class Job(Limited, BaseSettings):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
 
@@ -111,14 +86,8 @@ class Job(Limited, BaseSettings):
         cli_avoid_json=True,
         cli_implicit_flags=True,
     )
-    layers: ClassVar[tuple[list[str], list[dict[str, Any]], Any]] = (
-        [],
-        [],
-        None,
-    )  # flags, dicts, parser
-    call: ClassVar[dict[str, Any]] = {}  # fields from a call in Python, which override all others
-    # files, preset and other layers by name, of which the first wins; flags override them
-    places: ClassVar[tuple[Sequence[Layer], Sequence[str]]] = ((), ())
+    # files, preset and other layers by name, of which the first wins; and the flags over them
+    _places: tuple[Sequence[Layer], Sequence[str]] = PrivateAttr(((), ()))
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
@@ -161,20 +130,6 @@ class Job(Limited, BaseSettings):
     run: Run = Run()
     log: Log = Log()
 
-    @classmethod
-    def settings_customise_sources(  # type: ignore[override]
-        cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        flags, dicts, parser = cls.layers
-        tables = tuple(InitSettingsSource(settings_cls, values) for values in dicts)
-        if parser is None:  # a stored job: today's flags and environment do not count
-            return tables
-        cli: CliSettingsSource[Any] = CliSettingsSource(
-            settings_cls, cli_parse_args=flags, root_parser=parser
-        )
-        call = InitSettingsSource(settings_cls, cls.call)
-        return call, cli, Environment(settings_cls), *tables
-
     @property
     def cohort_size(self) -> int:
         """Number of clients in a cohort: max(1, ceil(participation * clients))."""
@@ -210,7 +165,7 @@ class Job(Limited, BaseSettings):
         That is a flag, a variable of the environment, a file, the preset or the method. Fields at
         the job's own defaults have no entry.
         """
-        layers, flags = self.places
+        layers, flags = self._places
         found = self.sources()
         for name in flat(self.plain()):
             place = origin(name.split("."), layers, flags)
@@ -284,18 +239,14 @@ def named_model(name: str, cls: type[Section]) -> type[Section]:
     return model
 
 
-def job_model(
-    name: str,
-    flags: list[str],
-    dicts: list[dict[str, Any]],
-    parser: Any,
-    call: dict[str, Any] | None = None,
-) -> type[Job]:
-    """Return the Job class for one algorithm, whose fields come from these layers (first wins).
+def job_model(name: str) -> type[Job]:
+    """Return the class of the jobs of this algorithm; raises what `algorithm_model` does."""
+    return model_with(algorithm_model(name))
 
-    call: overrides all of them.
-    """
-    algorithm = algorithm_model(name)
+
+@cache
+def model_with(algorithm: type[Section]) -> type[Job]:
+    """Return the class of jobs with this algorithm."""
     # It has no docstrings of its own: pydantic would look for them in this file, and ast is not
     # made for threads.
     own = {"use_attribute_docstrings": False}
@@ -304,6 +255,4 @@ def job_model(
         if any(field.is_required() for field in algorithm.model_fields.values())
         else algorithm()
     )
-    model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))
-    model.layers, model.call = (flags, dicts, parser), call or {}
-    return model
+    return create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))

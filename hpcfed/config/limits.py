@@ -29,17 +29,13 @@ FileName = Annotated[Path, BeforeValidator(expand_path)]
 
 
 class Limited(BaseModel):
-    """Base of a job and its sections: numbers are no switches, and help shows their ranges."""
+    """Base of a job and its sections: numbers are no switches."""
 
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Raise ValueError for true and false where a number is required."""
         return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        describe_limits(cls)
 
 
 def no_switch(value: Any, annotation: Any) -> Any:
@@ -61,14 +57,6 @@ def kinds_of(annotation: Any) -> Iterator[Any]:
     yield annotation
     for part in get_args(annotation):
         yield from kinds_of(part)
-
-
-def describe_limits(model: type[BaseModel]) -> None:
-    """Add the range of each field to its help."""
-    for field in model.model_fields.values():
-        bounds = limits(field)
-        if field.description and bounds and not field.description.endswith("]"):
-            field.description += f" [{bounds}]"
 
 
 def limits(field: FieldInfo) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -23,8 +22,9 @@ from hpcfed.config.files import (
     read_preset,
     without_algorithm,
 )
-from hpcfed.config.job import PROGRAM, Job, algorithm_model, job_model
+from hpcfed.config.job import Job, algorithm_model, job_model
 from hpcfed.config.sections import Data
+from hpcfed.config.sources import given_job, stored_job
 from hpcfed.config.validation_messages import CALL, PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import
@@ -114,13 +114,7 @@ def resolve(
     preset = read_preset(asked, name, data or Data().name)
     # a stored job already contains its preset, and the values that override it
     over = chosen and (layers or not resume)
-    model = job_model(
-        name,
-        flags,
-        [preset, file, old] if over else [file, old, preset],
-        Parser(PROGRAM, allow_abbrev=False),
-        call,
-    )
+    model = job_model(name)
     check_environment(model, environ)
     under = f"the job stored in {resume}" if resume else "the embedded job"
     below = [*layers[::-1], (under, old)]
@@ -128,10 +122,11 @@ def resolve(
     places = [preset_layer, *below] if over else [*below, preset_layer]
     places = [(name, values) for name, values in [(CALL, call), *places] if values]
     try:
-        job = fill_local_defaults(model())  # type: ignore[call-arg]  # its sources give all
+        tables = [preset, file, old] if over else [file, old, preset]
+        job = fill_local_defaults(given_job(model, call, flags, tables))
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
-    model.places = (places, flags)
+    job._places = (places, flags)
     if resume:
         refuse_import(models_of(job), own, source, "--models.mix (models.proxy, models.server)")
     return job, places, flags
@@ -166,9 +161,9 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     source = f"the job stored in {where}"
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
     stored = fill_former_defaults(stored, stored["algorithm"]["name"])
-    model = job_model(stored["algorithm"]["name"], [], [stored], None)
+    model = job_model(stored["algorithm"]["name"])
     try:
-        job = model()  # type: ignore[call-arg]  # its sources give all
+        job = stored_job(model, stored)
     except (ValidationError, RecursionError) as error:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])
@@ -289,21 +284,3 @@ def check_environment(model: type[Job], environ: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"environment variable {name}: {first} has no fields of that kind; see --help all"
             )
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError instead of printing its usage."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown, _, words = message.partition("unrecognized arguments: ")
-        if unknown or not words:
-            raise ConfigError(f"command line: {message.removeprefix('argument ')}")
-        word = (words.split() or [words])[0]
-        if not word.startswith("--"):
-            raise ConfigError(stray(word))
-        known = [
-            o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")
-        ]
-        raise ConfigError(
-            f"command line: {no_field(word.removeprefix('--').partition('=')[0], known)}"
-        )

@@ -114,9 +114,11 @@ def file_of(thing: Any) -> str:
     thing = inspect.unwrap(thing)
     if not isinstance(thing, type):
         return inspect.getfile(getattr(thing, "func", thing))  # the function of a functools.partial
-    code = (getattr(inspect.unwrap(fn), "__code__", None) for fn in vars(thing).values())
-    own = next((c.co_filename for c in code if c), None)
-    return own or inspect.getfile(thing)
+    functions = (inspect.unwrap(fn) for fn in vars(thing).values())
+    # pydantic adds functions of its own to a class
+    own = (fn for fn in functions if getattr(fn, "__module__", None) == thing.__module__)
+    code = (getattr(fn, "__code__", None) for fn in own)
+    return next((c.co_filename for c in code if c), None) or inspect.getfile(thing)
 
 
 def register(where: str, module: str, form: str) -> None:

@@ -173,13 +173,12 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     from hpcfed.config.limits import limits
     from hpcfed.config.validation_messages import kind_of
 
-    bounds = limits(field)
     return {
         "name": name,
         "type": kind_of(field.annotation),
-        "range": bounds,
+        "range": limits(field),
         "default": to_jsonable_python(field.get_default(call_default_factory=True)),
-        "meaning": " ".join((field.description or "").removesuffix(f" [{bounds}]").split()),
+        "meaning": " ".join((field.description or "").split()),
     }
 
 

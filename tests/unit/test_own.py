@@ -118,6 +118,15 @@ CLASSES = {
 }
 
 
+def test_a_class_of_fields_alone_is_of_its_own_file():
+    class Mine(hpcfed.RoundBased):
+        """What pydantic adds to it has another file."""
+
+        lam: float = 0.1
+
+    assert user_code.file_of(Mine) == __file__
+
+
 @pytest.mark.parametrize("case", CLASSES)
 def test_a_class_that_cannot_be_a_method_is_refused_with_its_line(module, case):
     body, at, words = CLASSES[case]
