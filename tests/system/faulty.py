@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from time import sleep
 
 from hpcfed.algorithms.base import RoundBased
 
@@ -12,6 +13,14 @@ class Faulty(RoundBased):
 
     def loss(self, client, state, model, x, y):
         return super().loss(client, state, model, x, y) * (float("nan") if client.id == 2 else 1.0)
+
+
+class Slow(RoundBased):
+    """FedAvg, but clients rest a while, so that a run that goes on leaves the cores to others."""
+
+    def local(self, fed, client, state, t):
+        sleep(0.1)
+        return super().local(fed, client, state, t)
 
 
 class Signalled(RoundBased):

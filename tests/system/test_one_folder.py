@@ -17,6 +17,7 @@ JOB = shlex.split(
     "--clients 4 --models.mix mlp --models.d 16 --data.train_limit 80 --checkpoint.every 2 "
     "--evaluate.every 1 --rounds 100000"
 )
+SLOW = ["--algorithm.name", "tests.system.faulty:Slow"]
 
 
 def test_a_run_that_goes_on_keeps_its_folder_whatever_a_second_one_asks_for(tmp_path):
@@ -24,9 +25,9 @@ def test_a_run_that_goes_on_keeps_its_folder_whatever_a_second_one_asks_for(tmp_
     others = {
         "new": [*JOB, "--seed", "2", "--out", str(run)],
         "over": [*JOB, "--seed", "2", "--out", str(run), "--overwrite"],
-        "on": ["--resume", str(run)],
+        "on": ["--resume", str(run), *SLOW],
     }
-    with started(2, *JOB, "--seed", "1", "--out", str(run)) as job:
+    with started(2, *JOB, *SLOW, "--seed", "1", "--out", str(run)) as job:
         job.until("round 3/")
         said = together(1, tmp_path / "others", others)
         job.until(f"round {results.load(run).rounds + 1}/")
@@ -38,7 +39,7 @@ def test_a_run_that_goes_on_keeps_its_folder_whatever_a_second_one_asks_for(tmp_
         assert other.status == 2 and other.err.count("hpcfed: ") == 1, other.err
         assert f"out: {run}: another run has this folder: process " in other.err
     assert "stopped by a signal" in first and not names.lock_file(run).exists()
-    alone = [*JOB, "--seed", "1", "--rounds", "3", "--out", str(tmp_path / "alone")]
+    alone = [*JOB, *SLOW, "--seed", "1", "--rounds", "3", "--out", str(tmp_path / "alone")]
     assert together(1, tmp_path, {"alone": alone})["alone"][0].status == 0
     ours, clean = results.load(run), results.load(tmp_path / "alone")
     for name in COLUMNS:
