@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hpcfed.clients.profiles import Profiles
     from hpcfed.config.sections import Local
     from hpcfed.config.system import System
@@ -54,7 +56,7 @@ class Draws:
     system: System
     local: Local
     profiles: Profiles
-    sizes: Sequence[int]  # training examples by client
+    sizes: Sequence[int] | np.ndarray  # training examples by client
 
     @property
     def full(self) -> int:

@@ -38,7 +38,7 @@ class Choice:
         self,
         selection: Selection,
         seed: int,
-        sizes: Sequence[int],
+        sizes: Sequence[int] | np.ndarray,
         cohort_size: int,
         rounds: int = 1,
     ) -> None:

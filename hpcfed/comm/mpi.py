@@ -37,7 +37,8 @@ class Mpi(RankFailures):
 
     @raise_rank_lost
     def __init__(self, limit: int = 2**31 - 1) -> None:
-        self.limit, self._world, self._node = limit, MPI.COMM_WORLD, MPI.COMM_NULL
+        self.limit, self._node = limit, MPI.COMM_NULL
+        self._world: MPI.Comm = MPI.COMM_WORLD
         self._join(MPI.COMM_WORLD.Dup())  # separates other libraries' messages from ours
 
     def _join(self, world: MPI.Comm) -> None:
@@ -50,7 +51,7 @@ class Mpi(RankFailures):
         self.node_of = self._nodes()
 
     @staticmethod
-    def _near(world: MPI.Intracomm) -> MPI.Intracomm:
+    def _near(world: MPI.Comm) -> MPI.Comm:
         """Return the communicator of the ranks that share this rank's memory."""
         return world.Split_type(MPI.COMM_TYPE_SHARED)
 
@@ -132,7 +133,7 @@ class Mpi(RankFailures):
         return union(part.tobytes() for part in np.split(every, starts[1:]))
 
     @raise_rank_lost
-    def bcast(self, item: T, root: int = 0) -> T:
+    def bcast(self, item: T | None, root: int = 0) -> T:
         valid_rank("root", root, self.size)
         return decode(self._bcast(self._world, encode(item) if self.rank == root else None, root))
 

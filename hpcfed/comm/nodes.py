@@ -24,9 +24,7 @@ class Nodes:
     node_of: the node of each rank, [R].
     """
 
-    def __init__(
-        self, world: MPI.Intracomm, node: MPI.Intracomm, node_of: Sequence[int], board: NodeMemory
-    ):
+    def __init__(self, world: MPI.Comm, node: MPI.Comm, node_of: Sequence[int], board: NodeMemory):
         self.world, self.node, self.board = world, node, board
         here, rank = node_of[world.rank], world.rank
         members = [

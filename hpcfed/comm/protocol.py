@@ -124,7 +124,7 @@ class Comm(Protocol):
         carry.
         """
 
-    def bcast(self, item: T, root: int = 0) -> T:
+    def bcast(self, item: T | None, root: int = 0) -> T:
         """Return the root's item on all ranks; the items of the other ranks are ignored."""
 
     def move(self, item: T | None, src: int, dst: int) -> T | None:

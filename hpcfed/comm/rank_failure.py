@@ -49,11 +49,11 @@ class RankFailures:
     rank: int
     size: int
     lost = 0
-    _world: MPI.Intracomm
-    _node: MPI.Intracomm
+    _world: MPI.Comm
+    _node: MPI.Comm
     _agreed = False  # whether the agreement has reported a death: `shrink` needs no other one
 
-    def _join(self, world: MPI.Intracomm) -> None:
+    def _join(self, world: MPI.Comm) -> None:
         """Use this communicator from now on."""
         raise NotImplementedError
 

@@ -39,7 +39,7 @@ class Serial:
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union([encode(items)])
 
-    def bcast(self, item: T, root: int = 0) -> T:
+    def bcast(self, item: T | None, root: int = 0) -> T:
         valid_rank("root", root, self.size)
         return decode(encode(item))
 

@@ -66,10 +66,10 @@ class Ways(NamedTuple):
     ]  # maximum over all ranks, elementwise; may work in place
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
     lines: Callable[
-        [np.ndarray, np.ndarray], None
+        [np.ndarray, np.ndarray], object
     ]  # from [R, m] on each rank: this rank's line of each, to [R, m]
     collect: Callable[
-        [np.ndarray, np.ndarray], None
+        [np.ndarray, np.ndarray], object
     ]  # from [m] on each rank: all of them, to [R, m]
 
 

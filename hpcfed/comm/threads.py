@@ -84,7 +84,7 @@ class Threads:
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union(self.exchange("gather", encode(items)))
 
-    def bcast(self, item: T, root: int = 0) -> T:
+    def bcast(self, item: T | None, root: int = 0) -> T:
         valid_rank("root", root, self.size)
         return decode(
             self.exchange(f"bcast from {root}", encode(item) if self.rank == root else None)[root]

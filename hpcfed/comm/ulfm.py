@@ -8,7 +8,6 @@ import faulthandler
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 
@@ -67,7 +66,7 @@ def limit_start(seconds: float) -> Iterator[None]:
         try:
             says = stack.enter_context(speaker(text))
         except OSError:  # there is no shell
-            says = sys.__stderr__
+            says = 2  # stderr
         faulthandler.dump_traceback_later(seconds, exit=True, file=says)
         try:
             yield

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -158,7 +158,7 @@ def tables() -> list[str]:
     return [TOP, "algorithm", *parts]
 
 
-def is_part(annotation: object) -> bool:
+def is_part(annotation: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
@@ -215,7 +215,7 @@ def section(found: Command, name: str, width: int) -> str:
         infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
         head = "fields that stand in no table:"
     else:
-        part = found.model.model_fields[name].annotation
+        part = annotation(found.model, name)
         infos, prefix = part.model_fields, f"{name}."
         text = (
             f"method {found.job.algorithm.name} (more: hpcfed show {found.job.algorithm.name})"
@@ -259,11 +259,18 @@ def field(found: Command, name: str, width: int) -> str:
     )
 
 
+def annotation(model: type[BaseModel], table: str) -> type[BaseModel]:
+    """Return the class of a table of the job."""
+    found = model.model_fields[table].annotation
+    assert is_part(found)
+    return found
+
+
 def at(model: type[BaseModel], name: str) -> FieldInfo:
     """Return the description of the field with this dotted name."""
     *tables, last = name.split(".")
     for table in tables:
-        model = model.model_fields[table].annotation
+        model = annotation(model, table)
     return model.model_fields[last]
 
 

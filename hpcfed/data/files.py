@@ -130,6 +130,7 @@ def _read_npz(path: Path, how: Reading) -> File:
             raise DataError(
                 f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez"
             )
+        assert file.zip is not None  # it is open
         fits(sum(member.file_size for member in file.zip.infolist()), str(path))
         tested = any(name in file for name in ("x_test", "text_test", "y_test"))
         if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
@@ -163,8 +164,7 @@ def _read_hdf5(path: Path, how: Reading) -> File:
         stored = attribute(opened, "classes")
         names = None if stored is None else parse_json(stored, "attribute 'classes'")
         if (found := _hdf5_tables(path, file, opened)) is not None:
-            task = str(attribute(opened, "task", "classes"))
-            _check_facts(path, task, names)
+            task = _task(path, attribute(opened, "task", "classes"), names)
             return File(None, None, names, task=task, tables=found[:2], label=found[2])
         train = _raw_group(path, file, "train", how.columns.client)
         test = _raw_group(path, file, "test", how.columns.client) if "test" in file else None
@@ -177,9 +177,8 @@ def _read_hdf5(path: Path, how: Reading) -> File:
             )
             for name in (train.x if isinstance(train.x, Mapping) else ())
         }
-        task = str(attribute(opened, "task", "classes"))
+        task = _task(path, attribute(opened, "task", "classes"), names)
         own_tests = attribute(opened, "own_tests", 0)
-    _check_facts(path, task, names)
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
         raise DataError(
@@ -189,8 +188,9 @@ def _read_hdf5(path: Path, how: Reading) -> File:
     return File(train, test, names, vocabulary, vocabularies, task, bool(own_tests))
 
 
-def _check_facts(path: Path, task: str, names: Any) -> None:
-    """Raise DataError for an invalid task or invalid names of classes."""
+def _task(path: Path, stored: object, names: Any) -> Task:
+    """Return the task; raise DataError for an invalid one, or for invalid names of classes."""
+    task: Any = str(stored)
     if task not in TASKS:
         raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
     if names is not None and not (isinstance(names, list) and names):
@@ -199,14 +199,15 @@ def _check_facts(path: Path, task: str, names: Any) -> None:
         )
     for name in names or ():
         check.text(str(name), f"{path}: attribute 'classes'")
+    return task
 
 
 def is_table(x: Any, y: Any) -> bool:
     """Return whether inputs are rows of numbers, each with one label."""
-    shapes = [getattr(v, "shape", None) for v in (x, y)]
-    if None in shapes or len(shapes[0]) != 2 or x.dtype.kind not in "biuf":
+    rows, labels = (getattr(v, "shape", None) for v in (x, y))
+    if rows is None or labels is None or len(rows) != 2 or x.dtype.kind not in "biuf":
         return False
-    return len(shapes[1]) == 1 or shapes[1][1:] == (1,)
+    return len(labels) == 1 or labels[1:] == (1,)
 
 
 def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
@@ -367,20 +368,20 @@ def _raw(
     place: the place of an array, as in "train/{}" or "{}_train".
     client: the array of users that the job names.
     """
-    names = [
-        next((place.format(n) for n in any_of if place.format(n) in arrays), None)
-        for any_of in (x, y)
-    ]
-    for found, wanted in zip(names, (x, y), strict=True):
-        if found is None:
-            raise DataError(
-                f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there"
-            )
+    inputs, labels = (_first(path, arrays, [place.format(n) for n in any_of]) for any_of in (x, y))
     users = users_place(path, arrays, place, client)
     ids = _values(path, arrays, users) if users in arrays else None
     return Raw(
-        _values(path, arrays, names[0]), _values(path, arrays, names[1]), ids, (*names, users)
+        _values(path, arrays, inputs), _values(path, arrays, labels), ids, (inputs, labels, users)
     )
+
+
+def _first(path: Path, arrays: Mapping, places: list[str]) -> str:
+    """Return the first of these places that has an array. Raises DataError if none has."""
+    for place in places:
+        if place in arrays:
+            return place
+    raise DataError(f"{path}: has no {' or '.join(places)}; store it there")
 
 
 def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
@@ -394,8 +395,8 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
     File i is the header followed by jpeg_body[offsets[i] : offsets[i + 1]].
     """
     names = ("jpeg_header", f"{part}/jpeg_body", f"{part}/jpeg_offsets")
-    header, body, offsets = (_values(path, file, name) for name in names)
-    header, body = header.tobytes(), body.tobytes()
+    *parts, offsets = (_values(path, file, name) for name in names)
+    header, body = (part.tobytes() for part in parts)
     wrong = np.diff(offsets, append=len(body)) < 0
     where = f"{path}: {part}/jpeg_offsets"
     check.first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
@@ -450,12 +451,14 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
             f"there are {len(classes)}; store another task, or other classes"
         )
     if isinstance(splits[0].x, Mapping):
-        return several(path.stem, *splits, classes, file.vocabularies, **facts)
+        return several(path.stem, splits[0], splits[1], classes, file.vocabularies, **facts)
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
             splits, vocabulary = encode(splits, how.text)
-    numbers = ((), ()) if vocabulary else moments(splits[0].x)
-    return DataSet(path.stem, *splits, classes, *numbers, vocabulary, **facts)
+    mean, std = ((), ()) if vocabulary else moments(splits[0].x)
+    return DataSet(
+        path.stem, splits[0], splits[1], classes, mean, std, vocabulary=vocabulary, **facts
+    )
 
 
 def _alike(path: Path, x: Any, first: Any) -> None:

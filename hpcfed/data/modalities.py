@@ -9,27 +9,17 @@ some pairs of classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from hpcfed.config.sections import Modalities
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import stream
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition_file import Partition
 
 Set = tuple[str, ...]  # modalities of one client, in the order of the data set
-
-
-class Settings(Protocol):
-    """Fields of a job's modalities part that this module reads."""
-
-    use: tuple[str, ...]
-    clients: str
-    rate: float
-    sets: tuple[str, ...]
-    shares: tuple[float, ...]
-    missing: float
 
 
 class Held(NamedTuple):
@@ -39,7 +29,7 @@ class Held(NamedTuple):
     train: tuple[Set, ...]
 
 
-def select(data: DataSet, settings: Settings) -> DataSet:
+def select(data: DataSet, settings: Modalities) -> DataSet:
     """Return the data with the modalities that the job uses.
 
     Raises ConfigError for a modality that the data do not have.
@@ -48,7 +38,7 @@ def select(data: DataSet, settings: Settings) -> DataSet:
 
 
 def assign(
-    names: Set, settings: Settings, clients: int, seed: int, natural: Callable[[int], Set]
+    names: Set, settings: Modalities, clients: int, seed: int, natural: Callable[[int], Set]
 ) -> Held:
     """Assign modalities to clients, the same on any number of ranks.
 
@@ -149,10 +139,10 @@ def labelled(
     return kept
 
 
-def check_idle(data: DataSet, settings: Settings) -> None:
+def check_idle(data: DataSet, settings: Modalities) -> None:
     """Raise ConfigError for a setting of modalities if inputs are of one kind."""
     usual = type(settings)()
-    for name in (*Settings.__annotations__, "encoders"):
+    for name in type(settings).model_fields:
         value = getattr(settings, name)
         if value != getattr(usual, name) and not data.modalities:
             raise ConfigError(

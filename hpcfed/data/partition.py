@@ -1,10 +1,10 @@
 """Partition of a data set: training and test examples of each client, and public examples."""
 
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from hpcfed.config.sections import Data
 from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.paths import read_text
 from hpcfed.core.registry import find
@@ -18,31 +18,7 @@ from hpcfed.data.schemes import ClientRows
 from hpcfed.data.user_arrays import readable
 
 
-class Settings(Protocol):
-    """Fields of a job's data part that `split` reads."""
-
-    partition: str  # one of PARTITIONS
-    sizes: str  # "equal" or "free"; of dirichlet
-    partition_by: str  # "label" or "client"
-    alpha: float
-    client_sizes: tuple[int, ...]
-    classes_per_client: int
-    class_choice: str  # of pathological
-    distribution: Path | None
-    preassigned: int
-    rescale: bool
-    shards_per_client: int
-    spread: float
-    halve: float
-    least: int
-    missing_labels: float
-    train_limit: int | None
-    test_share: float
-    public: int
-    partition_file: Path | None
-
-
-def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def iid(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal the examples at random.
 
     pool: the examples to share out.
@@ -51,7 +27,7 @@ def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> Clien
     return schemes.iid(pool.y, clients, g)
 
 
-def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def dirichlet(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Draw class proportions from Dirichlet(alpha), with equal or free sizes.
 
     Raises ConfigError for sizes that are neither "equal" nor "free".
@@ -62,22 +38,22 @@ def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) ->
     return draws[s.sizes](pool.y, clients, s.alpha, g)
 
 
-def classes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def classes(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of classes."""
     return schemes.classes(pool.y, clients, s.classes_per_client, g)
 
 
-def shards(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def shards(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of label-sorted shards."""
     return schemes.shards(pool.y, clients, s.shards_per_client, g)
 
 
-def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def quantity(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Draw log-normal sizes."""
     return schemes.quantity(pool.y, clients, s.spread, g)
 
 
-def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def natural(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Group the examples by the users that the data name.
 
     Raises DataError for data that name no users.
@@ -89,7 +65,7 @@ def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> C
     return schemes.natural(pool.users, clients, g)
 
 
-def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def sizes(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal the numbers of examples that the job gives at random.
 
     Raises ConfigError if the job does not give them.
@@ -99,33 +75,33 @@ def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> Cli
     return schemes.sizes(pool.y, clients, s.client_sizes, g)
 
 
-def linear(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def linear(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to 1, 2, 3, ..."""
     return schemes.linear(pool.y, clients, g)
 
 
-def square(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def square(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to 1, 4, 9, ..."""
     return schemes.square(pool.y, clients, g)
 
 
-def exponential(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def exponential(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Deal sizes in proportion to e, e^2, e^3, ..."""
     return schemes.exponential(pool.y, clients, g)
 
 
-def inner_dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def inner_dirichlet(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Fill given sizes by class, with each client's own draw from Dirichlet(alpha)."""
     given = s.client_sizes or (len(pool.y) // clients,) * clients
     return schemes.inner_dirichlet(pool.y, clients, s.alpha, given, g)
 
 
-def pathological(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def pathological(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client a fixed number of classes, chosen in one of three ways."""
     return schemes.pathological(pool.y, clients, s.classes_per_client, s.class_choice, g)
 
 
-def distribution(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> ClientRows:
+def distribution(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Give each client neighbouring classes, in the shares of a table.
 
     Raises DataError for a table that cannot be read.
@@ -146,7 +122,7 @@ def read_shares(path: Path) -> np.ndarray:
     return table
 
 
-def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partition:
+def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     """Draw the partition that the job describes, or read it from settings.partition_file.
 
     First the public examples are taken out of the training split, and train_limit of the others are
@@ -184,7 +160,7 @@ def _of_users(data: DataSet, part: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.isin(data.test.users, np.unique(data.train.users[part])))
 
 
-def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
+def _frequent(train: Split, pool: np.ndarray, settings: Data) -> np.ndarray:
     """Return those of the pool whose users have as many examples there as the job requires."""
     if not settings.least:
         return pool
@@ -203,9 +179,7 @@ def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
     return kept
 
 
-def _draw(
-    train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int
-) -> ClientRows:
+def _draw(train: Split, pool: np.ndarray, settings: Data, clients: int, seed: int) -> ClientRows:
     """Return the clients' shares of the pool, as indices into the pool."""
     draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):

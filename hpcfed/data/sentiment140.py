@@ -47,8 +47,9 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
         if not download:
             raise _missing(root, "downloading is switched off")
         fetch(root)
-    splits, vocabulary = encode(files.number_users([read(root / file) for file in FILES]), text)
-    return DataSet(name, *splits, CLASSES, (), (), vocabulary)
+    parts = files.number_users([read(root / file) for file in FILES])
+    (train, test), vocabulary = encode(parts, text)
+    return DataSet(name, train, test, CLASSES, (), (), vocabulary)
 
 
 def read(path: Path) -> Split:

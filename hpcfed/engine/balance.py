@@ -42,19 +42,19 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
     state move without a message, so that the ranks of a round do not depend on the cohort that was
     drawn.
     """
-    costs, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
+    cost, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
     fast = np.array(speeds, dtype=float)
-    loads = np.bincount(placed, costs, len(fast))
+    loads = np.bincount(placed, cost, len(fast))
     while (loads / fast).max() > WORTH * loads.sum() / fast.sum():
         top, low = int((loads / fast).argmax()), int((loads / fast).argmin())
         mine, gap = np.flatnonzero(placed == top), loads[top] / fast[top] * fast[low] - loads[low]
-        best = mine[np.abs(costs[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
+        best = mine[np.abs(cost[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
         if (
-            not 0 < costs[best] < 0.999 * gap
+            not 0 < cost[best] < 0.999 * gap
         ):  # such a client would only move back and forth, because of rounding
             break
         placed[best] = low
-        loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
+        loads[[top, low]] = [cost[placed == rank].sum() for rank in (top, low)]
     return placed.tolist()
 
 

@@ -93,7 +93,7 @@ def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
     if facts.many:
         return {}  # the job describes it completely
     edges = {"edges": facts.edges.of} if facts.edges else {}
-    split = facts.partition
+    split = facts.rows
     return (
         {
             "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),

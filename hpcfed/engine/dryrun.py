@@ -77,7 +77,7 @@ def partition(facts: World, placement: list[int]) -> Table:
     The columns count the client's examples of each class; with more than WIDE classes, one column
     counts its classes.
     """
-    counts = facts.partition.counts(facts.data.train.y, len(facts.data.classes))
+    counts = facts.rows.counts(facts.data.train.y, len(facts.data.classes))
     shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)
     heads = [f">{c}" for c in range(counts.shape[1])] if counts.shape[1] <= WIDE else [">classes"]
     rows = [
@@ -85,7 +85,7 @@ def partition(facts: World, placement: list[int]) -> Table:
             k,
             facts.architectures[k],
             placement[k],
-            len(facts.partition.test[k]),
+            len(facts.rows.test[k]),
             counts[k].sum(),
             *row,
         )

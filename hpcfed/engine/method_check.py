@@ -108,11 +108,11 @@ def small(facts: World) -> World:
     n = min(CLIENTS, len(facts.architectures))
     test = facts.data.test.take(slice(EXAMPLES))
     everyone = tuple(np.arange(len(test.y)) for _ in range(n))
-    train = tuple(rows[:EXAMPLES] for rows in facts.partition.train[:n])
+    train = tuple(rows[:EXAMPLES] for rows in facts.rows.train[:n])
     return replace(
         facts,
         data=replace(facts.data, test=test),
-        partition=Partition(train, everyone, facts.partition.public[:EXAMPLES]),
+        partition=Partition(train, everyone, facts.rows.public[:EXAMPLES]),
         public=facts.public[:EXAMPLES],
         architectures=facts.architectures[:n],
         costs=facts.costs[:n],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -49,12 +49,16 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 
+Rows = tuple[np.ndarray, ...]  # rows of a split, client by client
+
+
 def world(job: Job, comm: Comm) -> World:
     """Load and partition the data, and assign architectures; collective.
 
     Raises ConfigError or DataError on all ranks alike.
     """
-    data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
+    data = load(job, comm, job.data.name)
+    other = load(job, comm, job.data.public_source) if job.data.public_source else None
     on_all_ranks(comm, lambda: views(job, data))
     on_all_ranks(comm, lambda: measured(job, data))
     partition, validation = share_out(job, comm, data)
@@ -63,6 +67,7 @@ def world(job: Job, comm: Comm) -> World:
     held = on_all_ranks(comm, lambda: modalities_of(job, data, partition))
     if job.data.wrong_labels:
         on_all_ranks(comm, lambda: has_labels(data))
+        assert isinstance(partition, Partition)  # a population makes its own examples
         wrong = mislabel(
             data.train.y, partition, job.data.wrong_labels, len(data.classes), job.seed
         )
@@ -70,10 +75,8 @@ def world(job: Job, comm: Comm) -> World:
     architectures = assign(job, data.modalities, held.own if held else ())
     shape, classes = data.shape, len(data.classes)
     kinds = sorted(set(architectures))
-    on_all_ranks(
-        comm,
-        lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
-    )
+    for name in (*kinds, *servers(job)):
+        on_all_ranks(comm, partial(models.check, name, shape, data.vocabulary))
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
     on_all_ranks(comm, lambda: check_finetuning(job, kinds, data))
     each = on_all_ranks(
@@ -97,7 +100,7 @@ def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> 
 
     Raises ConfigError.
     """
-    if not data.modalities:
+    if not data.modalities or isinstance(partition, Synthetic):
         return None
     return modalities.assign(
         data.modalities,
@@ -108,13 +111,8 @@ def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> 
     )
 
 
-def load(job: Job, comm: Comm, name: str) -> DataSet | None:
-    """Load a data set on one rank of each node, into memory that all ranks of the node share.
-
-    Returns None for the name "".
-    """
-    if not name:
-        return None
+def load(job: Job, comm: Comm, name: str) -> DataSet:
+    """Load a data set on one rank of each node, into memory that all ranks of the node share."""
     first = comm.local_rank == 0
 
     def read() -> DataSet:
@@ -124,7 +122,8 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
         return modalities.select(data, job.modalities) if data.modalities else data
 
     loaded = on_all_ranks(comm, lambda: read() if first else None)
-    return from_arrays(comm.share(lambda: to_arrays(loaded)))
+    # called by the ranks that have read it
+    return from_arrays(comm.share(lambda: to_arrays(loaded)))  # type: ignore[arg-type]
 
 
 def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
@@ -217,7 +216,7 @@ def views(job: Job, data: DataSet) -> None:
 
 
 def public(
-    job: Job, data: DataSet, other: DataSet | None, partition: Partition
+    job: Job, data: DataSet, other: DataSet | None, partition: Partition | Synthetic
 ) -> tuple[Split, np.ndarray]:
     """Return the split that has the public examples, and their rows.
 
@@ -253,7 +252,7 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     example: [K], multiply-adds of one example, forward and backward.
     """
 
-    def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         path = job.system.trace
         trace = traces.read(path, job.clients) if path else None
         drawn = profiles.draw(job.system, job.clients, job.seed, example)
@@ -262,7 +261,9 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     drawn, lines = comm.bcast(
         on_all_ranks(comm, lambda: draw_or_read() if comm.rank == 0 else None)
     )
-    given = {name: compact(values) for name, values in (drawn | {"example": example}).items()}
+    given: dict[str, Any] = {
+        name: compact(values) for name, values in (drawn | {"example": example}).items()
+    }
     if not lines:
         return Profiles(**given)
     given["speed"] = np.array(given["speed"])  # a copy of this rank's own, because it changes
@@ -283,9 +284,7 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
 
 
-def share_out(
-    job: Job, comm: Comm, data: DataSet
-) -> tuple[Partition | Synthetic, tuple[np.ndarray, ...]]:
+def share_out(job: Job, comm: Comm, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
     """Return the partition, and the rows that clients hold out of it for validation.
 
     Rows that are held out are no part of the partition any more. Rank 0 draws for all ranks,
@@ -309,7 +308,7 @@ def share_out(
     return Partition(train, test, apart), held
 
 
-def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray, ...], ...]:
+def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[Rows, Rows, np.ndarray, Rows]:
     """Return the partition's training, test and public rows, and the validation rows.
 
     The validation rows are held out of the training rows. Raises DataError if no client has enough
@@ -353,6 +352,11 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
     rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
+    counts: np.ndarray | Synthetic = (
+        world.partition
+        if isinstance(world.partition, Synthetic)
+        else world.partition.counts(data.train.y, len(data.classes))
+    )
     fed = Federation(
         job=job,
         comm=comm,
@@ -361,9 +365,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         architectures=world.architectures,
         sizes=world.partition.sizes,
         costs=world.costs,
-        label_counts=world.partition
-        if world.many
-        else world.partition.counts(data.train.y, len(data.classes)),
+        label_counts=counts,
         placement=placement,
         speeds=fast,
         profiles=world.profiles,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.profiles import Profiles
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+    from hpcfed.data.synthetic import Synthetic
     from hpcfed.models.flat import Skeleton
 
 T = TypeVar("T")
@@ -105,9 +106,9 @@ class Federation:
         store: ClientStore,
         device: torch.device,
         architectures: tuple[str, ...],
-        sizes: Sequence[int],
-        costs: Sequence[float],
-        label_counts: Sequence[np.ndarray],
+        sizes: Sequence[int] | np.ndarray,
+        costs: Sequence[float] | np.ndarray,
+        label_counts: np.ndarray | Synthetic,
         classes: int,
         placement: list[int],
         speeds: list[float],

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from hpcfed.clients.participation import Draws, Outcome, Traffic
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hpcfed.clients.client import Client
     from hpcfed.clients.profiles import Profiles
     from hpcfed.config.job import Job
@@ -26,7 +28,7 @@ class Participants:
         self,
         job: Job,
         profiles: Profiles,
-        sizes: Sequence[int],
+        sizes: Sequence[int] | np.ndarray,
         mine: Container[int],
         tallies: Tallies,
         replay: ReplayLog,

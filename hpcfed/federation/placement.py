@@ -29,7 +29,7 @@ class Placement:
         self,
         ranks: list[int],
         speeds: list[float],
-        costs: Sequence[float],
+        costs: Sequence[float] | np.ndarray,
         comm: Comm,
         clients: Clients,
         store: ClientStore,

@@ -45,16 +45,23 @@ class World:
         return Shard(train.x, train.y, self.held_out[k], device, own)
 
     @property
+    def rows(self) -> Partition:
+        """The partition of the data's rows, which a population has not."""
+        assert isinstance(self.partition, Partition)
+        return self.partition
+
+    @property
     def many(self) -> bool:
         """Whether this is a population, whose clients make their own examples."""
         return isinstance(self.partition, Synthetic)
 
     def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
         """Return the training and test examples of client k."""
-        if self.many:
-            return tuple(
+        if isinstance(self.partition, Synthetic):
+            first, second = (
                 Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
             )
+            return first, second
         train, test, rows = self.data.train, self.data.test, self.partition
         own, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
         return Shard(train.x, train.y, rows.train[k], device, trained), Shard(

@@ -107,9 +107,11 @@ def compare(
     known = find_cases(runs)
     view = view_of((run.record for run in known if run.finished), value, metric, percent=percent)
     found = methods(rename_data(known))
-    base = find_baseline(found, baseline) or also(
-        found := methods(rename_data(find_cases([*runs, Path(baseline)]))), Path(baseline)
-    )
+    base = find_baseline(found, baseline)
+    if base is None:
+        assert baseline is not None  # which would be the first method
+        found = methods(rename_data(find_cases([*runs, Path(baseline)])))
+        base = also(found, Path(baseline))
     return save_or_return(FORMATS[format](result(found, base, view, anyway)), out)
 
 

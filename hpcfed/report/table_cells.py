@@ -25,7 +25,7 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
             f"table: two runs of one cell have the same seed: {names}; give one of them"
         )
     found = [view.measure.of(run.record) for run in group if run.finished]
-    known = [numbers for numbers in found if numbers[0] is not None]
+    known = [(mean, std) for mean, std in found if mean is not None]
     absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
         len(found) - len(known)
     )
@@ -37,7 +37,8 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
             seeds=0,
             runs=len(group),
         )
-    mean, std = np.mean([numbers[0] for numbers in known]), compute_deviation(known, view.deviation)
+    mean = float(np.mean([mean for mean, _ in known]))
+    std = compute_deviation(known, view.deviation)
     note = (
         absence_note(absent, len(known), len(group))
         if absent
@@ -46,7 +47,7 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
         else ""
     )
     shown = "" if std is None else view.number(std)
-    return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
+    return Shown(view.number(mean), shown, note, mean, std, len(known), len(group))
 
 
 def absence_note(absent: list[str], n: int, runs: int) -> str:
@@ -57,9 +58,7 @@ def absence_note(absent: list[str], n: int, runs: int) -> str:
     )
 
 
-def compute_deviation(
-    known: list[tuple[float | None, float | None]], deviation: str
-) -> float | None:
+def compute_deviation(known: list[tuple[float, float | None]], deviation: str) -> float | None:
     """Return the deviation; None if there is none.
 
     That is with a single seed, for a number that is not of clients, or if it is not asked for.

@@ -14,22 +14,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular, regular
-from hpcfed.storage.uncached import BLOCK, CHUNK, open_existing
+from hpcfed.storage.uncached import BLOCK, CHUNK, Passing, open_existing
 
 PLAIN = b"hpcfed crc32 "
 LINE = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
 WHOLE = b"hpcfed sha256 "  # in older files: one SHA-256 of all data after the user block
 
 
-def write_checksum(raw: BinaryIO) -> None:
+def write_checksum(raw: io.BufferedRandom) -> None:
     """Add the checksum to a file that HDF5 has written, and flush it to the disk."""
+    assert isinstance(raw.raw, Passing)
     end = raw.seek(0, os.SEEK_END)
     raw.flush()
     table = checksums(raw, end, raw.raw.sums)
@@ -41,7 +42,7 @@ def write_checksum(raw: BinaryIO) -> None:
     os.fsync(raw.fileno())
 
 
-def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -> bytes:
+def checksums(raw: io.BufferedIOBase, end: int, known: Mapping[int, int] | None = None) -> bytes:
     """Return the table of checksums of a file whose data end at `end`.
 
     known: checksums of whole chunks, by number; the others are computed from the file.
@@ -92,7 +93,7 @@ def intact(path: Path, block: bytes) -> bool:
     return True
 
 
-def verify_checksum(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
+def verify_checksum(path: Path, raw: io.BufferedReader, whole: bool) -> io.IOBase:
     """Return the file for HDF5 to read, after checking its checksum.
 
     Raises DamagedError if the checksums, or with `whole` any of the data, have changed.
@@ -124,7 +125,7 @@ class Checked(io.RawIOBase):
     Reading raises DamagedError.
     """
 
-    def __init__(self, path: Path, raw: BinaryIO, end: int, table: bytes):
+    def __init__(self, path: Path, raw: io.BufferedReader, end: int, table: bytes):
         self.path, self.raw, self.end = path, raw, end
         self.table = np.frombuffer(table, "<u4").tolist()
         self.good: set[int] = set()
@@ -145,7 +146,7 @@ class Checked(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         start = self.raw.tell()
         size = self.raw.readinto(buffer)
         for i in range(max(0, start - BLOCK) // CHUNK, -(-(start + size - BLOCK) // CHUNK)):
@@ -174,7 +175,7 @@ class Checked(io.RawIOBase):
         return self.raw.read(last - first)
 
 
-def _checked_whole(path: Path, block: bytes, raw: BinaryIO) -> BinaryIO:
+def _checked_whole(path: Path, block: bytes, raw: io.BufferedReader) -> io.BufferedReader:
     raw.seek(BLOCK)
     digest = hashlib.file_digest(raw, "sha256").hexdigest()
     if block != (WHOLE + digest.encode() + b"\n").ljust(BLOCK, b"\0"):

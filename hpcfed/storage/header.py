@@ -28,19 +28,19 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Record(BaseModel):
+class Table(BaseModel):
     """A table whose fields are optional, and which may have others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class Method(Record):
+class Method(Table):
     """The algorithm."""
 
     name: Text = ""
 
 
-class Data(Record):
+class Data(Table):
     """The clients' examples."""
 
     name: Text = ""
@@ -50,13 +50,13 @@ class Data(Record):
     halve: Finite = 0.0
 
 
-class Mix(Record):
+class Mix(Table):
     """The clients' models."""
 
     mix: list[Text] = []
 
 
-class Process(Record):
+class Process(Table):
     """The execution of the run."""
 
     threads: Count = 1
@@ -64,7 +64,7 @@ class Process(Record):
     speeds: list[Finite] = []
 
 
-class Job(Record):
+class Job(Table):
     """The fields of a job that readers of results and of sweeps use.
 
     `config.load.again` checks all of them.
@@ -79,7 +79,7 @@ class Job(Record):
     models: Mix = Mix()
 
 
-class Past(Record):
+class Past(Table):
     """The run's state before it was resumed."""
 
     rounds: Count = 0
@@ -90,7 +90,7 @@ class Past(Record):
     slurm_job: Text = ""
 
 
-class Modality(Record):
+class Modality(Table):
     """One of several modalities."""
 
     name: Text
@@ -98,7 +98,7 @@ class Modality(Record):
     vocabulary: Count = 0
 
 
-class Inputs(Record):
+class Inputs(Table):
     """The inputs of the models.
 
     With several modalities, shape lists those of each, mean and std are by modality, and modalities
@@ -259,9 +259,10 @@ def check_record(record: Record) -> None:
     K = header.get("job", {}).get("clients")
     if K and kinds is not None and ids is None and len(kinds) != K:
         raise DamagedError(f"{len(kinds)} architectures of {K} clients")
-    known = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
-    if record.rounds * len(kinds or ()) * 8 > max(PADDED, PADDING * known):
-        raise DamagedError(f"{record.rounds} rounds of {len(kinds)} clients in {known} bytes")
+    held = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
+    many = len(kinds or ())
+    if record.rounds * many * 8 > max(PADDED, PADDING * held):
+        raise DamagedError(f"{record.rounds} rounds of {many} clients in {held} bytes")
     for name, known in (
         ("clients/id", header.get("job", {}).get("clients")),
         ("clients/architecture", None if kinds is None else len(kinds)),

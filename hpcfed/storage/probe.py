@@ -115,7 +115,8 @@ def read(run: Path) -> Probe:
             images, lists["conductance"] = of_one_image(tables, image, **lists)
         else:
             images = {name: array(child(file, name)) for name in IMAGES}
-        found = Probe(header, **tables, **lists, **images)
+        parts: dict[str, Any] = {**tables, **lists, **images}
+        found = Probe(header, **parts)
         check(found)
         return found
 

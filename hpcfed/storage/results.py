@@ -35,7 +35,7 @@ PAST = (
 )  # what a resumed run keeps of each header before its own
 
 Cell = np.ndarray | np.generic | float | int
-Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
+Rows = dict[str, Mapping[str, Cell]]  # by the round's number, from 0
 
 
 class Results:
@@ -166,7 +166,7 @@ class Results:
         first = self.rounds - len(self._rows)
         return {str(first + i): row for i, row in enumerate(self._rows)}
 
-    def append(self, row: dict[str, Cell]) -> None:
+    def append(self, row: Mapping[str, Cell]) -> None:
         """Append one round: by name one value per client [K], per rank [R], or one number."""
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
@@ -233,8 +233,9 @@ class Results:
         or the copy fails.
         """
         for _ in range(2):  # the files may change just before they are copied
-            if not self._journal.whole(self.path, self._journal.path):
+            if self._journal is None or not self._journal.whole(self.path, self._journal.path):
                 self._write_again()
+            assert self._journal is not None  # that of the file that was just written
             to = names.journal_file(path)
             with convert_write_errors(path):
                 shutil.copyfile(self.path, path)

@@ -10,7 +10,7 @@ import errno
 import io
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from isal.isal_zlib import crc32
 
@@ -79,11 +79,11 @@ class Passing(io.FileIO):
         return n
 
 
-def new(path: Path) -> BinaryIO:
+def new(path: Path) -> io.BufferedRandom:
     """Create a file for writing and reading; it must not exist yet."""
     return io.BufferedRandom(Passing(path, "x+"))
 
 
-def open_existing(path: Path) -> BinaryIO:
+def open_existing(path: Path) -> io.BufferedReader:
     """Open a file for reading."""
     return io.BufferedReader(Passing(path, "r"))

@@ -15,7 +15,7 @@ captured is replayed; the run prints one warning about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -138,22 +138,22 @@ class Traced:
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         self.steps, self.loss, self.recorded = steps, loss, steps.skeleton.recorded
-        self.found: dict[int, RecordedStep | None] = {}
+        self.found: dict[int, Graph | RecordedStep | None] = {}
+        self.key: tuple[Hashable, ...] | None = None  # of its recordings; None: there are none
         try:
             fixed, self.given, self.refill = extract_tensors(loss)
             self.key = fixed, steps.optimiser.names, of_model(steps.model)
         except Untraceable as why:
-            self.key = None
             self.give_up(why)
 
     def __call__(self, x: Any, y: Any) -> None:
         step = self.recorded_step(x, y) if self.key else None
-        if step is None:
-            eager(self.steps, self.loss, x, y)
-        else:
+        if isinstance(step, RecordedStep):
             self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
+        else:
+            eager(self.steps, self.loss, x, y)
 
-    def recorded_step(self, x: Any, y: Any) -> RecordedStep | None:
+    def recorded_step(self, x: Any, y: Any) -> Graph | RecordedStep | None:
         """Return the recording for batches like this one; None if there can be none."""
         size = len(flat(x)[0])  # the batches of a client differ only in this
         if size not in self.found:
@@ -165,8 +165,12 @@ class Traced:
             self.found[size] = self.recorded[key]
         return self.found[size]
 
-    def record(self, x: Any, y: Any) -> RecordedStep | None:
+    def record(self, x: Any, y: Any) -> Graph | RecordedStep | None:
         """Return a new recording; None if there can be none."""
+        return self.trace(x, y)
+
+    def trace(self, x: Any, y: Any) -> RecordedStep | None:
+        """Return a recording of the operations; None, with a warning, if there can be none."""
         objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
         try:
             return RecordedStep(
@@ -178,7 +182,8 @@ class Traced:
         except (
             Exception
         ) as why:  # torch raises many kinds of errors; the eager engine needs no recording
-            return self.give_up(why)
+            self.give_up(why)
+            return None
 
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
         """Warn that another engine takes over."""
@@ -218,7 +223,7 @@ class Graphed(Traced):
 
         The result is None if the step cannot be recorded either.
         """
-        step = super().record(x, y)
+        step = self.trace(x, y)
         try:
             return (
                 Graph(step, self.steps.optimiser, self.given, [*flat(x), *flat(y)])

@@ -107,11 +107,11 @@ class Optimiser:
         if self.clip:
             gradient = clip_gradient(gradient, self.clip)
         if self.settings.optimiser == "adam":
-            self.adam(gradient)
+            self.adam(list(gradient))
         else:
-            self.sgd(gradient)
+            self.sgd(list(gradient))
 
-    def adam(self, gradient: Sequence[Tensor]) -> None:
+    def adam(self, gradient: list[Tensor]) -> None:
         """Make a step of Adam: Kingma and Ba, ICLR 2015, algorithm 1."""
         how, (beta1, beta2) = self.settings, self.settings.betas
         self.moments["step"] += 1
@@ -131,7 +131,7 @@ class Optimiser:
             maximize=False,
         )
 
-    def sgd(self, gradient: Sequence[Tensor]) -> None:
+    def sgd(self, gradient: list[Tensor]) -> None:
         """Make a step of SGD, with momentum as in torch.
 
         In torch the momentum buffer starts as the first gradient; here it starts as 0, to which the
@@ -159,7 +159,7 @@ def buffers(settings: Local) -> tuple[str, ...]:
     return ("momentum_buffer",) if settings.momentum else ()
 
 
-def clip_gradient(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:
+def clip_gradient(gradient: Sequence[Tensor], limit: float) -> Sequence[Tensor]:
     """Return the gradient, scaled down to this norm if it is longer.
 
     It is torch's clip_grad_norm_ without synchronisation with the host.

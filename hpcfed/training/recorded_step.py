@@ -209,21 +209,23 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
 
 def find_original(node: Node) -> Node | None:
     """Return the node whose values this one only repeats; None if there is no such node."""
-    if name(node) in SAME or (name(node) in VIEWS and form(node) == form(node.args[0])):
-        return node.args[0]
-    twice = name(node) == "aten::t" and name(node.args[0]) == "aten::t"
-    return node.args[0].args[0] if twice else None
+    first: Any = node.args[0] if node.args else None  # of these operations it is a node
+    if name(node) in SAME or (name(node) in VIEWS and form(node) == form(first)):
+        return first
+    twice = name(node) == "aten::t" and name(first) == "aten::t"
+    return first.args[0] if twice else None
 
 
 def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
     """Return the value of a node that is the same in every step; None for other nodes."""
-    if name(node) in VIEWS and node.args[0] in known:
-        return node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
+    operation: Any = node.target  # of a node with a name it can be called
+    first: Any = node.args[0] if node.args else None
+    if name(node) in VIEWS and first in known:
+        return operation(known[first], *node.args[1:], **node.kwargs)
     if name(node) == "aten::scalar_tensor":
-        return node.target(*node.args, **node.kwargs)
-    if name(node) == "aten::ones_like" and not any(
-        user.target._schema.is_mutable for user in node.users
-    ):
+        return operation(*node.args, **node.kwargs)
+    users: list[Any] = [user.target for user in node.users]
+    if name(node) == "aten::ones_like" and not any(user._schema.is_mutable for user in users):
         like = node.meta["val"]
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     return None

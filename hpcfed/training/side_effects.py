@@ -120,6 +120,7 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
     """
     active: set[CodeType] = set()
     reads: list[Read] = []
+    own = cls.__mro__ if cls else ()
 
     def closure(f: FunctionType) -> str:
         cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
@@ -155,9 +156,7 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
             if why := chain(names, namespace):
                 return why
         for name in code.co_names if cls else ():
-            for value in (
-                vars(c)[name] for c in cls.__mro__ if name in vars(c) and not is_trusted(c)
-            ):
+            for value in (vars(c)[name] for c in own if name in vars(c) and not is_trusted(c)):
                 if plain(value):
                     reads.append((cls, name))
                 elif why := called(value, f"the class attribute {name}"):
@@ -169,7 +168,8 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
         first, *rest = names
         if first not in namespace:
             return f"it calls {first}" if first in WRITERS else ""
-        owner, at, value = namespace, [first], namespace[first]
+        owner: Any = namespace
+        at, value = [first], namespace[first]
         for name in rest:
             if not isinstance(value, ModuleType | type) or is_trusted_root(value):
                 break
@@ -274,7 +274,8 @@ def of_model(model: nn.Module) -> Hashable:
         for kind in HOOKS:
             found.extend(of_hook(hook, module) for hook in own[kind].values())
         if not is_trusted(type(module)):
-            why, reads = of_function(type(module).forward, type(module), attributes=False)
+            cls: Any = type(module)
+            why, reads = of_function(cls.forward, cls, attributes=False)
             if why:
                 raise Untraceable(f"its model's {type(module).__name__}: {why}")
             found.append(values(reads))

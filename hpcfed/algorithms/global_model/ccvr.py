@@ -111,7 +111,7 @@ class CCVR(RoundBased):
 
         pooled: mu_c and the mean of z z^T.
         """
-        N = torch.as_tensor(sum(fed.label_counts))  # [C]
+        N = torch.as_tensor(sum(fed.label_counts[k] for k in range(fed.K)))  # [C]
         drawn = self.count_virtual(N)
         z, y = [], []
         for c in torch.nonzero(drawn)[:, 0].tolist():

@@ -152,16 +152,14 @@ class Course:
 
     def restore(self, rounds: Rounds, run: Path) -> None:
         """Bring the run to the state from which it continues; collective."""
-        comm, copy = (
-            rounds.fed.comm,
-            self.buddy_copy.restore(rounds.fed) if self.buddy_copy and self.begun else None,
-        )
-        if copy and not self.has_records(comm, run, copy):
+        comm, buddy = rounds.fed.comm, self.buddy_copy
+        copy = buddy.restore(rounds.fed) if buddy and self.begun else None
+        if buddy and copy and not self.has_records(comm, run, copy):
             rounds.fed.warnings.say(
                 f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
-            self.buddy_copy.kept, copy = [], None
+            buddy.kept, copy = [], None
         if copy:
             on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.turns.share_failures()

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """A source that a run can continue from."""
 
-    header: dict[str, Any]
-    rounds: int
+    @property
+    def header(self) -> dict[str, Any]: ...
+
+    @property
+    def rounds(self) -> int: ...
 
     def names(self, prefix: str = "") -> list[str]: ...
 

@@ -147,7 +147,7 @@ def tests(job: Job, facts: World) -> np.ndarray:
     """
     if facts.many:
         return np.asarray(facts.partition.sizes) * job.data.test_share
-    return np.array([len(rows) for rows in facts.partition.test])
+    return np.array([len(rows) for rows in facts.rows.test])
 
 
 def cluster(

@@ -71,7 +71,7 @@ def define(
     refuse_overlays(files, overlays)
     found = [
         (*run, path)
-        for path in files or [None]
+        for path in files or [None]  # type: ignore[list-item]
         for run in choices([path, *overlays] if path else [], given, len(files), trials)
     ]
     if len(found) > MOST:
@@ -289,7 +289,7 @@ def label(values: Values) -> str:
 
 def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
     """Return the whole job of each run. Raises ConfigError with the errors of all of them."""
-    jobs, wrong = [], {}
+    jobs, wrong = [], dict[str, str]()
     for words, name in zip(lines, called, strict=True):
         try:
             jobs.append(job_of(words))

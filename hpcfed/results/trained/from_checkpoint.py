@@ -223,10 +223,10 @@ def federation(
         clients=Clients(placement, 0, lambda k: Owner(k, kinds[k], sources, store)),
         sizes=sources.partition.sizes if known is None else known.sum(1).tolist(),
         costs=[],
-        label_counts=sources.partition if known is None else known,
+        label_counts=sources.label_counts if known is None else known,
         classes=len(about["classes"]),
         # no times here, and only the clients' examples
-        profiles=None,
-        data=SharedData(None, None, about["mean"], about["std"]),
+        profiles=None,  # type: ignore[arg-type]
+        data=SharedData(None, None, about["mean"], about["std"]),  # type: ignore[arg-type]
         modalities=lambda: sources.held(several).train if several else (),
     )

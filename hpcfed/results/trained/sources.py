@@ -71,9 +71,18 @@ class Sources:
         An old file without checksums may be damaged.
         """
         rows, data = self.partition, self.data
+        assert isinstance(rows, Partition)  # a population has no rows
         path = names.partition_file(self.run)
         rows.check(path, self.job.clients, data.name, len(data.train.y), len(data.test.y))
         return rows
+
+    @property
+    def label_counts(self) -> np.ndarray | Synthetic:
+        """Training examples of each class that each client has, [K, C]."""
+        rows, data = self.partition, self.data
+        if isinstance(rows, Synthetic):
+            return rows
+        return rows.counts(data.train.y, len(data.classes))
 
     @property
     def test(self) -> Split:
@@ -99,9 +108,9 @@ class Owner(Client):
         self.id, self.architecture, self.sources, self.store = k, architecture, sources, store
 
     @cached_property
-    def train(self) -> Shard:
+    def train(self) -> Shard:  # type: ignore[override]  # read when it is first used
         return self.sources.client_data(self.id, "train")
 
     @cached_property
-    def test(self) -> Shard:
+    def test(self) -> Shard:  # type: ignore[override]
         return self.sources.client_data(self.id, "test")
