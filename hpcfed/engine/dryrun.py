@@ -12,6 +12,7 @@ from hpcfed.core.tables import console, size, table
 from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
+    from hpcfed.clients.edges import EdgeMap
     from hpcfed.engine.setup import World
 
 SHOWN = 1000  # largest number of a rank's clients that are listed
@@ -51,9 +52,25 @@ def show(
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
     out.print(f"metrics: {', '.join(metrics)} (task: {facts.data.task})")
     out.print(f"traffic per client and round: {down} down, {up} up")
+    if facts.edges and len(traffic) == len(placement):
+        out.print(between_edges(facts.edges, traffic, job["edges"]["rounds"]))
     idle = [r for r, ks in held.items() if not ks]
     if idle:
         out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+
+
+def between_edges(edges: EdgeMap, traffic: Sequence[tuple[int, int]], every: int) -> str:
+    """Return a line on what the edges receive from the server and send to it.
+
+    traffic: of each client. every: rounds from one aggregation by the server to the next.
+    """
+    groups = [[traffic[k] for k in ks] for ks in edges.split(range(len(traffic))).values()]
+    down, up = (size(sum(max(pair[i] for pair in group) for group in groups)) for i in (0, 1))
+    when = "in each round" if every == 1 else f"every {every} rounds"
+    return (
+        f"traffic between {edges.number} edges and the server, {when}, with all clients: {down} "
+        f"down, {up} up"
+    )
 
 
 def join_ids(ks: list[int]) -> str:

@@ -11,7 +11,9 @@ from hpcfed.clients import edges
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.edges import Edges
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
+from hpcfed.engine import describe
 from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.setup import world
 from hpcfed.federation.exchange import Exchange
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import models, toy
@@ -121,6 +123,16 @@ def test_an_edge_fetches_and_sends_one_model_for_each_aggregation_of_the_server(
     client, hop = 0.1 + 2 * BYTES / 1e6, BYTES / 1e7
     times = np.cumsum([0.1 + hop + client, client + hop, 0.1 + hop + client, client + hop])
     assert column(found, "rounds/virtual_seconds") == pytest.approx(times.tolist(), rel=1e-12)
+
+
+def test_the_plan_of_a_run_tells_what_goes_between_edges_and_the_server(capsys):
+    job = toy.job("fedavg", *MLP, *THREE, "--edges.rounds", "2", "--participation", "1")
+    rounds = toy.start(Serial(), job)
+    describe.plan(job, world(job, Serial()), rounds.fed)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "3 edges and the server, every 2 rounds, with all clients: 195.4 kB down, 195.4" in told
+    found = toy.run(Serial(), job)
+    assert column(found, "rounds/edges_up")[1] == 3 * BYTES  # 195.4 kB
 
 
 def test_edges_wait_for_one_another_only_where_the_server_aggregates_them():
