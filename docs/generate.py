@@ -38,7 +38,8 @@ PAGES = {
     "notebooks/first.md": partial(notebooks.page, "first"),
     "notebooks/own.md": partial(notebooks.page, "own"),
 }
-PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"}
+EVIDENCE = "benchmarks/results/evidence/cifar10/curves.png"
+PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png", EVIDENCE: EVIDENCE}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -19,6 +19,13 @@ from matplotlib import pyplot as plt
 
 OPEN = "not run yet"
 IMAGES, CLASSES = ("cifar10", "fashion-mnist"), ("fedhenn-2", "fedhenn-5")
+TITLES = {
+    "cifar10": "CIFAR-10, 20 clients, Dirichlet(0.5)",
+    "fashion-mnist": "Fashion-MNIST, 20 clients, Dirichlet(0.5)",
+    "fedhenn-2": "CIFAR-10, 100 clients, 2 classes each",
+    "fedhenn-5": "CIFAR-10, 100 clients, 5 classes each",
+}
+CURVES = "![Test accuracy over rounds, mean over clients, seed 0, a line for each row](curves.png)"
 BASELINES = ("local, crop and flip", "local, two views + CL")
 NOTE = """
 Last round; mean and population deviation over clients of seed 0, as the paper has them, then mean
@@ -45,7 +52,7 @@ def write() -> str:
             (folder / "table.md").write_text(images(name))
             (folder / "compare.txt").write_text(differences(name))
             draw(name, found, folder / "curves.png")
-            written.append(images(name))
+            written.append((folder / "table.md").read_text())
     if any(finished(name, 0) for name in CLASSES):
         (studies.KEPT / "fedhenn.md").write_text(fedhenn())
         for name in CLASSES:
@@ -82,8 +89,8 @@ def rate(study: str, row: str) -> str:
 def images(study: str) -> str:
     """FedClassAvg's tables 2 and 4 for one data set."""
     lines = [
-        f"| {study}, 20 clients, Dir(0.5) | rate | accuracy | over seeds | over local, crop and "
-        "flip, by seed | paper |",
+        f"# {TITLES[study]}\n",
+        "| row | rate | accuracy | over seeds | over local, crop and flip, by seed | paper |",
         "|---|---|---|---|---|---|",
     ]
     seeds = [finished(study, seed) for seed in range(3)]
@@ -100,7 +107,8 @@ def images(study: str) -> str:
         spread = f"{np.mean(own):.4f} ± {np.std(own, ddof=1):.4f}" if len(own) > 1 else ""
         cells = (row, rate(study, row), first, spread, ", ".join(gains), it.paper)
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, NOTE.format(rates=", ".join(studies.STUDIES[study].rates))])
+    note = NOTE.format(rates=", ".join(studies.STUDIES[study].rates))
+    return "\n".join([*lines, note, f"{CURVES}\n"])
 
 
 def fedhenn() -> str:
@@ -157,14 +165,14 @@ def told(title: str, runs: Sequence[Path], base: Path) -> str:
         return f"{title}: {error}\n"
 
 
-def draw(title: str, found: dict[str, Path], out: Path) -> None:
+def draw(study: str, found: dict[str, Path], out: Path) -> None:
     """Accuracy over rounds, mean over clients, a line for each row."""
     figure, axes = plt.subplots(figsize=(7, 4.5))
     for row, path in found.items():
         values = record(path).column("clients/accuracy")
         at = np.flatnonzero(~np.isnan(values).all(axis=1))
         axes.plot(at + 1, np.nanmean(values[at], axis=1), label=row, linewidth=1.2)
-    axes.set(xlabel="round", ylabel="test accuracy, mean over clients", title=title)
+    axes.set(xlabel="round", ylabel="test accuracy, mean over clients", title=TITLES[study])
     axes.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(out, dpi=150)
