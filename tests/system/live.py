@@ -43,7 +43,7 @@ class Live:
         """Until this file holds the text; fails when it does not within so many seconds, or the job
         ends.
         """
-        self._until(
+        self.until_true(
             lambda: path.exists() and text in path.read_text(), f"no {text!r} in {path}", seconds
         )
 
@@ -51,9 +51,10 @@ class Live:
         """Until stderr holds the text; fails when it does not within so many seconds, or the job
         ends.
         """
-        self._until(lambda: text in self._errors(), f"no {text!r} on stderr", seconds)
+        self.until_true(lambda: text in self._errors(), f"no {text!r} on stderr", seconds)
 
-    def _until(self, true: Callable[[], bool], otherwise: str, seconds: float) -> None:
+    def until_true(self, true: Callable[[], bool], otherwise: str, seconds: float = LIMIT) -> None:
+        """Until this is so; fails when it is not within so many seconds, or the job ends."""
         deadline = monotonic() + seconds
         while not true():
             if monotonic() > deadline or self.job.poll() is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial, spmd, sum_messages
+from hpcfed.core import payload
 from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
@@ -183,7 +184,8 @@ def test_a_run_has_the_same_bits_with_batches_gathered_on_devices(
 def test_a_rank_waits_once_for_all_extremes_and_once_for_each_message(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """However many clients and tensors it has."""
+    """However many clients and tensors it has. The CPU is taken for a GPU."""
+    monkeypatch.setattr(payload, "AT_HAND", set())
     monkeypatch.setattr(sum_messages, "SMALL", 4)
     copied = []
     complete = DeviceLines.complete
@@ -200,7 +202,10 @@ def test_a_rank_waits_once_for_all_extremes_and_once_for_each_message(
     assert waits.count == 1 and copied == [1]
 
 
-def test_a_value_is_examined_for_nan_with_one_wait_and_the_first_bad_tensor_is_named():
+def test_a_value_is_examined_for_nan_with_one_wait_and_the_first_bad_tensor_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(payload, "AT_HAND", set())
     value = {name: torch.ones(3) for name in "abcd"} | {"n": torch.tensor(3), "e": torch.zeros(0)}
     value |= {"half": torch.ones(2).bfloat16(), "flag": torch.tensor([True])}
     with Waits() as waits:
@@ -211,7 +216,11 @@ def test_a_value_is_examined_for_nan_with_one_wait_and_the_first_bad_tensor_is_n
     assert not_finite({"array": np.array([0.0, -np.inf])}) == "array"
 
 
-def test_extremes_keep_the_order_of_tensors_of_different_types():
+@pytest.mark.parametrize("at_hand", [{"cpu"}, set()])
+def test_extremes_keep_the_order_of_tensors_of_different_types(
+    at_hand: set[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(payload, "AT_HAND", at_hand)
     values = [torch.tensor([3, -4]), torch.tensor([0.5]), torch.zeros(0), torch.tensor([7, 7])]
     assert extremes(iter(values)).tolist() == [[-4, 3], [0.5, 0.5], [0, 0], [7, 7]]
     assert np.isnan(extremes([torch.tensor([1.0, float("nan")])])).all()
