@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hpcfed.core.params import Mean
 
+AT_HAND = {"cpu"}  # devices whose values are read without a wait
+
 
 @dataclass
 class Tally:
@@ -29,9 +31,6 @@ class Tally:
     work: float = (
         0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
-
-
-AT_HAND = {"cpu"}  # devices whose values are read without a wait
 
 
 def on_device(value: Any, device: torch.device) -> Any:
