@@ -160,11 +160,14 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
     options = parser.parse_args()
+    made = {}
     for name in options.names or TABLES:
         run_all(planned(name), options.side_by_side, options.folder)
-        print(markdown(name))
+        made[name] = markdown(name)
+        print(made[name])
     begun = [name for name in TABLES if any((KEPT / name).glob("*.h5"))]
-    (KEPT / "table.md").write_text("\n".join(map(markdown, begun)))
+    page = [made[name] if name in made else markdown(name) for name in begun]
+    (KEPT / "table.md").write_text("\n".join(page))
 
 
 def planned(name: str, seeds: Sequence[int] = SEEDS) -> list[Run]:

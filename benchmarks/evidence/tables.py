@@ -49,16 +49,16 @@ def write() -> str:
     for name in IMAGES:
         if found := finished(name, 0):
             folder = studies.KEPT / name
-            (folder / "table.md").write_text(images(name))
+            written.append(images(name))
+            (folder / "table.md").write_text(written[-1])
             (folder / "compare.txt").write_text(differences(name))
             draw(name, found, folder / "curves.png")
-            written.append((folder / "table.md").read_text())
     if any(finished(name, 0) for name in CLASSES):
-        (studies.KEPT / "fedhenn.md").write_text(fedhenn())
+        written.append(fedhenn())
+        (studies.KEPT / "fedhenn.md").write_text(written[-1])
         for name in CLASSES:
             if found := finished(name, 0):
                 draw(name, found, studies.KEPT / name / "curves.png")
-        written.append(fedhenn())
     return "\n".join(written) or "no run is there yet"
 
 

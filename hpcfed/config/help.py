@@ -20,10 +20,11 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.files import EMBEDDED, merge, read
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
-from hpcfed.config.limits import limits
+from hpcfed.config.limits import limits, meaning
 from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve, split
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.validation_messages import PREFIX, Layer, kind_of, origin
+from hpcfed.config.validation_messages import section as class_at
 from hpcfed.core.errors import ConfigError, HpcfedError, unknown
 from hpcfed.storage.fields import covers
 
@@ -215,7 +216,7 @@ def section(found: Command, name: str, width: int) -> str:
         infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
         head = "fields that stand in no table:"
     else:
-        part = annotation(found.model, name)
+        part = table_at(found.model, [name])
         infos, prefix = part.model_fields, f"{name}."
         text = (
             f"method {found.job.algorithm.name} (more: hpcfed show {found.job.algorithm.name})"
@@ -232,8 +233,8 @@ def entry(name: str, shown: str, info: FieldInfo, width: int) -> str:
     first = f"  {flag(name)} {shown}"
     kind = f"  ({', '.join(filter(None, (kind_of(info.annotation), limits(info))))})"
     lines = textwrap.wrap(first + kind, width, subsequent_indent=" " * 8)
-    meaning = textwrap.wrap(sense(info), width, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join([*lines, *meaning])
+    text = textwrap.wrap(meaning(info), width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join([*lines, *text])
 
 
 def field(found: Command, name: str, width: int) -> str:
@@ -255,23 +256,21 @@ def field(found: Command, name: str, width: int) -> str:
     ]
     lines = [f"{a + ':':<13}{b}" for a, b in facts]
     return "\n".join(
-        [flag(name), textwrap.fill(sense(info), width), "", *lines, *refusal_lines(found)]
+        [flag(name), textwrap.fill(meaning(info), width), "", *lines, *refusal_lines(found)]
     )
 
 
-def annotation(model: type[BaseModel], table: str) -> type[BaseModel]:
-    """Return the class of a table of the job."""
-    found = model.model_fields[table].annotation
-    assert is_part(found)
+def table_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """Return the class of the table of the job at this path, which exists."""
+    found = class_at(model, path)
+    assert found is not None
     return found
 
 
 def at(model: type[BaseModel], name: str) -> FieldInfo:
     """Return the description of the field with this dotted name."""
     *tables, last = name.split(".")
-    for table in tables:
-        model = annotation(model, table)
-    return model.model_fields[last]
+    return table_at(model, tables).model_fields[last]
 
 
 def value(job: Job, name: str) -> str:
@@ -300,8 +299,3 @@ def format_flag_value(value: Any) -> str:
         return ",".join(map(format_flag_value, value)) or "none"
     text = str(value) or "''"
     return text.lower() if value is None or isinstance(value, bool) else text
-
-
-def sense(info: FieldInfo) -> str:
-    """Return the meaning of a field in one line."""
-    return " ".join((info.description or "").split())

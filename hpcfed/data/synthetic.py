@@ -89,6 +89,10 @@ class Synthetic:
         """Rows of the training split that clients hold: none, as clients make their own."""
         return np.zeros(0, np.int64)
 
+    def counts(self, labels: np.ndarray, classes: int) -> Synthetic:
+        """Return the label counts, [K, C]: this population, which has a row of them on demand."""
+        return self
+
     def __getitem__(self, k: int) -> np.ndarray:
         """Return the number of training examples of each class that client k has, [C].
 

@@ -75,8 +75,7 @@ def world(job: Job, comm: Comm) -> World:
     architectures = assign(job, data.modalities, held.own if held else ())
     shape, classes = data.shape, len(data.classes)
     kinds = sorted(set(architectures))
-    for name in (*kinds, *servers(job)):
-        on_all_ranks(comm, partial(models.check, name, shape, data.vocabulary))
+    on_all_ranks(comm, lambda: check_models([*kinds, *servers(job)], data))
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
     on_all_ranks(comm, lambda: check_finetuning(job, kinds, data))
     each = on_all_ranks(
@@ -93,6 +92,12 @@ def world(job: Job, comm: Comm) -> World:
     return World(
         data, partition, source, rows, architectures, costs, known, held, validation, between
     )
+
+
+def check_models(kinds: list[str], data: DataSet) -> None:
+    """Raise ConfigError if a model does not take the data's inputs."""
+    for kind in kinds:
+        models.check(kind, data.shape, data.vocabulary)
 
 
 def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
@@ -352,11 +357,6 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
     rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
-    counts: np.ndarray | Synthetic = (
-        world.partition
-        if isinstance(world.partition, Synthetic)
-        else world.partition.counts(data.train.y, len(data.classes))
-    )
     fed = Federation(
         job=job,
         comm=comm,
@@ -365,7 +365,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         architectures=world.architectures,
         sizes=world.partition.sizes,
         costs=world.costs,
-        label_counts=counts,
+        label_counts=world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
         speeds=fast,
         profiles=world.profiles,

@@ -170,7 +170,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     """Return one field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
-    from hpcfed.config.limits import limits
+    from hpcfed.config.limits import limits, meaning
     from hpcfed.config.validation_messages import kind_of
 
     return {
@@ -178,7 +178,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
         "type": kind_of(field.annotation),
         "range": limits(field),
         "default": to_jsonable_python(field.get_default(call_default_factory=True)),
-        "meaning": " ".join((field.description or "").split()),
+        "meaning": meaning(field),
     }
 
 

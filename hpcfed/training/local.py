@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from time import perf_counter
@@ -19,7 +19,13 @@ from hpcfed.models.model import Model
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
-from hpcfed.training.optimisers import freeze, keep_moments, learning_rate, make_optimiser
+from hpcfed.training.optimisers import (
+    Gradient,
+    freeze,
+    keep_moments,
+    learning_rate,
+    make_optimiser,
+)
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
@@ -159,7 +165,7 @@ class LocalSteps:
         """Make one step of the optimiser down this loss, and record the loss."""
         self.step(value, engines.gradient(value, self.leaves))
 
-    def step(self, value: Tensor, gradient: Sequence[Tensor] | None = None) -> None:
+    def step(self, value: Tensor, gradient: Gradient | None = None) -> None:
         """Make one step of the optimiser, and record the loss.
 
         value: the loss.  gradient: by trained parameter, in its memory layout; default: what

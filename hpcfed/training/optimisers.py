@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Skeleton
 
+Gradient = tuple[Tensor, ...] | list[Tensor]  # by trained parameter
 Wanted = Callable[[str], bool]  # by the name of a parameter
 Moments = dict[
     str, Tensor
@@ -97,7 +98,7 @@ class Optimiser:
         return [part.as_strided(p.shape, p.stride()) for part, p in parts]
 
     @torch.no_grad()
-    def step(self, gradient: Sequence[Tensor] | None = None) -> None:
+    def step(self, gradient: Gradient | None = None) -> None:
         """Make one step.
 
         gradient: by parameter, in its memory layout; default: what is in the flat gradient.
@@ -107,11 +108,11 @@ class Optimiser:
         if self.clip:
             gradient = clip_gradient(gradient, self.clip)
         if self.settings.optimiser == "adam":
-            self.adam(list(gradient))
+            self.adam(gradient)
         else:
-            self.sgd(list(gradient))
+            self.sgd(gradient)
 
-    def adam(self, gradient: list[Tensor]) -> None:
+    def adam(self, gradient: Gradient) -> None:
         """Make a step of Adam: Kingma and Ba, ICLR 2015, algorithm 1."""
         how, (beta1, beta2) = self.settings, self.settings.betas
         self.moments["step"] += 1
@@ -131,7 +132,7 @@ class Optimiser:
             maximize=False,
         )
 
-    def sgd(self, gradient: list[Tensor]) -> None:
+    def sgd(self, gradient: Gradient) -> None:
         """Make a step of SGD, with momentum as in torch.
 
         In torch the momentum buffer starts as the first gradient; here it starts as 0, to which the
@@ -159,7 +160,7 @@ def buffers(settings: Local) -> tuple[str, ...]:
     return ("momentum_buffer",) if settings.momentum else ()
 
 
-def clip_gradient(gradient: Sequence[Tensor], limit: float) -> Sequence[Tensor]:
+def clip_gradient(gradient: Gradient, limit: float) -> Gradient:
     """Return the gradient, scaled down to this norm if it is longer.
 
     It is torch's clip_grad_norm_ without synchronisation with the host.

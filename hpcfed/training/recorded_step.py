@@ -224,11 +224,16 @@ def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
         return operation(known[first], *node.args[1:], **node.kwargs)
     if name(node) == "aten::scalar_tensor":
         return operation(*node.args, **node.kwargs)
-    users: list[Any] = [user.target for user in node.users]
-    if name(node) == "aten::ones_like" and not any(user._schema.is_mutable for user in users):
+    if name(node) == "aten::ones_like" and not any(map(writes, node.users)):
         like = node.meta["val"]
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     return None
+
+
+def writes(node: Node) -> bool:
+    """Return whether an operation writes into one of its inputs."""
+    operation: Any = node.target
+    return operation._schema.is_mutable
 
 
 def name(node: Node) -> str:

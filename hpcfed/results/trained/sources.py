@@ -79,10 +79,7 @@ class Sources:
     @property
     def label_counts(self) -> np.ndarray | Synthetic:
         """Training examples of each class that each client has, [K, C]."""
-        rows, data = self.partition, self.data
-        if isinstance(rows, Synthetic):
-            return rows
-        return rows.counts(data.train.y, len(data.classes))
+        return self.partition.counts(self.data.train.y, len(self.data.classes))
 
     @property
     def test(self) -> Split:
