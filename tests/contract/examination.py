@@ -110,6 +110,9 @@ class Examination:
         self.method, self.folder, self.make = method, folder, make
         self.made: dict[str, tuple[Any, BaseException | None]] = {}  # run or error, by name
         self.event_based = issubclass(load(method), EventBased)
+        # who fails in the last round, which `whole` finds: a client, and the number of that round;
+        # in virtual time of its task
+        self.victim: tuple[int, int] | None = None
         self.flags = toy.different(method) if flags is None else flags
         out = ("--out", str(folder / "whole"))
         self.job = make(method, *LONG, *SCORED, *self.flags, *DROP, *out)
@@ -120,14 +123,6 @@ class Examination:
     def trains(self) -> bool:
         """Whether clients train; else the server does it all."""
         return bool(self.whole.outcomes[0].column("examples").any())
-
-    @cached_property
-    def victim(self) -> tuple[int, int]:
-        """Who fails in the last round: a client, and the number of that round; in virtual time
-        (`find_victim`) of its task.
-        """
-        rounds = toy.start(Serial(), self.job)
-        return rounds.algorithm.cohort(rounds.fed, FAILED - 1)[1], FAILED - 1
 
     @once
     def whole(self) -> Watch:
@@ -148,6 +143,8 @@ class Examination:
                 taken = snapshot.take_snapshot(rounds).items if t == MOVED else {}
                 copy = dict(toy.leaves(taken))
                 counting = rounds.fed.clock.heartbeat = Steps()
+                if t == FAILED and not self.event_based:
+                    self.victim = rounds.algorithm.cohort(rounds.fed, t - 1)[1], t - 1
                 with self.failure(drops_out=True) if t == FAILED else nullcontext():
                     row = rounds.step()[0]
                 results.append(row)
@@ -171,7 +168,7 @@ class Examination:
     def spread(self) -> Watch:
         """The run on three ranks."""
         watch = Watch()
-        assert self.whole and self.victim  # found before the ranks are there
+        assert self.whole  # finds the victim
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
             rounds, outcomes = toy.start(comm, self.job), []
@@ -266,7 +263,8 @@ class Examination:
 
     def find_victim(self, k: int, number: int) -> tuple[int, int]:
         """In virtual time: the first task that is trained while this is asked."""
-        return self.__dict__.setdefault("victim", (k, number))
+        self.victim = self.victim or (k, number)
+        return self.victim
 
 
 class Steps(Heartbeat):

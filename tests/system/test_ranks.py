@@ -20,7 +20,7 @@ RANKS = (1, 3)
 # Dropout is in AlexNet and GoogLeNet, batch normalisation in all but AlexNet; clients move after
 # round 1.
 PAPER = shlex.split(
-    "--clients 6 --models.mix resnet18,shufflenetv2,googlenet,alexnet --data.train_limit 72 "
+    "--clients 4 --models.mix resnet18,shufflenetv2,googlenet,alexnet --data.train_limit 48 "
     "--data.test_share 0.5 --rounds 2 --evaluate.every 1 --run.rebalance 1"
 )
 
