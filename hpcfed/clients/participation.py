@@ -96,9 +96,9 @@ class Draws:
         The deadline takes local epochs or steps and the announced traffic into account. What a
         method computes beyond these takes time, but makes no client late.
         """
-        found = Outcome(partial=dict(partial))
+        found, full = Outcome(partial=dict(partial)), self.full
         for k in (k for k in cohort if keep or k not in partial):
-            amount, share = partial.get(k, self.full), self.dropout(t, k)
+            amount, share = partial.get(k, full), self.dropout(t, k)
             fits = amount if self.system.deadline is None else self.fits(k, amount, traffic(k))
             if share is None and fits < amount and keep and fits:
                 found.partial[k] = amount = fits

@@ -10,6 +10,7 @@ memory. Neither changes a result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +60,11 @@ class Profiles:
 
     def compute(self, k: int, examples: float) -> float:
         """Return the seconds that client k takes for so many examples, forward and backward."""
-        with infinite_times():
-            return float(examples * self.example[k] / self.speed[k])
+        return quotient(examples * float(self.example[k]), float(self.speed[k]))
 
     def transfer(self, k: int, nbytes: float) -> float:
         """Return the seconds that so many bytes take to or from client k."""
-        with infinite_times():
-            return float(nbytes / self.bandwidth[k])
+        return quotient(nbytes, float(self.bandwidth[k]))
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:
         """Return the seconds of one exchange of client k: latency, download, work, then upload."""
@@ -79,16 +78,15 @@ class Profiles:
     def fit(self, k: int, seconds: float, down: float, up: float) -> float:
         """Return how many examples client k can process in an exchange of so many seconds, >= 0."""
         left = seconds - self.seconds(k, 0, down, up)
-        with infinite_times():
-            return max(0.0, left * float(self.speed[k] / self.example[k]))
+        return max(0.0, left * quotient(float(self.speed[k]), float(self.example[k])))
 
 
-def infinite_times() -> np.errstate:
-    """Return a context in which overflow and division by zero give infinity without a warning.
+def quotient(amount: float, rate: float) -> float:
+    """Return amount / rate, infinity for a rate of 0.
 
     A job may ask for a device so slow that its work never ends.
     """
-    return np.errstate(over="ignore", divide="ignore")
+    return amount / rate if rate else math.inf
 
 
 def draw(
@@ -102,7 +100,7 @@ def draw(
     """
     if system.file is not None:
         return read(system.file, clients)
-    with infinite_times():
+    with np.errstate(over="ignore", divide="ignore"):  # as `quotient`
         varied = {
             name: getattr(system, name) * factors(system, clients, seed, name)
             for name in COLUMNS[:-1]

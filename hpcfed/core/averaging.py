@@ -95,8 +95,8 @@ class Row(Sequence[np.ndarray]):
     def __init__(self, term: Term, keep: Params, per: Per):
         self.value, self.weight, self.at = term
         self.factor = 1.0 if isinstance(self.weight, Params) else float(self.weight)
-        self.names, self.per = list(keep), per
-        self.shape = {name: tuple(v.shape) for name, v in keep.items()}
+        self.names, self.per, self.keep = list(keep), per, keep
+        self.first = 1 if per == "mean" else len(self.names)  # number of arrays that are weights
         if unknown := [name for name in self.value if name not in keep]:
             raise KeyError(f"mean: no tensor {unknown[0]!r} among {self.names}")
         if per == "mean" and (
@@ -107,7 +107,7 @@ class Row(Sequence[np.ndarray]):
             )
 
     def __len__(self) -> int:
-        return len(self.names) + (1 if self.per == "mean" else len(self.names))
+        return self.first + len(self.names)
 
     def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]  # no slices
         name, is_weight = self.entry(i)
@@ -120,7 +120,7 @@ class Row(Sequence[np.ndarray]):
         name, is_weight = self.entry(i)
         if is_weight and self.per == "mean":
             return torch.ones((), dtype=torch.float64, device=device)
-        shape = weight_shape(self.shape[name], self.per) if is_weight else self.shape[name]
+        shape = self.shape(name, is_weight)
         if name not in self.value:
             return torch.zeros(shape, dtype=torch.float64, device=device)
         if not is_weight:
@@ -136,8 +136,13 @@ class Row(Sequence[np.ndarray]):
 
     def entry(self, i: int) -> tuple[str, bool]:
         """Return the name of array i, and whether the array is a weight."""
-        first = len(self) - len(self.names)
-        return self.names[i - first if i >= first else i], i < first
+        is_weight = i < self.first
+        return self.names[i if is_weight else i - self.first], is_weight
+
+    def shape(self, name: str, is_weight: bool) -> tuple[int, ...]:
+        """Return the shape of the mean, or of its weights."""
+        shape = tuple(self.keep[name].shape)
+        return weight_shape(shape, self.per) if is_weight else shape
 
     def axes(self, name: str, is_weight: bool) -> Sequence[Any]:
         """Return the positions that the value fills, or its weights."""
@@ -147,8 +152,10 @@ class Row(Sequence[np.ndarray]):
     def total(self, name: str) -> np.ndarray:
         """Return the value, times a tensor weight, in zeros of the mean's shape."""
         if name not in self.value:
-            return np.zeros(self.shape[name])
-        return zero_pad(_numpy(self.product(name)), self.shape[name], self.axes(name, False))
+            return np.zeros(self.shape(name, False))
+        piece = _numpy(self.product(name))
+        axes = self.axes(name, False)
+        return zero_pad(piece, self.shape(name, False), axes) if len(axes) else piece
 
     def weights(self, name: str) -> np.ndarray:
         """Return the weights of the entries that the value fills, in zeros.
@@ -156,7 +163,7 @@ class Row(Sequence[np.ndarray]):
         The shape is [], [n, 1, ...] or that of the value. The weights are 1 if the factor is the
         part's weight.
         """
-        shape = weight_shape(self.shape[name], self.per)
+        shape = self.shape(name, True)
         if name not in self.value:
             return np.zeros(shape)
         given = (

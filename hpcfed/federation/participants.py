@@ -62,14 +62,12 @@ class Participants:
         (`ReplayLog.left`).
         """
         self.open(t)
-        there = [
-            k
-            for k in cohort
-            if self.draws.reachable(t, k)
-            and self.profiles.available_from(k, time_of(k)) == time_of(k)
-        ]
-        for k in there:
-            self.profiles.follow(k, time_of(k))
+        there = [k for k in cohort if self.draws.reachable(t, k)]
+        if self.profiles.trace:
+            times = {k: time_of(k) for k in there}
+            there = [k for k, now in times.items() if self.profiles.available_from(k, now) == now]
+            for k in there:
+                self.profiles.follow(k, times[k])
         slow = self.draws.stragglers(t, there)
         drawn = self.draws.outcome(t, there, slow, keep_stragglers, self.announced)
         found: Outcome = drawn.without(self._replay.left, self.draws)
