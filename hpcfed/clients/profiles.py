@@ -60,11 +60,11 @@ class Profiles:
 
     def compute(self, k: int, examples: float) -> float:
         """Return the seconds that client k takes for so many examples, forward and backward."""
-        return quotient(examples * float(self.example[k]), float(self.speed[k]))
+        return quotient(float(examples) * float(self.example[k]), self.speed[k])
 
     def transfer(self, k: int, nbytes: float) -> float:
         """Return the seconds that so many bytes take to or from client k."""
-        return quotient(nbytes, float(self.bandwidth[k]))
+        return quotient(nbytes, self.bandwidth[k])
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:
         """Return the seconds of one exchange of client k: latency, download, work, then upload."""
@@ -78,7 +78,7 @@ class Profiles:
     def fit(self, k: int, seconds: float, down: float, up: float) -> float:
         """Return how many examples client k can process in an exchange of so many seconds, >= 0."""
         left = seconds - self.seconds(k, 0, down, up)
-        return max(0.0, left * quotient(float(self.speed[k]), float(self.example[k])))
+        return max(0.0, left * quotient(self.speed[k], self.example[k]))
 
 
 def quotient(amount: float, rate: float) -> float:
@@ -86,7 +86,7 @@ def quotient(amount: float, rate: float) -> float:
 
     A job may ask for a device so slow that its work never ends.
     """
-    return amount / rate if rate else math.inf
+    return float(amount) / float(rate) if rate else math.inf  # NumPy's numbers would warn
 
 
 def draw(

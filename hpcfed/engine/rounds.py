@@ -114,7 +114,7 @@ class Synchronous:
         there = np.isin(ids, [*cohort, *lost])
         done = zip(
             ids[there].tolist(),
-            *(columns[name][there] for name in ("work", "down", "up")),
+            *(columns[name][there].tolist() for name in ("work", "down", "up")),
             strict=True,
         )
         cells = {k: (work, down, up) for k, work, down, up in done}
