@@ -1,12 +1,10 @@
 """The page that helps to choose a method: what may differ between clients, what travels, what it
 needs, what it costs beside FedAvg, and where its paper saw it win.
 
-Models, needs and time are the methods' own; the rest is one line each in choosing.toml; the cost
-is of the committed results of benchmarks/methods.py.
+All but the cost is the methods' own; that is of the committed results of benchmarks/methods.py.
 """
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from hpcfed.config.methods import by_kind
 from hpcfed.report.catalogue import NEEDS
 
 ROOT = Path(__file__).parents[1]
-LINES = Path(__file__).with_suffix(".toml")
 MEASURED = ROOT / "benchmarks/results/methods/table.json"
 UNKNOWN = "not measured yet"
 DATA = "fashion-mnist"  # whose cost is shown
@@ -70,20 +67,20 @@ def page() -> str:
 
 
 def row(name: str, costs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """One method. KeyError where it has no line in choosing.toml."""
-    own, line, cost = ALGORITHMS[name].load()(), lines()[name], costs.get(name, {})
+    """One method."""
+    own, cost = ALGORITHMS[name].load()(), costs.get(name, {})
     return (
         f"[{title(name)}](algorithms/{name}.md)",
-        prose(line["data"]),
+        prose(own.guide.data),
         MODELS.get(own.accepts, own.accepts),
         speeds(own),
-        prose(line["sent"]),
+        prose(own.guide.sent),
         ", ".join(NEEDS[need] for need in own.needs),
         *(
             f"{cost[ratio]:.2g} x" if ratio in cost else UNKNOWN
             for ratio in ("seconds_ratio", "bytes_ratio")
         ),
-        prose(line["won"]),
+        prose(own.guide.won),
     )
 
 
@@ -92,11 +89,6 @@ def speeds(own: Method) -> str:
     if "virtual time" in time(own):
         return "no waiting"
     return "unfinished work counts" if own.keeps_stragglers else "rounds wait"
-
-
-def lines() -> dict[str, dict[str, str]]:
-    """What is written down of each method; also of some that are not registered yet."""
-    return tomllib.loads(LINES.read_text())
 
 
 def measured() -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ the hooks in this order:
     after the last one  finish      final averaging or fine-tuning
 
 The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
-hooks, a method declares its properties: `accepts`, `needs`, `views`, `local_defaults`,
+hooks, a method declares its properties: `guide`, `accepts`, `needs`, `views`, `local_defaults`,
 `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`, `samples_cohorts`,
 `gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `formerly`. Each is a ClassVar, or a
 property if it depends on an option.
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -50,12 +50,27 @@ State = (
 )
 
 
+class Guide(NamedTuple):
+    """What helps to choose a method, in a few words each: no option of a job, and no result here.
+
+    data: the difference between clients that it is made for; "made for data that are ...".
+    sent: what travels.
+    won: where its paper saw it win; papers differ in data, tuning and rivals.
+    """
+
+    data: str = ""
+    sent: str = ""
+    won: str = ""
+
+
 class Method(Section):
     """Base class of all methods; an instance is the frozen record of its hyper-parameters."""
 
     # Properties of a method. Those of type Any may be replaced by a property if they depend on an
     # option.
 
+    # what helps to choose the method
+    guide: ClassVar[Guide] = Guide()
     # str, which models clients may have: "one architecture", "widths" of one, "depths" of one
     # family, "a common head", "any models"
     accepts: ClassVar[Any] = "one architecture"

@@ -141,9 +141,17 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
         "accepts": own.accepts,
         "needs": needs,
         "local_defaults": own.local_defaults,
+        "guide": own.guide._asdict(),
         "parameters": parameters,
         "text": (text or "").strip(),
     }
+
+
+GUIDE = {  # what helps to choose a method, as text
+    "data": "made for data that are",
+    "sent": "what is sent",
+    "won": "its paper saw it win",
+}
 
 
 def data_fields(name: str, entry: Entry) -> dict[str, Any]:
@@ -222,6 +230,7 @@ def page(facts: dict[str, Any]) -> RenderableType:
         usual = f"\ndefaults of its own: {', '.join(own)}" if own else ""
         parts.append(Text(unwrap(facts["text"]) + "\n"))
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
+        parts += [Text(f"{GUIDE[n]}: {words}") for n, words in facts["guide"].items()]
         parts.append(Text(f"models: {accepts}{needs}{usual}\n"))
     if facts.get("parameters"):
         where = "algorithm" if facts["kind"] == "algorithm" else "data"

@@ -217,7 +217,7 @@ def test_an_algorithm_shows_its_parameters_with_type_range_default_and_meaning()
     mu = next(p for p in facts["parameters"] if p["name"] == "mu")
     assert (mu["type"], mu["range"]) == ("float", ">= 0") and mu["default"] >= 0
     assert mu["meaning"] and not mu["meaning"].endswith("]")
-    assert facts["accepts"] == "one architecture"
+    assert facts["accepts"] == "one architecture" and facts["guide"]["sent"] == "all weights"
     assert "Deviations" in facts["text"] and "{li2020," in facts["bibtex"]
 
 

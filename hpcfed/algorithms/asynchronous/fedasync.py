@@ -16,7 +16,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.base import Guide, Share
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
@@ -33,6 +33,12 @@ class FedAsync(EventBased):
 
     With alpha = 1 and one client it is sequential training, bit for bit.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="all weights, when a client is done",
+        won="time, where staleness is small",
+    )
 
     edges: ClassVar[str] = "models"
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.base import Guide, Share
 from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work, train
 from hpcfed.core.params import Params
 
@@ -81,6 +81,12 @@ class FedBuff(EventBased):
     With K = participation * clients, equal speeds, lr = 1 and staleness = "const" the first model
     is FedAvg's uniform mean.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="all weights, when a client is done",
+        won="3.3 times the speed of synchronous rounds at scale",
+    )
 
     edges: ClassVar[str] = "models"
 

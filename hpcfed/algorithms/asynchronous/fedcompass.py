@@ -32,7 +32,7 @@ from annotated_types import Ge
 from pydantic import NonNegativeFloat, PositiveInt
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.base import Guide, Share
 from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
 from hpcfed.core.params import Params
 
@@ -218,6 +218,12 @@ class FedCompass(EventBased):
 
     participation * clients work, or wait for their group, at the same time.
     """
+
+    guide = Guide(
+        data="different sizes; hospitals",
+        sent="all weights, in groups that arrive together",
+        won="cross-silo: time, above FedAvg, FedAsync and FedBuff",
+    )
 
     local_defaults: ClassVar[dict[str, Any]] = {"steps": 100}
 

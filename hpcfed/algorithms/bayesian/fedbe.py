@@ -22,7 +22,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.algorithms.bayesian import posterior
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 class FedBE(RoundBased):
     """FedAvg with ensemble distillation on the server; server_epochs = 0 is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="all weights",
+        won="deeper networks and Dirichlet labels, above FedAvg",
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
 

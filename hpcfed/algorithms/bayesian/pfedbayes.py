@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -41,6 +41,12 @@ class PFedBayes(RoundBased):
     A client's own model is the means of its personal distribution; its memory holds `rho`,
     [values].
     """
+
+    guide = Guide(
+        data="few examples a client",
+        sent="means and deviations of weights",
+        won="small data, above pFedMe and Per-FedAvg",
+    )
 
     keeps_weights: ClassVar[bool | None] = True
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from hpcfed.algorithms.base import Share, single_step
+from hpcfed.algorithms.base import Guide, Share, single_step
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Mean, Params
@@ -38,6 +38,12 @@ class CFL(Centred):
 
     A client's last update is in its memory, as `update`.
     """
+
+    guide = Guide(
+        data="clusters of clients",
+        sent="all weights",
+        won="clients whose labels contradict one another",
+    )
 
     keeps_weights: ClassVar[bool | None] = False
 

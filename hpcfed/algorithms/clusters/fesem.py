@@ -8,6 +8,7 @@ trained yet starts from centre k mod M. The authors' code has scope = "head" and
 of one client.
 """
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.clusters.em import EM
 
 
@@ -16,3 +17,9 @@ class FeSEM(EM):
 
     With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit.
     """
+
+    guide = Guide(
+        data="clusters of clients",
+        sent="all weights",
+        won="FEMNIST and CelebA, above FedAvg and FedProx",
+    )

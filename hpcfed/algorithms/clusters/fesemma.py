@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from pydantic import PositiveInt
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
@@ -40,6 +41,12 @@ class FeSEMMA(EM):
 
     Where no other order of units is nearer it is FeSEM, bit for bit.
     """
+
+    guide = Guide(
+        data="clusters of clients",
+        sent="all weights",
+        won="FEMNIST and CelebA, above FeSEM",
+    )
 
     # because it matches the units of whole layers
     trains_parts: ClassVar[Any] = False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.base import Guide, single_step
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core import rng
@@ -36,6 +36,12 @@ class TKM(Centred):
     With one cluster, trim = 0 and all clients it is FedAvg of equal weights. Rank 0 holds all
     clients' models at once.
     """
+
+    guide = Guide(
+        data="clusters of clients; some attack",
+        sent="all weights",
+        won="clusters with Byzantine clients",
+    )
 
     gathers_uploads: ClassVar[bool] = True
 

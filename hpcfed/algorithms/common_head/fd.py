@@ -23,7 +23,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import class_sums, logits
 from hpcfed.training.local import LocalSteps, sgd
@@ -48,6 +48,12 @@ class FD(RoundBased):
     weight: total weight of the clients in each row, [C].
     round: round in which each row was made, [C].
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="mean outputs of each class",
+        won="26 times fewer bytes than FedAvg on MNIST, some points below",
+    )
 
     accepts: ClassVar[str] = "any models"
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Params
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import sgd
@@ -36,6 +36,12 @@ class FedGH(RoundBased):
 
     With server_epochs = 0 the header never changes.
     """
+
+    guide = Guide(
+        data="few classes a client",
+        sent="class means up, the classifier down",
+        won="above FedProto and LG-FedAvg with fewer bytes",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "a common head"

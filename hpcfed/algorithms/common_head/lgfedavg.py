@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 
 
 class LGFedAvg(RoundBased):
     """Averaging of heads; it equals FedClassAvg without its two losses."""
+
+    guide = Guide(
+        data="few classes a client, new clients",
+        sent="the upper layers",
+        won="about FedAvg's accuracy with half of the bytes",
+    )
 
     accepts: ClassVar[str] = "a common head"
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.core import rng
 from hpcfed.core.errors import HpcfedError
@@ -70,6 +70,12 @@ class FedSynth(RoundBased):
 
     If a client takes one full-batch step of SGD, its real examples represent its update exactly.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="made examples instead of weights",
+        won="fewer bytes up on small models",
+    )
 
     examples: PositiveInt = 10
     """n, number of examples that a client makes and sends."""

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.algorithms.data_free.generators import Generator, check_finite
 from hpcfed.core import rng
 from hpcfed.core.params import Params
@@ -60,6 +60,12 @@ class FedZKT(RoundBased):
 
     server_steps = distil_steps = 0 with mu = 0 is local training, bit for bit.
     """
+
+    guide = Guide(
+        data="different labels, no public data",
+        sent="all weights",
+        won="different models without public data, above FedMD",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.algorithms.data_free.inversion import Inversion
 from hpcfed.clients.client import Extended, Shard
@@ -52,6 +52,12 @@ class ZeroShot(RoundBased):
 
     It is also FedAvg at clients that have equally many examples of all classes.
     """
+
+    guide = Guide(
+        data="classes missing at clients",
+        sent="all weights",
+        won="fairness over clients without public data",
+    )
 
     at: Literal["clients", "server"] = "clients"
     """Where examples are made: at the clients (Fed-ZDAC), or at the server (Fed-ZDAS)."""

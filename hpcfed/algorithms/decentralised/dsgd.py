@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 class DSGD(Peers, RoundBased):
     """Synchronous decentralised SGD; links have the weights, not numbers of examples."""
+
+    guide = Guide(
+        data="alike",
+        sent="all weights, to neighbours",
+        won="networks of low bandwidth or high latency",
+    )
 
     gathers_uploads: ClassVar[bool] = True
 

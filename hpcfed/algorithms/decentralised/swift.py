@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.decentralised.mixing import Weights, add_step, mix, mixing
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work, train
@@ -35,6 +36,12 @@ class SWIFT(Peers, EventBased):
 
     A round is as many merges as a cohort has clients. i1 = 0 is the paper's C_0, i1 = 1 its C_1.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="all weights, to neighbours",
+        won="wall time of decentralised training with slow nodes",
+    )
 
     to_server: ClassVar[bool] = False
 

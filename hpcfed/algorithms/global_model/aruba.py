@@ -23,7 +23,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps
 
@@ -53,6 +53,12 @@ class State:
 
 class ARUBA(RoundBased):
     """FedAvg with learned local learning rates; learn = false is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="users whose models are to be personal",
+        sent="all weights, and a rate for each",
+        won="Shakespeare: adaptation without tuning its rate",
+    )
 
     edges: ClassVar[str] = "sums"
 

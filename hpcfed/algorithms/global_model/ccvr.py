@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import represent
@@ -41,6 +41,12 @@ class CCVR(RoundBased):
 
     With final_epochs = 0 it is FedAvg throughout.
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="all weights; class means and covariances once",
+        won="a better classifier after FedAvg, FedProx or MOON",
+    )
 
     final_epochs: NonNegativeInt = 10
     """Epochs of the head over the virtual features, after the last round."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
@@ -32,6 +32,12 @@ class Cyclic(RoundBased):
 
     With one client it is training on that client alone.
     """
+
+    guide = Guide(
+        data="alike; few clients",
+        sent="all weights, from client to client",
+        won="medical images at a few hospitals, near central training",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     one_at_a_time: ClassVar[bool] = True

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params, Per
 from hpcfed.models.groups import class_groups, row_groups
 from hpcfed.models.variants import name_variant
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 class Fed2(RoundBased):
     """FedAvg with groups of features; groups = 1 is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="few classes a client",
+        sent="all weights, upper layers by groups of classes",
+        won="few classes a client: above FedAvg, FedMA and FedProx",
+    )
 
     edges: ClassVar[str] = "sums"
 

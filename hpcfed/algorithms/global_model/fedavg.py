@@ -8,10 +8,16 @@ Deviations: weights are renormalised over the clients that report.
 
 from typing import ClassVar
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 
 
 class FedAvg(RoundBased):
     """Weighted averaging of models; all hooks are the defaults of RoundBased."""
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="all weights",
+        won="10 to 100 times fewer rounds than FedSGD",
+    )
 
     survival: ClassVar[bool] = True

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -42,6 +42,12 @@ class FedCLIP(RoundBased):
 
     hpcfed includes no such tensors.
     """
+
+    guide = Guide(
+        data="different domains",
+        sent="the adapter",
+        won="photographs from several domains: above whole models, with a fraction of the bytes",
+    )
 
     variants: ClassVar[tuple[str, ...]] = ("~adapter",)
     trains: ClassVar[tuple[str, ...]] = ("adapter.*",)

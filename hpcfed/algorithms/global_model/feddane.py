@@ -22,7 +22,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import gradient, sgd
@@ -52,6 +52,12 @@ class FedDANE(RoundBased):
 
     With a single client the correction is 0, and this is FedProx.
     """
+
+    guide = Guide(
+        data="alike",
+        sent="all weights, and gradients: twice",
+        won="nowhere: its paper reports that it stays behind FedAvg and FedProx",
+    )
 
     edges: ClassVar[str] = "sums"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ class FedDist(RoundBased):
 
     With eps = 0 the model never changes.
     """
+
+    guide = Guide(
+        data="clusters of clients",
+        sent="all weights",
+        won="a baseline of FeSEM's tables",
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples (FedDist+WS)."""

@@ -20,7 +20,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal
@@ -55,6 +55,12 @@ class FedNova(RoundBased):
 
     If all clients take equally many steps this is FedAvg up to rounding.
     """
+
+    guide = Guide(
+        data="different sizes, so different numbers of steps",
+        sent="all weights",
+        won="unequal local steps: no bias towards those with many",
+    )
 
     edges: ClassVar[str] = "sums"
     keeps_stragglers: ClassVar[bool] = True

@@ -17,7 +17,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.global_model.moments import Decay, Rule, direction, second_moment
 from hpcfed.core.params import Params
 
@@ -47,6 +47,12 @@ class FedOpt(RoundBased):
 
     tau = eta, both huge, with b1 = 0 and start = "zero" is FedAvg.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="all weights",
+        won="sparse gradients and text, above FedAvg",
+    )
 
     edges: ClassVar[str] = "sums"
 

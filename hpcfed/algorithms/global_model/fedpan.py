@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 class FedPAN(RoundBased):
     """FedAvg with position-aware units; amplitude = 0 is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="different labels",
+        sent="all weights",
+        won="images with few classes a client: units keep their places",
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""

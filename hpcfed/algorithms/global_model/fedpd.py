@@ -27,7 +27,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -46,6 +46,12 @@ class FedPD(RoundBased):
 
     Its memory holds l_k, the u_k that it last sent, and x0_k if it is its own.
     """
+
+    guide = Guide(
+        data="any; non-convex objectives",
+        sent="all weights, in some rounds",
+        won="fewer exchanges by its theory; small experiments",
+    )
 
     edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 class FedProx(RoundBased):
     """FedAvg with a proximal term; mu = 0 without stragglers is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="different labels and sizes; unfinished work",
+        sent="all weights",
+        won="stragglers and skewed data: steadier than FedAvg",
+    )
 
     survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True

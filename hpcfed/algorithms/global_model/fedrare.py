@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import class_sums, outputs
 from hpcfed.training.local import LocalSteps
@@ -49,6 +49,12 @@ class FedRare(RoundBased):
 
     exponent = intra = inter = 0 is FedAvg, bit for bit.
     """
+
+    guide = Guide(
+        data="rare classes that few clients have",
+        sent="all weights, and class vectors",
+        won="medical images with rare diseases",
+    )
 
     edges: ClassVar[str] = "sums"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 
@@ -35,6 +35,12 @@ class FedRS(RoundBased):
 
     Evaluation scales nothing.
     """
+
+    guide = Guide(
+        data="classes missing at clients",
+        sent="all weights",
+        won="few classes a client: above FedAvg, FedProx and SCAFFOLD",
+    )
 
     alpha: Share = 0.5
     """Factor of the logit of a class that the client does not have."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
@@ -39,6 +39,12 @@ class FedSplit(RoundBased):
 
     Before the client's first round z_k is the server's first model.
     """
+
+    guide = Guide(
+        data="any; convex objectives",
+        sent="all weights",
+        won="reaches the optimum where FedAvg stays beside it",
+    )
 
     edges: ClassVar[str] = "sums"
 

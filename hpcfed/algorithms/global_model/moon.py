@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import represent
@@ -41,6 +41,12 @@ class MOON(RoundBased):
 
     A client's previous model is in its memory.
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="all weights",
+        won="CIFAR-10, CIFAR-100, Tiny-ImageNet with Dirichlet labels, above FedProx and SCAFFOLD",
+    )
 
     mu: NonNegativeFloat = 1.0
     """Weight of the model-contrastive loss."""

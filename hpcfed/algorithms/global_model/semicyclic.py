@@ -22,7 +22,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, score_common
+from hpcfed.algorithms.base import Guide, RoundBased, score_common
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 
@@ -51,6 +51,12 @@ class SemiCyclic(RoundBased):
 
     Its chain is FedAvg with the same cohorts, bit for bit.
     """
+
+    guide = Guide(
+        data="data that change with the time of day",
+        sent="all weights",
+        won="blocks of clients by time of day",
+    )
 
     edges: ClassVar[str] = "sums"
     samples_cohorts: ClassVar[bool] = False

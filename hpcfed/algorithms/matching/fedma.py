@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.base import Guide, single_step
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import State, Widened
 from hpcfed.core.params import Params
@@ -59,6 +59,12 @@ class FedMA(Widened):
 
     This holds for head = "matched" and PFNM's estimate = "mean".
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="all weights, layer by layer",
+        won="CNNs and LSTMs, fewer rounds than FedAvg and FedProx",
+    )
 
     gathers_uploads: ClassVar[bool] = True
 

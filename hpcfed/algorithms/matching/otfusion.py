@@ -25,7 +25,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.base import Guide, single_step
 from hpcfed.algorithms.matching.matched import Matched
 from hpcfed.core.params import Mean, Params
 from hpcfed.models import matching
@@ -45,6 +45,12 @@ CLOSE = 1e-9  # largest relative error of the marginals at which it stops
 
 class OTFusion(Matched):
     """For a single client the result is that client's model, as in FedAvg."""
+
+    guide = Guide(
+        data="alike to different labels",
+        sent="all weights",
+        won="one round: above plain averaging",
+    )
 
     reference: Literal["first", "server"] = "first"
     """Models are aligned to that of the round's first client, or to the server's of the round

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.base import Guide, single_step
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import State, Widened
 from hpcfed.core.params import Params
@@ -42,6 +42,12 @@ class PFNM(Widened):
 
     This holds for estimate = "mean".
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="all weights",
+        won="one round, fully connected networks",
+    )
 
     gathers_uploads: ClassVar[bool] = True
 

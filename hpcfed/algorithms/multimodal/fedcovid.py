@@ -33,7 +33,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.fusion import Fusion
@@ -56,6 +56,12 @@ class FedCovid(RoundBased):
     All clients are then large and of one size, and there are no copies, no margin loss and no
     proximal term.
     """
+
+    guide = Guide(
+        data="few positives, very different sizes",
+        sent="all weights",
+        won="COVID-19 prediction in 29 states, above FedAvg and FedProx",
+    )
 
     weighting: Literal["log_samples", "samples", "uniform"] = "log_samples"  # type: ignore[assignment]
     """Weight of a client in the mean: the logarithm of its number of examples, that number, or

@@ -35,7 +35,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -55,6 +55,12 @@ ITERATIONS = 20  # largest number of iterations of K-means
 
 class Harmony(RoundBased):
     """With one modality Harmony is FedAvg, bit for bit; stage 2 then has no clients."""
+
+    guide = Guide(
+        data="different modalities and labels",
+        sent="encoders, then fusion layers",
+        won="four multimodal data sets, above FedAvg by modality",
+    )
 
     keeps_weights: ClassVar[bool | None] = True
 

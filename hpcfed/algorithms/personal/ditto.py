@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal
@@ -34,6 +34,12 @@ class Ditto(RoundBased):
 
     With lam = 0 each personal model is trained alone.
     """
+
+    guide = Guide(
+        data="different labels; clients that attack",
+        sent="all weights",
+        won="accuracy, fairness and robustness at once",
+    )
 
     keeps_weights: ClassVar[bool | None] = True
 

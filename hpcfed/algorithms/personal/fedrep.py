@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 class FedRep(RoundBased):
     """FedRep equals FedAvg, bit for bit, with head_epochs = 0 and personal = "none"."""
+
+    guide = Guide(
+        data="few classes a client",
+        sent="the body",
+        won="few classes a client: above FedAvg, LG-FedAvg, Per-FedAvg",
+    )
 
     personal: Literal["head", "none"] = "head"
     """What clients keep to themselves: the head, or nothing."""

@@ -34,7 +34,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Params
 from hpcfed.training.local import LocalSteps
 
@@ -63,6 +63,12 @@ class State:
 
 class MOCHA(RoundBased):
     """Each client keeps its dual variables alpha, [n, C], in its memory; they start at 0."""
+
+    guide = Guide(
+        data="related tasks, linear models",
+        sent="weights of a linear model",
+        won="above one global and separate linear models; tolerates stragglers",
+    )
 
     keeps_stragglers: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 class PerFedAvg(RoundBased):
     """Per-FedAvg with alpha = 0 equals FedAvg with uniform weights, bit for bit."""
+
+    guide = Guide(
+        data="users whose models are to be personal",
+        sent="all weights",
+        won="few classes a client: above FedAvg after one step",
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.params import Params
@@ -74,6 +74,12 @@ class State:
 
 class PFedKnow(RoundBased):
     """With rate = 0 nothing is pruned, and all peers weigh alike."""
+
+    guide = Guide(
+        data="different labels; unlabelled data at the server",
+        sent="pruned models",
+        won="semi-supervised images, above pFedMe and FedMD",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public", "server")

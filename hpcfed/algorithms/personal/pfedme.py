@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import proximal
@@ -33,6 +33,12 @@ class PFedMe(RoundBased):
 
     The client uploads the common model that it received and moved, and does not keep it.
     """
+
+    guide = Guide(
+        data="few classes a client",
+        sent="all weights",
+        won="personal models, above FedAvg and Per-FedAvg",
+    )
 
     edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True

@@ -28,7 +28,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.factors import SCORES, divergence
 from hpcfed.models.variants import name_variant
@@ -45,6 +45,12 @@ class WAFFLe(RoundBased):
 
     WAFFLe is then FedAvg of the factors, bit for bit.
     """
+
+    guide = Guide(
+        data="clusters of labels",
+        sent="factors of weights, and their scores",
+        won="MNIST and Fashion-MNIST with groups of classes",
+    )
 
     factors: PositiveInt = 120
     """F, factors of each layer."""

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.models import MODELS
@@ -47,6 +47,12 @@ Parcel = Mapping[str, Tensor]  # a client's features [n, *H], logits [n, C], lab
 
 class FedGKT(RoundBased):
     """The client's loss is CE + alpha KL, the server's KL + alpha CE."""
+
+    guide = Guide(
+        data="alike to different labels",
+        sent="feature maps and scores",
+        won="large models with weak devices: 9 to 17 times less work",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("server",)

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.engines import gradient
@@ -69,6 +69,12 @@ class FedKD(RoundBased):
 
     Only rounding differs.
     """
+
+    guide = Guide(
+        data="alike to moderately different",
+        sent="the small common model, in factors",
+        won="text: up to 94.89 % fewer bytes",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)

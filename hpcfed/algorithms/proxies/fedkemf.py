@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, Share, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 
 class FedKEMF(RoundBased):
     """With server_epochs = 0 FedKEMF is FML with alpha = beta = 0.5 and twice its losses."""
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="the small knowledge network",
+        won="fewer bytes on CIFAR-10 with several architectures",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy", "public")

@@ -33,7 +33,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased, Share, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, Share, score_server
 from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.core import rng
@@ -63,6 +63,12 @@ class FedType(RoundBased):
 
     Private models are then trained locally, and proxies as in the method of `aggregation`.
     """
+
+    guide = Guide(
+        data="different labels",
+        sent="the small proxy",
+        won="private models above their proxies, without public data",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)

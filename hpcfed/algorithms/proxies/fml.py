@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share
 from hpcfed.core.params import Params
 from hpcfed.training.losses import distil, soften
 
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 class FML(RoundBased):
     """With alpha = beta = 1 the own models are trained locally, and the common one as in FedAvg."""
+
+    guide = Guide(
+        data="different labels and tasks",
+        sent="the small common model",
+        won="above FedAvg and training alone, with models of one's own",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ HYPER = "body.hyper."  # prefix of the names of the hyper-network's parameters
 
 class GHN(RoundBased):
     """GHN is FedAvg of the hyper-network."""
+
+    guide = Guide(
+        data="different labels",
+        sent="the hyper-network",
+        won="clients with different architectures, also new ones",
+    )
 
     accepts: ClassVar[str] = "any models"
     keeps_weights: ClassVar[bool | None] = True

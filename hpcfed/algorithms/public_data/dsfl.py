@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import logits
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 class DSFL(RoundBased):
     """With distil_epochs = 0 DS-FL is local training, bit for bit."""
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="scores of public examples",
+        won="a fraction of FedAvg's bytes at its accuracy",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

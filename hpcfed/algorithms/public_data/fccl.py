@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import logits
@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 
 class FCCL(RoundBased):
     """With public_epochs = pretrain_epochs = inter = 0 FCCL is local training, bit for bit."""
+
+    guide = Guide(
+        data="different domains; public data",
+        sent="scores of public examples",
+        won="digits and office photographs from several domains",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

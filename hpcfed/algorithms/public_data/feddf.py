@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
@@ -39,6 +39,12 @@ class FedDF(RoundBased):
 
     With one architecture it is FedAvg, bit for bit.
     """
+
+    guide = Guide(
+        data="different labels; public data, labels not needed",
+        sent="all weights of each architecture's clients",
+        won="fewer rounds than FedAvg; several architectures",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError
@@ -61,6 +61,12 @@ class FedET(RoundBased):
 
     With one architecture it is FedAvg, bit for bit.
     """
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="all weights of small models",
+        won="a large server model of small clients' models, images and text",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")

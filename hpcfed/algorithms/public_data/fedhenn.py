@@ -29,7 +29,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
 from hpcfed.core.params import Mean, Params
@@ -57,6 +57,12 @@ class FedHeNN(RoundBased):
 
     Both are equal bit for bit.
     """
+
+    guide = Guide(
+        data="few classes a client",
+        sent="weights or representations; kernels of public examples",
+        won="CIFAR-10, CIFAR-100 and text, above FedRep and FedAvg",
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
     keeps_weights: ClassVar[bool | None] = True

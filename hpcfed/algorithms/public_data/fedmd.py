@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import DataError
 from hpcfed.core.params import Mean, Params
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 class FedMD(RoundBased):
     """With digest_epochs = 0 and without transfer FedMD is local training, bit for bit."""
+
+    guide = Guide(
+        data="different labels; labelled public data",
+        sent="scores of public examples",
+        won="above training alone, with models of one's own design",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

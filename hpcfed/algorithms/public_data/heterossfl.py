@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
 from hpcfed.clients.client import Paired
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 
 class HeteroSSFL(RoundBased):
     """With mu = 0 each client trains alone by self-supervision, bit for bit."""
+
+    guide = Guide(
+        data="examples without labels",
+        sent="kernels of public examples",
+        won="above training alone without labels",
+    )
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

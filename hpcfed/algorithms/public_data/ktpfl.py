@@ -25,7 +25,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.training.infer import logits
@@ -44,6 +44,12 @@ Distance = Literal["kl", "mse"]
 
 class KTpFL(RoundBased):
     """Without distillation KT-pFL is Local, bit for bit."""
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="scores of public examples, or weights",
+        won="personal mixtures, above FedMD and FedDF",
+    )
 
     gathers_uploads: ClassVar[bool] = True
 

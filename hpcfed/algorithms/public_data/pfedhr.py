@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.public_data.by_architecture import join_models
 from hpcfed.clients.client import Paired
 from hpcfed.core import rng
@@ -78,6 +78,12 @@ ITERATIONS = 10  # upper limit for the grouping, as in the authors' code
 
 class PFedHR(RoundBased):
     """With lam = 0 pFedHR is local training, bit for bit."""
+
+    guide = Guide(
+        data="different labels; public data",
+        sent="all weights",
+        won="above FedMD, FedGH and Fed-ET with several architectures",
+    )
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"

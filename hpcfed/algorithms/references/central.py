@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
+
+    guide = Guide(
+        data="none: all data are in one place",
+        sent="nothing; what data in one place would give",
+        won="the upper bound",
+    )
 
     survival: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcfed.algorithms.base import RoundBased, one_gradient
+from hpcfed.algorithms.base import Guide, RoundBased, one_gradient
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import gradient, learning_rate
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 class FedSGD(RoundBased):
     """FedSGD equals FedAvg with one full batch and plain SGD, up to rounding."""
+
+    guide = Guide(
+        data="alike",
+        sent="weights down, one gradient up",
+        won="the reference of FedAvg's paper, in rounds far behind it",
+    )
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.core import rng
@@ -29,6 +30,12 @@ class FedDropout(WindowBased):
 
     Dropout layers of a model stay.
     """
+
+    guide = Guide(
+        data="alike",
+        sent="a random part of the model",
+        won="fewer bytes and less work on clients",
+    )
 
     shared_windows: bool = False
     """All clients of a round drop the same units (of clients with different widths the narrower

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.models.widths import roll_units
@@ -30,6 +31,12 @@ class FedRolex(WindowBased):
 
     With roll_step = 0 all rounds are, except that HeteroFL evaluates personal models with a mask.
     """
+
+    guide = Guide(
+        data="alike to different labels",
+        sent="a slice of the model, another each round",
+        won="above HeteroFL where few devices are large",
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.widths import submodels
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 class FjORD(RoundBased):
     """With 1 as the only width FjORD is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="alike to different labels",
+        sent="a nested slice of the model",
+        won="devices of different strength, above random dropout",
+    )
 
     accepts: ClassVar[str] = "widths"
 

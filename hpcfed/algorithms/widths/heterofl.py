@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 
@@ -32,6 +33,12 @@ class HeteroFL(WindowBased):
 
     All widths are then 1, there is no mask and no clipping, and batch_norm = "aggregate".
     """
+
+    guide = Guide(
+        data="alike to different labels",
+        sent="a slice of the model",
+        won="devices of different strength with one model",
+    )
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""

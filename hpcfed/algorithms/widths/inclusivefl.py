@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import RoundBased, Share, score_common, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, score_common, single_step
 from hpcfed.algorithms.global_model.moments import direction
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.depths import Family, family
@@ -67,6 +67,12 @@ class State:
 
 class InclusiveFL(RoundBased):
     """With one depth InclusiveFL is FedAvg, bit for bit."""
+
+    guide = Guide(
+        data="alike",
+        sent="the first layers of one model",
+        won="language models with devices of different depth",
+    )
 
     accepts: ClassVar[str] = "depths"
     trains_parts: ClassVar[bool] = False
