@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcfed.core.params import Mean
 
+LEAVES = (Tensor, np.ndarray)
 AT_HAND = {"cpu"}  # devices whose values are read without a wait
 
 
@@ -80,11 +81,14 @@ def nbytes(value: Any) -> int:
 
 def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.ndarray]]:
     """Iterate over the tensors and arrays in a value, each with its name; skip other values."""
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, LEAVES):
         yield name, value
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from tensors(part, str(key))
+            if isinstance(part, LEAVES):  # the usual case, without a generator for each
+                yield str(key), part
+            else:
+                yield from tensors(part, str(key))
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors(part, name)
