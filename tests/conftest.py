@@ -21,6 +21,8 @@ import pytest
 # processes that a test starts: bits, times and memory are those that the tests know. A test of a
 # GPU pretends one, or starts a process with a mask of its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Nor does a run draw its curves at its end, which takes as long as a small run.
+os.environ["HPCFED_LOG__PICTURE"] = "false"
 
 FIRST = (  # few tests that take long, after which others fill up
     "tests/system/test_many_processes.py",

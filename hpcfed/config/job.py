@@ -69,6 +69,9 @@ FREE = (
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
 EXACT = {"engine": "eager, traced or graphed"}
+# of classes that are made by a call: they have no docstrings of their own. pydantic would search
+# the files of all callers for them, which takes long, and ast is not made for threads
+NO_DOCSTRINGS = {"use_attribute_docstrings": False}
 
 
 class Job(Limited, BaseSettings):
@@ -222,8 +225,18 @@ def named_model(name: str, cls: type[Section]) -> type[Section]:
     """
     doc = "Name of the method (`hpcfed list algorithms`)."
     field: Any = (Literal[name], Field(name, description=doc))
+
+    def make() -> type[Section]:
+        return create_model(
+            cls.__name__,
+            __base__=cls,
+            __doc__=cls.__doc__,
+            __cls_kwargs__=NO_DOCSTRINGS,
+            name=field,
+        )
+
     if ":" not in name:
-        return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+        return make()
     where = f"algorithm.name = {name!r}"
     # loaded by name, as methods are, because they are defined with the methods' base class
     refuse, guard = (
@@ -231,9 +244,7 @@ def named_model(name: str, cls: type[Section]) -> type[Section]:
     )
     with user_code.making(where, cls):
         refuse(cls, where)
-        model: type[Section] = create_model(
-            cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field
-        )
+        model = make()
         model.model_rebuild()  # reports a type that is named but not imported
     guard(model, cls)
     return model
@@ -247,12 +258,11 @@ def job_model(name: str) -> type[Job]:
 @cache
 def model_with(algorithm: type[Section]) -> type[Job]:
     """Return the class of jobs with this algorithm."""
-    # It has no docstrings of its own: pydantic would look for them in this file, and ast is not
-    # made for threads.
-    own = {"use_attribute_docstrings": False}
     default = (
         ...
         if any(field.is_required() for field in algorithm.model_fields.values())
         else algorithm()
     )
-    return create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))
+    return create_model(
+        "Job", __base__=Job, __cls_kwargs__=NO_DOCSTRINGS, algorithm=(algorithm, default)
+    )

@@ -303,8 +303,10 @@ class Checkpoint(Section):
 
 
 class Log(Section):
-    """Where a run's numbers are logged, round by round, beside its result file; on rank 0."""
+    """What rank 0 makes of a run's numbers beside the result file: logs by round, and a picture."""
 
+    picture: bool = True
+    """Draw the learning curves when the run ends, in the run's folder: half a second."""
     tensorboard: bool = False
     """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""
     wandb: bool = False

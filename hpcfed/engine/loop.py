@@ -127,7 +127,8 @@ class Loop:
         refused: why results or the last checkpoint are not on disk; "" if they are.
         """
         if not refused:
-            self.output.progress.finish(self.output.results, picture)
+            drawn = picture if self.job.log.picture else None
+            self.output.progress.finish(self.output.results, drawn)
             return DONE
         if not self.checkpoints.saver.exists:
             raise save_restore.everywhere(refused)

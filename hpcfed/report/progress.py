@@ -241,10 +241,12 @@ class Progress:
         if n:
             self.say(f"moved {n} clients between ranks by measured cost")
 
-    def finish(self, results: Results | None, picture: Callable[[Record, Path], Path]) -> None:
+    def finish(
+        self, results: Results | None, picture: Callable[[Record, Path], Path] | None
+    ) -> None:
         """Print the summary, and the files that were written.
 
-        picture: draws a record into a folder and returns the path.
+        picture: draws a record into a folder and returns the path; None: no picture is drawn.
         """
         if not self.active or results is None:
             return
@@ -252,9 +254,9 @@ class Progress:
         record = load(self.folder)
         try:
             self.console.print(summary.render(record))
-            drawn = picture(record, self.folder)
-            files = map(printable, (names.results_file(self.folder), drawn))
-            self.console.print("results: {}\npicture: {}".format(*files))
+            self.console.print(f"results: {printable(names.results_file(self.folder))}")
+            if picture:
+                self.console.print(f"picture: {printable(picture(record, self.folder))}")
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
                 text = format_error(f"hpcfed: warning: no picture or table: {error}")

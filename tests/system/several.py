@@ -20,7 +20,6 @@ from pathlib import Path
 if __name__ == "__main__":
     gc.disable()  # as `python -m hpcfed.main` begins
 
-from hpcfed.engine import loop
 from hpcfed.main import main
 from tests.mpirun import ROOT, environment, mpirun
 
@@ -47,16 +46,13 @@ def together(
     folder: Path,
     cases: Mapping[str, list[str]],
     timeout: float = LIMIT,
-    pictures: bool = False,
 ) -> dict[str, list[Outcome]]:
     """The outcomes of `hpcfed.main` for each command line, by rank; fails if they take more than
-    timeout seconds. pictures: whether runs draw their curves at the end, which takes as long as a
-    small run.
+    timeout seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     argv = [str(Path(__file__)), str(folder / "cases.json"), str(folder)]
-    argv += ["pictures"] if pictures else []
     if ranks == 1:
         env = {**environment({}), "COLUMNS": "500"}
         subprocess.run([sys.executable, *argv], cwd=ROOT, env=env, timeout=timeout, check=True)
@@ -87,8 +83,6 @@ def work(cases: dict[str, list[str]], folder: Path, rank: int) -> None:
 if __name__ == "__main__":
     gc.freeze()
     gc.enable()
-    if "pictures" not in sys.argv:
-        loop.picture = lambda record, folder: folder / "curves.png"
     work(
         json.loads(Path(sys.argv[1]).read_text()),
         Path(sys.argv[2]),

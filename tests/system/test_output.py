@@ -34,12 +34,14 @@ def said(desk) -> dict[str, list[Outcome]]:
         name: [*SMALL, "--out", str(desk / name)]
         for name in ("plain", "dry", "quiet", "verbose", "rarely")
     }
+    for name in ("plain", "quiet"):
+        cases[name] += ["--log.picture", "true"]
     cases["dry"].append("--dry-run")
     cases["quiet"].append("--quiet")
     cases["verbose"].append("--verbose")
     cases["rarely"] += ["--evaluate.every", "2", "--rounds", "3"]
     cases["help"] = ["--help", "all"]
-    outcomes = together(RANKS, desk / "said", cases, pictures=True)
+    outcomes = together(RANKS, desk / "said", cases)
     assert {name: ranks[0].status for name, ranks in outcomes.items()} == dict.fromkeys(cases, 0)
     return outcomes
 

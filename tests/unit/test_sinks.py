@@ -10,7 +10,6 @@ from hpcfed.config.load import load as load_job
 from hpcfed.config.sections import Log
 from hpcfed.core.registry import Entry
 from hpcfed.main import main
-from hpcfed.report.progress import Progress
 from hpcfed.report.sinks import SINKS, logs, numbers
 from hpcfed.report.sinks.base import Sink
 from hpcfed.storage import names
@@ -50,9 +49,6 @@ class Told(Sink):
 def told(monkeypatch) -> list:
     """What the sink `tensorboard`, which is a Told here, is told."""
     monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
-    monkeypatch.setattr(
-        Progress, "finish", lambda self, *_: None
-    )  # no picture: it takes longer than the run
     monkeypatch.setattr(Told, "said", [])
     monkeypatch.setattr(Told, "fails", set())
     return Told.said
