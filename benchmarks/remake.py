@@ -19,6 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent / "evidence"))
 
 import ablation
+import h5py
 import heart
 import methods
 import own
@@ -29,7 +30,7 @@ from hpcfed.config.files import EMBEDDED
 from hpcfed.config.load import load
 from hpcfed.report.figures.command import plot
 from hpcfed.storage.fields import flat
-from hpcfed.storage.record import load as read
+from hpcfed.storage.tree import read_json
 
 HERE = Path(__file__).parent
 TRY = ("local", "lgfedavg", "fedproto", "fedclassavg")  # the README's table of digits
@@ -177,7 +178,8 @@ def stale(run: Run) -> list[str]:
     if not run.kept.exists():
         return ["there is no such file"]
     now, usual = fields_now(run)
-    then = flat(read(run.kept).header["job"])
+    with h5py.File(run.kept) as file:  # the header alone: results are hundreds
+        then = flat(read_json(file, "header")["job"])
     counted = {name: value for name, value in then.items() if name in now}
     found = {
         name: (counted.get(name, usual.get(name)), value)
