@@ -34,7 +34,7 @@ def chain(cluster, tmp_path_factory) -> tuple[Desk, list[str]]:
 
 
 @pytest.mark.usefixtures("chain")  # which waits meanwhile
-def test_three_nodes_give_the_bits_of_mpirun_and_of_one_rank(desk, wanted):
+def test_three_nodes_give_the_bits_of_one_rank(desk, wanted):
     desk.open()
     (job,) = desk.submit(*QUEUED[2:], *RUN)
     assert desk.done(job)["NumNodes"] == "3"
@@ -80,10 +80,10 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again
 
 def test_a_study_runs_on_each_number_of_ranks_with_the_same_bits(desk, wanted):
     desk.open()
-    (job,) = desk.submit(*RUN, "--time", "10", "--nodes", "3", "--ranks", "1,3")
+    (job,) = desk.submit(*RUN, "--time", "10", "--nodes", "3", "--ranks", "1,2")
     desk.done(job)
-    runs = [desk.folder / f"run-{ranks}" for ranks in (1, 3)]
-    assert [results.load(run).header["ranks"] for run in runs] == [1, 3]
+    runs = [desk.folder / f"run-{ranks}" for ranks in (1, 2)]
+    assert [results.load(run).header["ranks"] for run in runs] == [1, 2]
     assert [digest(run) for run in runs] == [wanted, wanted]
 
 

@@ -20,7 +20,7 @@ from tests.system.live import Live, started
 from tests.system.several import LIMIT, together
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
-ENDLESS, MORE, RESUME_ME = 100_000, 10, 75
+ENDLESS, MORE, RESUME_ME = 100_000, 3, 75
 # Moments that stay with clients, and clients that rest, so that a checkpoint holds more than
 # weights.
 JOB = shlex.split(
