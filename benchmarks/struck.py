@@ -22,8 +22,9 @@ from hpcfed.core.errors import HpcfedError
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.rng import stream
 from hpcfed.data.partition_file import Partition
-from hpcfed.engine.fault_tolerance.supervise import checkpoint_rounds, onward
+from hpcfed.engine.fault_tolerance.supervise import onward
 from hpcfed.storage import names
+from hpcfed.storage.checkpoint_parts import saved_rounds
 from hpcfed.storage.digest import digest
 
 LIMIT = 180  # seconds that one start may take: the machine may be crowded
@@ -101,7 +102,7 @@ class History:
 
     def done(self, run: Path) -> bool:
         """Whether it is at its end; mpirun with ULFM returns 0 also where all ranks were killed."""
-        return self.statuses[-1] == DONE and checkpoint_rounds(run) == ROUNDS
+        return self.statuses[-1] == DONE and saved_rounds(run) == ROUNDS
 
     @property
     def repeated(self) -> int:

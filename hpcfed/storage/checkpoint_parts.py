@@ -1,6 +1,6 @@
 """Writing of a checkpoint: a part by each rank, then by one rank the index over all parts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,33 +84,58 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
         return about, {"identity": identity(path), "names": found.names}
 
 
-def adopt(folder: Path, most: int, run_id: str = "") -> bool:
-    """Write the missing index of a checkpoint if all its parts exist; return whether they do.
+def read_parts(folder: Path, most: int, run_id: str = "") -> tuple[About, dict[int, Part]] | None:
+    """Return what all parts of a checkpoint without index store; None if it is not to be used.
 
     most: rounds that it may have.
     run_id: identity of the run to which it must belong; "" if unknown.
-    Raises CheckpointError if parts are missing or damaged, or the index cannot be written.
+    Raises CheckpointError if parts are missing or damaged.
     """
     about, first = read_part(folder, 0)
     same_round(names.index_of(folder), about.rounds)
     if about.rounds > most or record.differ(run_id, about.header.get(record.RUN_ID)):
-        return False
+        return None
     others = {rank: read_part(folder, rank) for rank in range(1, about.ranks)}
-    whole = all(other == about for other, _ in others.values())
-    if whole:
-        write_index(folder, about, {0: first} | {rank: part for rank, (_, part) in others.items()})
-    return whole
+    if any(other != about for other, _ in others.values()):
+        return None
+    return about, {0: first} | {rank: part for rank, (_, part) in others.items()}
 
 
-def adopt_all(run: Path) -> list[Path]:
-    """Write the index of each checkpoint that lacks only that, and return those indices."""
-    made = []
+def without_index(run: Path) -> Iterator[tuple[Path, About, dict[int, Part]]]:
+    """Yield the checkpoints of a run that lack only their index: folder, and what its parts store.
+
+    Nothing is written.
+    """
     for folder in checkpoint.unfinished_parts(run):
         with suppress(CheckpointError):  # it stays unfinished
             found = record.recover(run)
-            if adopt(folder, found.rounds, found.header.get(record.RUN_ID, "")):
-                made.append(names.index_of(folder))
+            whole = read_parts(folder, found.rounds, found.header.get(record.RUN_ID, ""))
+            if whole:
+                yield folder, *whole
+
+
+def adopt_all(run: Path) -> list[Path]:
+    """Write the index of each checkpoint that lacks only that, and return those indices.
+
+    Only for the process that has the run folder's lock: a run that still writes them would take its
+    own for refused.
+    """
+    made = []
+    for folder, about, parts in without_index(run):
+        with suppress(CheckpointError):
+            write_index(folder, about, parts)
+            made.append(names.index_of(folder))
     return made
+
+
+def saved_rounds(run: Path) -> int:
+    """Return the rounds of the newest checkpoint, also of one that lacks only its index.
+
+    0 if there is none. Writes nothing: ranks that have just lost their launcher may still do so.
+    """
+    newest = checkpoint.newest(run)
+    unindexed = [about.rounds for _, about, _ in without_index(run)]
+    return max([checkpoint.rounds_of(newest) if newest else 0, *unindexed])
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:

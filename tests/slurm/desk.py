@@ -61,12 +61,13 @@ class Desk:
         return self.told.splitlines()[-1].partition("--signal=TERM ")[2].split()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
-        self.cluster.until(true, f"{what}\n{self.printed()}", LIMIT)
+        self.cluster.until(true, lambda: f"{what}\n{self.printed()}", LIMIT)
 
     def waiting(self, job: str) -> None:
         """Until the job's run stands in the middle of round 2."""
-        sign = self.folder / gated.WAITING
-        self.until(sign.exists, f"job {job} does not come to round 2")
+        sign, what = self.folder / gated.WAITING, f"job {job} does not come to round 2"
+        self.until(lambda: sign.exists() or self.show(job)["JobState"] in OVER, what)
+        assert sign.exists(), f"{what}\n{self.printed()}"
         sign.unlink()
 
     def show(self, job: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
-from hpcfed.storage.checkpoint_parts import About, adopt, compare, write_index, write_part
+from hpcfed.storage.checkpoint_parts import About, compare, read_parts, write_index, write_part
 from hpcfed.storage.equality import same_job
 from hpcfed.storage.results import Results
 
@@ -192,6 +192,12 @@ def without_index(run: Path, rounds: int) -> Path:
     index = save(run, rounds, job={"seed": 1})
     index.unlink()
     return names.parts_folder(index)
+
+
+def adopt(folder: Path, most: int) -> None:
+    """As a run does that goes on from it."""
+    if whole := read_parts(folder, most):
+        write_index(folder, *whole)
 
 
 def test_a_checkpoint_that_lacks_only_its_index_gets_it(tmp_path):

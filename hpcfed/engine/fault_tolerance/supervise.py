@@ -25,7 +25,7 @@ from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.checkpoint_parts import adopt_all
+from hpcfed.storage.checkpoint_parts import saved_rounds
 from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
 from hpcfed.storage.record import load as load_results
 
@@ -53,7 +53,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
     told = job.overwrite or job.resume  # how to begin
-    more = onward(run) if ours or (checkpoint_rounds(run) and not told) else []
+    more = onward(run) if ours or (saved_rounds(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
@@ -61,7 +61,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         ours = ours or (
             stamp(run) != old and names.results_file(run).is_file()
         )  # it has written results
-        rounds = checkpoint_rounds(run) if ours or not told else 0
+        rounds = saved_rounds(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (
                 RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
@@ -83,16 +83,6 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
                 f"{' '.join(more)}"
             )
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
-
-
-def checkpoint_rounds(run: Path) -> int:
-    """Return the rounds of the newest checkpoint; 0 if there is none.
-
-    A checkpoint that lacks only its index counts too.
-    """
-    adopt_all(run)
-    newest = checkpoint.newest(run)
-    return checkpoint.rounds_of(newest) if newest else 0
 
 
 def is_finished(run: Path, rounds: int) -> bool:
@@ -121,7 +111,7 @@ def onward(run: Path) -> list[str]:
 
     A run that has saved nothing begins anew.
     """
-    if checkpoint_rounds(run):
+    if saved_rounds(run):
         return ["--resume", str(run)]
     return ["--overwrite"] if names.results_file(run).is_file() else []
 
