@@ -38,8 +38,10 @@ PAGES = {
     "notebooks/first.md": partial(notebooks.page, "first"),
     "notebooks/own.md": partial(notebooks.page, "own"),
 }
-EVIDENCE = "benchmarks/results/evidence/cifar10/curves.png"
-PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png", EVIDENCE: EVIDENCE}
+EVIDENCE = [
+    f"benchmarks/results/evidence/{name}/curves.png" for name in ("cifar10", "fashion-mnist")
+]
+PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {p: p for p in EVIDENCE}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
