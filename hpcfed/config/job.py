@@ -240,7 +240,7 @@ def named_model(name: str, cls: type[Section]) -> type[Section]:
     where = f"algorithm.name = {name!r}"
     # loaded by name, as methods are, because they are defined with the methods' base class
     refuse, guard = (
-        Entry(f"hpcfed.algorithms.hooks:{fn}", "").load() for fn in ("refuse", "guard")
+        Entry(f"hpcfed.algorithms.hook_check:{fn}", "").load() for fn in ("refuse", "guard")
     )
     with user_code.making(where, cls):
         refuse(cls, where)

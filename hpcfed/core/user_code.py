@@ -66,7 +66,7 @@ def load(field: str, name: str, form: str) -> Any:
     for former, present in FORMER_NAMES.items():
         sys.modules.setdefault(former, import_module(present))
     try:
-        # `algorithms.hooks` refuses such fields with a message of its own
+        # `algorithms.hook_check` refuses such fields with a message of its own
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
             found = import_module(module)

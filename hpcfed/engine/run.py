@@ -18,7 +18,7 @@ from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
-from hpcfed.engine.method_check import rehearse
+from hpcfed.engine.method_trial import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress

@@ -30,8 +30,8 @@ Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 class Exchange:
     """Collective operations of a federation.
 
-    `down`, `up`, `upload` and `gather` count bytes. The others move values that are counted by
-    those.
+    `down`, `up`, `count_upload` and `gather` count bytes. The others move values that are counted
+    by those.
     Tensors that arrive are on this rank's device.
     placement: the rank of each client.
     meanwhile: called before the last mean of a round, so that a rank works instead of waiting for

@@ -141,6 +141,7 @@ def saved_rounds(run: Path) -> int:
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
     """Join the parts of all ranks in this folder to a checkpoint, which exists from then on.
 
+    Only for the process that has the run folder's lock: rank 0 of the run.
     Raises WriteError; the checkpoints before it are unchanged then.
     """
     files = {rank: f"{folder.name}/{names.part_file(folder, rank).name}" for rank in parts}

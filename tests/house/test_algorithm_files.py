@@ -7,7 +7,7 @@ from types import FunctionType
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method, RoundBased
 from hpcfed.algorithms.events import EventBased
-from hpcfed.algorithms.hooks import FORMER, replacement
+from hpcfed.algorithms.hook_check import FORMER, replacement
 from hpcfed.report.references import references
 from tests.house import source
 
