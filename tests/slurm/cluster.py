@@ -90,7 +90,7 @@ class Cluster:
                 for name in ("key", "pid", "log", "seed")
             ),
         )
-        self.until(lambda: (self.folder / "munge.sock").exists(), lambda: "munged does not start")
+        self.until(lambda: (self.folder / "munge.sock").exists(), "munged does not start")
         self.start("slurmctld", "-D")
         for n in range(1, self.nodes + 1):
             (self.folder / f"spool.n{n}").mkdir()
@@ -100,13 +100,13 @@ class Cluster:
                 self.call("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.split()
                 == [str(self.nodes)]
             ),
-            lambda: "nodes do not come up",
+            "nodes do not come up",
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.call("scancel", "--user", getpass.getuser())
-        self.until(lambda: not self.call("squeue", "-h").stdout, lambda: "jobs do not end")
+        self.until(lambda: not self.call("squeue", "-h").stdout, "jobs do not end")
         self.daemons.close()
 
     def files(self) -> dict[str, str]:
@@ -161,17 +161,15 @@ class Cluster:
             words, env=os.environ | self.env, capture_output=True, text=True, timeout=limits.COMMAND
         )
 
-    def until(
-        self, true: Callable[[], bool], complaint: Callable[[], str], seconds: float = 60
-    ) -> None:
-        """Wait for something, at most so many seconds; then RuntimeError, with what `complaint`
-        says at that moment and the daemons' last words.
+    def until(self, true: Callable[[], bool], complaint: str, seconds: float = 60) -> None:
+        """Wait for something, at most so many seconds; then RuntimeError, with the daemons' last
+        words.
         """
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"{complaint()}\n{(self.folder / 'daemons.log').read_text()[-3000:]}"
+                    f"{complaint}\n{(self.folder / 'daemons.log').read_text()[-3000:]}"
                 )
             time.sleep(0.1)
 

@@ -61,7 +61,11 @@ class Desk:
         return self.told.splitlines()[-1].partition("--signal=TERM ")[2].split()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
-        self.cluster.until(true, lambda: f"{what}\n{self.printed()}", LIMIT)
+        try:
+            self.cluster.until(true, what, LIMIT)
+        except RuntimeError as error:
+            error.add_note(self.printed())
+            raise
 
     def waiting(self, job: str) -> None:
         """Until the job's run stands in the middle of round 2."""
