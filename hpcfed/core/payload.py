@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,11 @@ def not_finite(value: Any) -> str | None:
     A value on a GPU is waited for once, however many tensors it has.
     """
     named = list(tensors(value))
-    finite_ends = np.isfinite(extremes(torch.as_tensor(tensor) for _, tensor in named)).all(1)
-    return next((name for (name, _), ok in zip(named, finite_ends, strict=True) if not ok), None)
+    ends = extremes([torch.as_tensor(tensor) for _, tensor in named])
+    for (name, _), (low, high) in zip(named, ends, strict=True):
+        if not (isfinite(low) and isfinite(high)):
+            return name
+    return None
 
 
 def finite(tensor: Tensor) -> bool:
@@ -111,32 +115,33 @@ def finite(tensor: Tensor) -> bool:
 
     This checks the extremes, which are nan if a value is: one pass, no copy.
     """
-    return bool(np.isfinite(extremes([tensor])).all())
+    return not_finite(tensor) is None
 
 
-def extremes(values: Iterable[Tensor]) -> np.ndarray:
-    """Return the smallest and the largest value of each tensor, [n, 2] float64.
+def extremes(values: Iterable[Tensor]) -> list[tuple[float, float]]:
+    """Return the smallest and the largest value of each tensor.
 
     Both are 0 for an empty tensor, and nan for one that has a nan. From a GPU they come to the host
     together, in one copy.
     values: real numbers of any type, read one after the other.
     """
-    here: list[tuple[float, float]] = []
+    found: list[tuple[float, float]] = []
     ends: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
     places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
     for i, tensor in enumerate(values):
-        here.append((0.0, 0.0))
         if not tensor.numel():
+            found.append((0.0, 0.0))
             continue
         low, high = tensor.detach().aminmax()
         if low.device.type in AT_HAND:
-            here[i] = low.item(), high.item()
+            found.append((low.item(), high.item()))
         else:
+            found.append((0.0, 0.0))  # for the time being
             ends.setdefault(low.device, {}).setdefault(low.dtype, []).extend((low, high))
             places.setdefault(low.device, {}).setdefault(low.dtype, []).append(i)
-    found = np.array(here, np.float64).reshape(-1, 2)
     for device, by_type in ends.items():
         pairs = torch.cat([torch.stack(some).double() for some in by_type.values()])
         order = [i for some in places[device].values() for i in some]
-        found[order] = pairs.cpu().numpy().reshape(-1, 2)
+        for i, (low, high) in zip(order, pairs.view(-1, 2).tolist(), strict=True):
+            found[i] = low, high
     return found

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,10 @@ class DeviceRows(Rows):
 
         Raises what `exact.largest` raises.
         """
-        ends = extremes(self._checked(shapes)).reshape(len(self.rows), len(shapes), 2)
+        ends = iter(extremes(self._checked(shapes)))
         peaks = np.zeros(len(shapes))
         for j, (row, factor) in enumerate(zip(self.rows, factors, strict=True)):
-            for i, (low, high) in enumerate(ends[j].tolist()):
+            for i, (low, high) in enumerate(islice(ends, len(shapes))):
                 peak = magnitude_between(low, high) * abs(factor)
                 if not math.isfinite(peak):
                     raise diverged(j, i, row[i], factor)

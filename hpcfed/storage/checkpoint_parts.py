@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
             for name, item in items():
                 tree.write(group, name, item)
                 written.append(name)
-            tree.write_json(file, "about", asdict(about))
+            tree.write_json(file, "about", vars(about))
             tree.write_json(file, "names", written)
         return {"identity": identity(path), "names": written}
     except (DamagedError, OSError) as error:

@@ -62,13 +62,15 @@ def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     """Make one step by autograd."""
     with autocast(steps.fed.job.run.precision, steps.fed.device):
         value = loss(steps.model, x, y)
-    sound(loss, value, steps.leaves)
+    check_value(loss, value, steps.leaves if not steps.losses else ())
     steps.descend(value)
 
 
-def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
-    """Raise OwnError if a loss is no scalar that depends on the model, or has changed the model."""
-    fn = loss.func if isinstance(loss, partial) else loss
+def check_value(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
+    """Raise OwnError if a loss is no scalar that depends on the model, or has changed the model.
+
+    leaves: parameters that are examined; a client's first step examines them for all its steps.
+    """
     changed = [str(p.dtype) for p in leaves if p.dtype != torch.float32]
     if isinstance(value, Tensor) and not value.dim() and value.requires_grad and not changed:
         return
@@ -87,6 +89,7 @@ def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
     else:
         what = "does not depend on the model's parameters: it has no gradient"
         advice = "compute it from model(x), without .item(), .detach() or torch.no_grad()"
+    fn = loss.func if isinstance(loss, partial) else loss
     raise user_code.OwnError(f"{user_code.line_of(fn)}: {title(loss)} {what}; {advice}")
 
 

@@ -30,9 +30,8 @@ def cox(risk: Tensor, y: Tensor) -> Tensor:
 
     -1/n sum over observed events i of (risk_i - log sum_{j: time_j >= time_i} exp(risk_j)).
     risk: [n], logarithms of risks.  y: [n, 2], time, and 1 if the event was observed, else 0.
-    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974. It is
-    divided
-    by n, not by the number of events, as in FLamby: a batch without events contributes 0.
+    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974.
+    Divided by n, not by the number of events, as in FLamby: a batch without events contributes 0.
     """
     order = y[:, 0].argsort(descending=True, stable=True)
     time, event, risk = y[order, 0], y[order, 1], risk[order]
