@@ -8,6 +8,7 @@
 | `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
 | `plain`   | 1     | 1 to 3 | no evaluation, no undo log; in 4 the loss is nan                    |
 | `graphed` | 1     | 1, 2   | recorded steps, as CUDA graphs with a stand-in for the capture      |
+| `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
 All of them must have the bits of `whole`. Where one has not, leave out what is special about it,
 one thing after the other, to find the cause.
@@ -35,6 +36,7 @@ from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.core.errors import DivergedError
+from hpcfed.data import augment
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.rounds import Rounds
@@ -42,8 +44,9 @@ from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation, world
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
-from hpcfed.training import graphs, local, stacked
+from hpcfed.training import graphs, local, optimisers, stacked
 from tests.contract import toy
+from tests.pretended_gpu import on_host, pretended_gpu
 
 ROUNDS = 4
 SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
@@ -246,6 +249,27 @@ class Examination:
             patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
             for _ in range(2):
                 watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+        return watch
+
+    @once
+    def away(self) -> Watch:
+        """The run on a pretended GPU.
+
+        A GPU draws an augmentation's order otherwise, and its Adam keeps the rate in float32; here
+        it does as the CPU does.
+        """
+        flags = (*SCORED, *self.flags, *DROP, "--training.engine", "eager", "--run.device", "cuda")
+        watch = Watch()
+        with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(augment, "shuffled", lambda n, g: torch.randperm(n, generator=g).tolist())
+            patch.setitem(optimisers.RATE, "cuda", optimisers.RATE["cpu"])
+            rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
+            for t in (1, 2):
+                watch.outcomes.append(on_host(toy.outcome(rounds, [rounds.step()[0]])))
+                if t == SAVED:
+                    save_restore.save(rounds, self.folder / "away")
+                    rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
+                    save_restore.restore(rounds, self.folder / "away")
         return watch
 
     @contextmanager

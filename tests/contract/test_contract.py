@@ -5,6 +5,7 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,17 @@ def test_neither_evaluation_nor_undo_log_changes_what_is_learned(runs: Examinati
 
 def test_replayed_steps_have_the_bits_of_those_that_were_recorded(runs: Examination):
     assert toy.differences(runs.graphed.outcomes, runs.whole.outcomes[:2]) == []
+
+
+def test_all_tensors_of_a_run_on_a_gpu_are_there_and_have_the_same_bits(
+    runs: Examination, tmp_path: Path
+):
+    """On a pretended one, which computes on the CPU and refuses tensors of the host."""
+    if runs.method == "fedsynth":
+        # it differentiates gradients; there that of a convolution is composed of other operations
+        runs = Examination("fedsynth", tmp_path, ("--models.mix", "mlp"))
+    want = [without_faults(outcome) for outcome in runs.whole.outcomes[:2]]
+    assert toy.differences([without_faults(one) for one in runs.away.outcomes], want) == []
 
 
 def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(runs: Examination):

@@ -159,7 +159,8 @@ class PFedKnow(RoundBased):
         """Train a client without labels; return its mask and its logits of the labelled data."""
         slim = slimming(fed) if self.rate else None
         self.receive(client, state)
-        mask = client.memory.get(MASK, slim.whole() if slim else torch.ones(0, dtype=torch.bool))
+        whole = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
+        mask = client.memory.get(MASK, whole).cpu()  # a client's memory is on its device
         times = client.memory.get(TIMES, 0)
         fed.down(client, pack(slim, client.params(), mask))
         z = logits(fed, client, client.train)  # of the model before this training
@@ -238,7 +239,7 @@ class PFedKnow(RoundBased):
             return
         with fed.clock("server"):
             kind, own = client.architecture, client.params()
-            module, mask = fed.module(kind), every[client.id]["mask"]
+            module, mask = fed.module(kind), every[client.id]["mask"].cpu()
             left = kept(slimming(fed) if self.rate else None, client, mask)
             ones = {} if left is None else module.layout.views(left)
             is_trained = parameters(module)

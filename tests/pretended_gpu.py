@@ -1,0 +1,282 @@
+"""A GPU that is not there: tensors that say they are on it, and that the CPU computes.
+
+Inside `pretended_gpu()` torch sees one GPU, cuda:0. What is made there or moved there is an `Away`,
+a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, and
+to become an array before it is copied. So code that runs here has all its tensors where they
+belong. It says nothing of kernels, streams, memory and speed: those are the CPU's, as are the bits.
+
+C++ sees a CPU, so what is composed there would make its own tensors on the host: `one_hot` and `to`
+are replaced, and what a derivative makes or converts counts as the GPU's. What asks `device` in
+Python sees a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hpcfed.models import flat
+
+GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
+aten = torch.ops.aten
+# they take tensors of both: copies, and places in a tensor that the host knows
+BOTH = {
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+base_to = Tensor.to
+
+
+class Away(Tensor):
+    """A tensor on the pretended GPU.
+
+    there: its values, a tensor on the CPU.
+    """
+
+    there: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    device = property(lambda self: GPU)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, there: Tensor) -> Away:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            there.size(),
+            strides=there.stride(),
+            storage_offset=there.storage_offset(),
+            dtype=there.dtype,
+            device=there.device,
+        )
+        made.there = there
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(op, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Away({self.there!r})"
+
+    def to(self, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+        """`Tensor.to`, which in C++ would find a tensor on the CPU."""
+        if args and isinstance(args[0], Tensor):
+            args = (args[0].device, args[0].dtype)
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        how = {"dtype": dtype, "memory_format": layout}
+        how = {name: wanted for name, wanted in how.items() if wanted is not None}
+        if device is not None and not on_gpu(device):
+            return aten._to_copy(self, device=HOST, **how)
+        if copy:
+            return aten._to_copy(self, **how)
+        return base_to(self, **how) if how else self
+
+    def cpu(self, *_: Any, **__: Any) -> Tensor:
+        return aten._to_copy(self, device=HOST)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    __array__ = numpy
+
+
+def on_gpu(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operation on the CPU; its result is where a GPU would have it.
+
+    Raises RuntimeError where tensors of the GPU and of the host meet.
+    """
+    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    away = [tensor for tensor in given if isinstance(tensor, Away)]
+    here = [tensor for tensor in given if not isinstance(tensor, Away) and tensor.dim()]
+    if away and here and op not in BOTH:
+        shapes = [list(tensor.shape) for tensor in here]
+        raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
+    goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
+    how = dict(kwargs)
+    if how.get("device") is not None:
+        if torch._C._current_autograd_node() is None:
+            goes_there = on_gpu(how["device"])
+        else:  # a derivative asks for the device that C++ sees
+            goes_there = bool(away) or not given
+        how["device"] = HOST
+    if how.get("pin_memory"):
+        how["pin_memory"] = False
+    plain, how = tree_map_only(Away, lambda tensor: tensor.there, (args, how))
+    result = op(*plain, **how)
+    if not goes_there:
+        return result
+    known = {id(tensor.there): tensor for tensor in away}  # operations in place return these
+    result = tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Away(t), result)
+    return return_and_correct_aliasing(op, args, dict(kwargs), result) if away else result
+
+
+class Pretend(TorchDispatchMode):
+    """Makes tensors on the pretended GPU where they are wanted there."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(op, args, kwargs or {})
+
+
+class Generator(torch.Generator):
+    """A generator of the CPU that says it is on the device that was asked for."""
+
+    def __new__(cls, device: Any = HOST) -> Generator:
+        return super().__new__(cls, HOST)
+
+    def __init__(self, device: Any = HOST):
+        self.place = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.place
+
+    def get_state(self) -> Tensor:
+        """As many bytes as that of a GPU's generator, if it is one."""
+        state = super().get_state()
+        if self.place == HOST:
+            return state
+        return torch.tensor(list(hashlib.sha256(state.numpy()).digest()[:16]), dtype=torch.uint8)
+
+
+class Stream:
+    """A stream on which all is done at once."""
+
+    def __init__(self, *_: Any, **__: Any):
+        self.wait_stream = self.synchronize = lambda *_: None
+
+
+class Event:
+    """An event of a clock on which a step takes a millisecond."""
+
+    def __init__(self, **_: Any):
+        self.record = self.synchronize = lambda: None
+        self.elapsed_time = lambda end: 1.0
+
+
+def one_hot(x: Tensor, num_classes: int) -> Tensor:
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
+
+
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`Tensor.to` of a tensor on the host."""
+    like = args[0] if args and isinstance(args[0], Away) and not isinstance(self, Away) else None
+    return base_to(self, *args, **kwargs) if like is None else base_to(self, GPU, like.dtype)
+
+
+def make_skeleton(real: Callable[..., None]) -> Callable[..., None]:
+    """`Skeleton.__init__`, which gives parameters other values: here they are other parameters."""
+
+    def make(self: flat.Skeleton, model: Any, device: Any = HOST) -> None:
+        real(self, model, HOST)
+        if not on_gpu(device):
+            return
+        self.flat = self.flat.to(GPU)
+        self._views = self.layout.views(self.flat)
+        made: dict[int, Tensor] = {}  # by the tensor that it takes the place of
+        for path, module in model.named_modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, old in tensors.items():
+                    if old is None:
+                        continue
+                    view = self._views.get(f"{path}.{name}".lstrip("."))
+                    new = old.detach().to(GPU) if view is None else view
+                    if isinstance(old, nn.Parameter):
+                        new = nn.Parameter(new, old.requires_grad)
+                    tensors[name] = made.setdefault(id(old), new)
+
+    return make
+
+
+def cuda() -> dict[str, Any]:
+    """What stands for the names in torch.cuda."""
+    stream = Stream()
+    card = SimpleNamespace(total_memory=80 * 2**30, name="pretended", uuid="GPU-0")
+    return {
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device": lambda device: nullcontext(),
+        "get_device_properties": lambda device: card,
+        "get_device_name": lambda device=None: card.name,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": lambda device=None: stream,
+        "set_stream": lambda stream: None,
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 1,
+        "max_memory_reserved": lambda device=None: 1,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "set_per_process_memory_fraction": lambda share, device=None: None,
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "default_generators": (torch.default_generator,),
+        "get_rng_state_all": list,
+        "set_rng_state_all": lambda states: None,
+    }
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Inside, torch sees a GPU."""
+    with ExitStack() as stack:
+        for name, value in cuda().items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for place, name, value in (
+            (torch, "Generator", Generator),
+            (torch.nn.functional, "one_hot", one_hot),
+            (Tensor, "to", to),
+            (flat.Skeleton, "__init__", make_skeleton(flat.Skeleton.__init__)),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        # a module that is moved gets other parameters, not other values of its own
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
+        # torch.tensor(..., device=...) makes its tensor on the CPU, and moves it so that we see it
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        stack.enter_context(Pretend())
+        yield
+
+
+def on_host(value: Any) -> Any:
+    """The value with all tensors on the host."""
+    if isinstance(value, Away):
+        return value.there
+    if is_dataclass(value):
+        return replace(value, **{f.name: on_host(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, dict):
+        return type(value)({name: on_host(part) for name, part in value.items()})
+    if isinstance(value, list | tuple):
+        return [on_host(part) for part in value]
+    return value
