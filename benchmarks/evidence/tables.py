@@ -167,13 +167,13 @@ def told(title: str, runs: Sequence[Path], base: Path) -> str:
 
 def draw(study: str, found: dict[str, Path], out: Path) -> None:
     """Accuracy over rounds, mean over clients, a line for each row."""
-    figure, axes = plt.subplots(figsize=(7, 4.5))
+    figure, axes = plt.subplots(figsize=(9, 4.5))
     for row, path in found.items():
         values = record(path).column("clients/accuracy")
         at = np.flatnonzero(~np.isnan(values).all(axis=1))
         axes.plot(at + 1, np.nanmean(values[at], axis=1), label=row, linewidth=1.2)
     axes.set(xlabel="round", ylabel="test accuracy, mean over clients", title=TITLES[study])
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(out, dpi=150)
     plt.close(figure)
