@@ -47,10 +47,9 @@ class Conv2d(nn.Conv2d):
 
     The maps are so small that each output sees all of its input, as in the last stages of networks
     for ImageNet on 32x32 images. There a kernel mostly multiplies the zeros around the image (a 3x3
-    kernel
-    on one pixel: eight of nine, three quarters of ResNet-18's weights), and the rest is too little
-    work for convolution libraries to be fast. The values are those of `nn.Conv2d` except for the
-    order in which products are summed.
+    kernel on one pixel: eight of nine, three quarters of ResNet-18's weights), and the rest is too
+    little work for convolution libraries to be fast. The values are those of `nn.Conv2d` except for
+    the order in which products are summed.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -179,9 +179,8 @@ def place(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream on which a rank captures graphs, and the memory pool of their inner values.
 
     All graphs share one pool. They run one after the other, and nothing inside a graph is read
-    after
-    another has run: the loss is copied out, and all other lasting values lie outside. So the pool
-    is as large as the largest graph, not as all together.
+    after another has run: the loss is copied out, and all other lasting values lie outside. So the
+    pool is as large as the largest graph, not as all together.
     """
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
