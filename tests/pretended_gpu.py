@@ -38,7 +38,7 @@ BOTH = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
-base_to = Tensor.to
+base_to, base_empty_like = Tensor.to, torch.empty_like
 
 
 class Away(Tensor):
@@ -122,8 +122,6 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         else:  # a derivative asks for the device that C++ sees
             goes_there = bool(away) or not given
         how["device"] = HOST
-    if how.get("pin_memory"):
-        how["pin_memory"] = False
     plain, how = tree_map_only(Away, lambda tensor: tensor.there, (args, how))
     result = op(*plain, **how)
     if not goes_there:
@@ -174,6 +172,12 @@ class Event:
     def __init__(self, **_: Any):
         self.record = self.synchronize = lambda: None
         self.elapsed_time = lambda end: 1.0
+
+
+def empty_like(like: Tensor, *, device: Any = None, pin_memory: bool = False, **how: Any) -> Tensor:
+    """`torch.empty_like`, also in threads, where `Pretend` is not."""
+    made = base_empty_like(like.there if isinstance(like, Away) else like, **how)
+    return Away(made) if on_gpu(like.device if device is None else device) else made
 
 
 def one_hot(x: Tensor, num_classes: int) -> Tensor:
@@ -252,6 +256,7 @@ def pretended_gpu() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for place, name, value in (
             (torch, "Generator", Generator),
+            (torch, "empty_like", empty_like),
             (torch.nn.functional, "one_hot", one_hot),
             (Tensor, "to", to),
             (flat.Skeleton, "__init__", make_skeleton(flat.Skeleton.__init__)),

@@ -32,6 +32,7 @@ import torch
 
 from hpcfed.algorithms import load
 from hpcfed.algorithms.events import EventBased
+from hpcfed.clients import client_state, store
 from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
@@ -54,6 +55,7 @@ LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
 SCORED = ("--evaluate.common", "true", "--evaluate.received", "true")
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
 DROP = ("--run.on_client_fault", "drop")
+FEW = 30_000  # bytes of clients' states on a GPU; one takes 10,000 to 70,000
 
 
 @dataclass
@@ -253,7 +255,7 @@ class Examination:
 
     @once
     def away(self) -> Watch:
-        """The run on a pretended GPU.
+        """The run on a pretended GPU, in whose memory a few clients' states fit.
 
         A GPU draws an augmentation's order otherwise, and its Adam keeps the rate in float32; here
         it does as the CPU does.
@@ -263,6 +265,11 @@ class Examination:
         with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(augment, "shuffled", lambda n, g: torch.randperm(n, generator=g).tolist())
             patch.setitem(optimisers.RATE, "cuda", optimisers.RATE["cpu"])
+            patch.setattr(
+                store,
+                "state_store",
+                lambda *args: client_state.state_store(*args[:3], min(args[3], FEW)),
+            )
             rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
             for t in (1, 2):
                 watch.outcomes.append(on_host(toy.outcome(rounds, [rounds.step()[0]])))
