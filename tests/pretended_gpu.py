@@ -3,7 +3,8 @@
 Inside `pretended_gpu()` torch sees one GPU, cuda:0. What is made there or moved there is an `Away`,
 a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, and
 to become an array before it is copied. So code that runs here has all its tensors where they
-belong. It says nothing of kernels, streams, memory and speed: those are the CPU's, as are the bits.
+belong. `WAITS.count` counts where the host would wait until the GPU has done all its work. Nothing
+is said of kernels, streams, memory and speed: those are the CPU's, as are the bits.
 
 C++ sees a CPU, so what is composed there would make its own tensors on the host: `one_hot` and `to`
 are replaced, and what a derivative makes or converts counts as the GPU's. What asks `device` in
@@ -38,6 +39,16 @@ BOTH = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
+# their results are values or sizes that the host has to know
+READS = {
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+    aten._unique2.default,
+}
+WAITS = SimpleNamespace(count=0)
 base_to, base_empty_like = Tensor.to, torch.empty_like
 
 
@@ -78,8 +89,8 @@ class Away(Tensor):
         """`Tensor.to`, which in C++ would find a tensor on the CPU."""
         if args and isinstance(args[0], Tensor):
             args = (args[0].device, args[0].dtype)
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-        how = {"dtype": dtype, "memory_format": layout}
+        device, dtype, asynchronous, layout = torch._C._nn._parse_to(*args, **kwargs)
+        how = {"dtype": dtype, "memory_format": layout, "non_blocking": asynchronous or None}
         how = {name: wanted for name, wanted in how.items() if wanted is not None}
         if device is not None and not on_gpu(device):
             return aten._to_copy(self, device=HOST, **how)
@@ -114,6 +125,7 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if away and here and op not in BOTH:
         shapes = [list(tensor.shape) for tensor in here]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
+    WAITS.count += waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
     how = dict(kwargs)
     if how.get("device") is not None:
@@ -129,6 +141,21 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     known = {id(tensor.there): tensor for tensor in away}  # operations in place return these
     result = tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Away(t), result)
     return return_and_correct_aliasing(op, args, dict(kwargs), result) if away else result
+
+
+def waits(op: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the host waits in this operation for the work of the GPU."""
+    if op in READS:
+        return isinstance(args[0], Away)
+    if op in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        return any(isinstance(at, Away) and at.dtype == torch.bool for at in args[1])
+    if kwargs.get("non_blocking") or torch._C._current_autograd_node() is not None:
+        return False
+    if op is aten.copy_.default:
+        return isinstance(args[0], Away) != isinstance(args[1], Away) and not any(args[2:])
+    if op is aten._to_copy.default and kwargs.get("device") is not None:
+        return isinstance(args[0], Away) != on_gpu(kwargs["device"])
+    return False
 
 
 class Pretend(TorchDispatchMode):
@@ -197,6 +224,7 @@ def make_skeleton(real: Callable[..., None]) -> Callable[..., None]:
         real(self, model, HOST)
         if not on_gpu(device):
             return
+        model.to(GPU)
         self.flat = self.flat.to(GPU)
         self._views = self.layout.views(self.flat)
         made: dict[int, Tensor] = {}  # by the tensor that it takes the place of

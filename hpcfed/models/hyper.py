@@ -9,6 +9,8 @@ Architectures using Graph HyperNetworks), 2022, arXiv:2201.08459.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +108,12 @@ class Made(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return functional_call(self.net, self.make(), (x,))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Do what `Module.to` and the like do, also with the graph: copies in a step would wait."""
+        (graph,) = self.graph
+        graph.nodes, graph.edges = fn(graph.nodes), fn(graph.edges)
+        return super()._apply(fn, recurse)
+
 
 def scale(values: Tensor, name: str, norm: bool) -> Tensor:
     """Scale generated values to the size of a layer's initial values.
@@ -121,15 +129,14 @@ def scale(values: Tensor, name: str, norm: bool) -> Tensor:
 class Graph:
     """The graph of a network, and the hyper-network.
 
-    The tensors of the graph are moved to the device of the hyper-network when they are used.
+    The tensors of the graph move to another device with the modules that hold it (`Made`).
     """
 
     def __init__(self, hyper: Hyper, nodes: Tensor, edges: Tensor):
         self.hyper, self.nodes, self.edges = hyper, nodes, edges
 
     def states(self) -> Tensor:
-        like = self.hyper.embed.weight
-        return self.hyper.encode(self.nodes.to(like), self.edges.to(like))
+        return self.hyper.encode(self.nodes, self.edges)
 
 
 class MadeBody(Made):

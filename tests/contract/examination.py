@@ -47,7 +47,7 @@ from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked
 from tests.contract import toy
-from tests.pretended_gpu import on_host, pretended_gpu
+from tests.pretended_gpu import WAITS, on_host, pretended_gpu
 
 ROUNDS = 4
 SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
@@ -73,6 +73,8 @@ class Watch:
     copied: tuple[Any, Any] = (None, None)  # a copy for a checkpoint, before and after a round
     untouched: tuple[Any, Any] = (None, None)  # the state before and after a round of nobody
     steps: int = 0  # of training in the round that `stopped` will not end
+    # only of `away`
+    waits: int = 0  # for the GPU, between the first and the last local step of a client
     # only of `plain`
     diverged: str = ""  # what a nan loss in the round after ends it with
 
@@ -270,6 +272,7 @@ class Examination:
                 "state_store",
                 lambda *args: client_state.state_store(*args[:3], min(args[3], FEW)),
             )
+            steps = WaitsOfSteps(patch)
             rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
             for t in (1, 2):
                 watch.outcomes.append(on_host(toy.outcome(rounds, [rounds.step()[0]])))
@@ -277,6 +280,7 @@ class Examination:
                     save_restore.save(rounds, self.folder / "away")
                     rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
                     save_restore.restore(rounds, self.folder / "away")
+        watch.waits = steps.count
         return watch
 
     @contextmanager
@@ -296,6 +300,22 @@ class Examination:
         """In virtual time: the first task that is trained while this is asked."""
         self.victim = self.victim or (k, number)
         return self.victim
+
+
+class WaitsOfSteps:
+    """Counts waits for a pretended GPU from the end of a client's step to the end of its next."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.count, self.client, self.before = 0, None, 0  # before: waits until the last step
+        done = local.LocalSteps.done
+
+        def note(steps: local.LocalSteps, value: Any) -> None:
+            done(steps, value)
+            if steps is self.client:
+                self.count += WAITS.count - self.before
+            self.client, self.before = steps, WAITS.count
+
+        patch.setattr(local.LocalSteps, "done", note)
 
 
 class Steps(Heartbeat):

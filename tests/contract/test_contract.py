@@ -129,6 +129,11 @@ def test_all_tensors_of_a_run_on_a_gpu_are_there_and_have_the_same_bits(
     assert toy.differences([without_faults(one) for one in runs.away.outcomes], want) == []
 
 
+def test_no_local_step_waits_for_a_gpu(runs: Examination):
+    solves_on_host = runs.method == "mocha"
+    assert (runs.away.waits > 0) == solves_on_host
+
+
 def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(runs: Examination):
     """Weights are not copied but shared with the store, which therefore never writes into a vector
     that it keeps.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pretended_gpu import GPU, Away, on_host, pretended_gpu
+from tests.pretended_gpu import GPU, WAITS, Away, on_host, pretended_gpu
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -75,6 +75,31 @@ def test_loss_and_gradient_are_those_of_the_cpu():
     want = step("cpu")
     with pretended_gpu():
         assert step(GPU) == want
+
+
+@pytest.mark.parametrize(
+    ("read", "count"),
+    [
+        (lambda there: there.sum(), 0),
+        (lambda there: there.sum().item(), 1),
+        (lambda there: bool(there.sum() > 0), 1),
+        (lambda there: there.cpu(), 1),
+        (lambda there: there.tolist(), 1),
+        (lambda there: there[there > 1], 1),
+        (lambda there: there[torch.tensor([0])], 0),
+        (lambda there: there.copy_(X), 1),
+        (lambda there: there.copy_(X, non_blocking=True), 0),
+        (lambda there: X.to(GPU, non_blocking=True), 0),
+        (lambda there: torch.tensor([1.0], device=GPU), 1),
+        (lambda there: there.double(), 0),
+    ],
+)
+def test_what_the_host_waits_for_is_counted(read, count: int):
+    with pretended_gpu():
+        there = X.to(GPU)
+        before = WAITS.count
+        read(there)
+        assert WAITS.count - before == count
 
 
 def test_nothing_is_pretended_afterwards():
