@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hpcfed.core.payload import on_device
 from hpcfed.models import flat
 
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
@@ -193,14 +194,6 @@ class Stream:
         self.wait_stream = self.synchronize = lambda *_: None
 
 
-class Event:
-    """An event of a clock on which a step takes a millisecond."""
-
-    def __init__(self, **_: Any):
-        self.record = self.synchronize = lambda: None
-        self.elapsed_time = lambda end: 1.0
-
-
 def empty_like(like: Tensor, *, device: Any = None, pin_memory: bool = False, **how: Any) -> Tensor:
     """`torch.empty_like`, also in threads, where `Pretend` is not."""
     made = base_empty_like(like.there if isinstance(like, Away) else like, **how)
@@ -231,48 +224,34 @@ def make_skeleton(real: Callable[..., None]) -> Callable[..., None]:
         for path, module in model.named_modules():
             for tensors in (module._parameters, module._buffers):
                 for name, old in tensors.items():
-                    if old is None:
-                        continue
                     view = self._views.get(f"{path}.{name}".lstrip("."))
-                    new = old.detach().to(GPU) if view is None else view
-                    if isinstance(old, nn.Parameter):
-                        new = nn.Parameter(new, old.requires_grad)
+                    if old is None or view is None:
+                        continue
+                    own = isinstance(old, nn.Parameter)
+                    new = nn.Parameter(view, old.requires_grad) if own else view
                     tensors[name] = made.setdefault(id(old), new)
 
     return make
 
 
 def cuda() -> dict[str, Any]:
-    """What stands for the names in torch.cuda."""
-    stream = Stream()
-    card = SimpleNamespace(total_memory=80 * 2**30, name="pretended", uuid="GPU-0")
+    """What stands for the names in torch.cuda that a run's rounds use."""
+    stream, card = Stream(), SimpleNamespace(total_memory=80 * 2**30, uuid="GPU-0")
     return {
         "_lazy_init": lambda: None,
         "init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
-        "current_device": lambda: 0,
         "set_device": lambda device: None,
         "device": lambda device: nullcontext(),
         "get_device_properties": lambda device: card,
-        "get_device_name": lambda device=None: card.name,
         "Stream": Stream,
-        "Event": Event,
         "stream": lambda stream: nullcontext(),
         "current_stream": lambda device=None: stream,
-        "set_stream": lambda stream: None,
-        "synchronize": lambda device=None: None,
-        "empty_cache": lambda: None,
         "memory_allocated": lambda device=None: 0,
-        "max_memory_allocated": lambda device=None: 1,
         "max_memory_reserved": lambda device=None: 1,
-        "reset_peak_memory_stats": lambda device=None: None,
-        "set_per_process_memory_fraction": lambda share, device=None: None,
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
         "default_generators": (torch.default_generator,),
-        "get_rng_state_all": list,
-        "set_rng_state_all": lambda states: None,
     }
 
 
@@ -303,13 +282,7 @@ def pretended_gpu() -> Iterator[None]:
 
 
 def on_host(value: Any) -> Any:
-    """The value with all tensors on the host."""
-    if isinstance(value, Away):
-        return value.there
+    """The value, or the fields of a dataclass, with all tensors on the host."""
     if is_dataclass(value):
         return replace(value, **{f.name: on_host(getattr(value, f.name)) for f in fields(value)})
-    if isinstance(value, dict):
-        return type(value)({name: on_host(part) for name, part in value.items()})
-    if isinstance(value, list | tuple):
-        return [on_host(part) for part in value]
-    return value
+    return on_device(value, HOST)

@@ -181,11 +181,15 @@ def others(study: str) -> tuple[str, ...]:
     return tuple(row for row in STUDIES[study].rows if row not in MAIN)
 
 
+def with_own_rate(study: str) -> tuple[str, ...]:
+    return tuple(name for name, row in STUDIES[study].rows.items() if not row.rate_of)
+
+
 STAGES = {  # most valuable first
     "rates-cifar10": Stage("cifar10", tuple(STUDIES["cifar10"].rows)),
     "cifar10": Stage("cifar10", MAIN, (0,)),
     "cifar10-parts": Stage("cifar10", others("cifar10"), (0,)),
-    "rates-fedhenn-2": Stage("fedhenn-2", tuple(row for row in FEDHENN if row != AT_RATE)),
+    "rates-fedhenn-2": Stage("fedhenn-2", with_own_rate("fedhenn-2")),
     "fedhenn-2": Stage("fedhenn-2", tuple(FEDHENN), (0,)),
     "rates-fashion-mnist": Stage("fashion-mnist", tuple(STUDIES["fashion-mnist"].rows)),
     "fashion-mnist": Stage("fashion-mnist", MAIN, (0,)),

@@ -103,7 +103,7 @@ def not_finite(value: Any) -> str | None:
     A value on a GPU is waited for once, however many tensors it has.
     """
     named = list(tensors(value))
-    ends = extremes([torch.as_tensor(tensor) for _, tensor in named])
+    ends = extremes(torch.as_tensor(tensor) for _, tensor in named)
     for (name, _), (low, high) in zip(named, ends, strict=True):
         if not (isfinite(low) and isfinite(high)):
             return name
