@@ -11,6 +11,7 @@ The contract is taken by method, last: its small parts fill up what is left of t
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +24,8 @@ import pytest
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Nor does a run draw its curves at its end, which takes as long as a small run.
 os.environ["HPCFED_LOG__PICTURE"] = "false"
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 FIRST = (  # few tests that take long, after which others fill up
     "tests/system/test_many_processes.py",
@@ -82,6 +85,19 @@ def pytest_runtest_protocol(item, nextitem):
     alone = item.get_closest_marker("alone") is not None
     with share_machine(item.config.cache.mkdir("machine"), alone) if others else nullcontext():
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """Restore the handlers of signals after each test.
+
+    A program of hpcfed that ends in the process of a test leaves the signals that ask it to stop
+    ignored, and a process that a later test starts would inherit that.
+    """
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @contextmanager

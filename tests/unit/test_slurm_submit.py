@@ -87,7 +87,11 @@ def execute(text: str, folder: Path, sent: int = 0, status: int = 75, **env: str
         assert job.stdout.readline() == "ready\n"
         if sent:
             job.send_signal(sent)
-        return job.wait(60)
+        try:
+            return job.wait(60)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            raise
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
