@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.mpirun import ROOT, environment
 from tests.slurm import gated
 from tests.slurm.cluster import Cluster
-from tests.system.test_readme import SMALL_MACHINE, blocks
+from tests.system.test_readme import CLUSTER, SMALL_MACHINE, blocks
 
 LIMIT = 300  # seconds for anything to happen: a crowded machine may need minutes
 JOB = shlex.split(
@@ -20,7 +20,8 @@ JOB = shlex.split(
     "--data.train_limit 180 "
     "--rounds 3 --checkpoint.every 1 --local.keep_optimiser"
 )
-COMMANDS = [shlex.split(line) for line in blocks("bash")[0].splitlines()]  # of the README
+# of the page on clusters
+COMMANDS = [shlex.split(line) for line in blocks("bash", CLUSTER)[0].splitlines()]
 QUEUED, CHAIN, ARRAY, LARGE, STOP = COMMANDS
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 

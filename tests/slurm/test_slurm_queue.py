@@ -1,8 +1,8 @@
 """Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an
 unbroken run.
 
-Where the README has a command for it, that is the one that is called, with the fields of a tiny job
-added.
+Where the page on clusters has a command for it, that is the one that is called, with the fields of
+a tiny job added.
 """
 
 import shlex

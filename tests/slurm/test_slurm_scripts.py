@@ -1,4 +1,4 @@
-"""The scripts of the README and of `slurm/`, on a real Slurm. The README's other commands:
+"""The scripts of the page on clusters and of `slurm/`, on a real Slurm. Its other commands:
 test_slurm_queue.py.
 """
 
@@ -16,7 +16,7 @@ TINY = shlex.split("--clients 4 --models.mix mlp --models.d 16 --data.train_limi
 READY = sorted((ROOT / "slurm").glob("*.sbatch"))
 
 
-def test_the_script_of_the_readmes_large_job_is_printed_and_taken(desk):
+def test_the_script_of_a_large_job_is_printed_and_taken(desk):
     script = desk.folder / "script"
     script.write_text(desk.call(*LARGE))
     assert "\nmodule load openmpi\n" in script.read_text()
