@@ -20,7 +20,7 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
 from hpcfed.clients.traces import Trace
 from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.config.architectures import plain
+from hpcfed.config.architectures import find, plain
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
@@ -72,10 +72,12 @@ def world(job: Job, comm: Comm) -> World:
             data.train.y, partition, job.data.wrong_labels, len(data.classes), job.seed
         )
         data = replace(data, train=replace(data.train, y=wrong))
-    architectures = assign(job, data.modalities, held.own if held else ())
     shape, classes = data.shape, len(data.classes)
+    on_all_ranks(comm, lambda: check_models([*job.models.mix, *servers(job)], data))
+    own = held.own if held else ()
+    architectures = on_all_ranks(comm, lambda: assign(job, shape, classes, data.modalities, own))
     kinds = sorted(set(architectures))
-    on_all_ranks(comm, lambda: check_models([*kinds, *servers(job)], data))
+    on_all_ranks(comm, lambda: check_models(kinds, data))
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
     on_all_ranks(comm, lambda: check_finetuning(job, kinds, data))
     each = on_all_ranks(
@@ -136,15 +138,18 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
     if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
         return
     d = job.models.d
-    bases = sorted({plain(parse(kind).base) for kind in kinds})
+    bases = sorted({parse(kind).base for kind in kinds})
     widths = {base: models.represents(base, shape, classes, d) for base in bases}
     if len(set(widths.values())) > 1:
-        told = ", ".join(f"{base} {width}" for base, width in widths.items())
-        own = next(width for base, width in widths.items() if ":" in base and width != d)
+        described = ", ".join(f"{base} {width}" for base, width in widths.items())
+        user_widths = {width for base, width in widths.items() if find(plain(base)).own}
+        advice = f"let the last hidden layers of your own models have {d} units (models.d)"
+        if len(user_widths) == 1:
+            advice = f"set models.d = {min(user_widths)}, or {advice}"
         raise ConfigError(
             f"{job.algorithm.name} needs a common head, but the last layers of the models read "
-            f"different numbers of values: {told}; set models.d = {own}, or let your own models "
-            f"have so many units before the last layer as models.d says, {d}"
+            f"different numbers of values: {described}; {advice}, or take a method for any "
+            f"models, such as fd (hpcfed list algorithms)"
         )
 
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
+from hpcfed.models import represents
+from hpcfed.models.variants import name_variant
 from hpcfed.models.widths import architecture_name, parse
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
+PROJECTED = ("torchvision:", "timm:")  # the libraries whose models may get a projection
+
 
 def assign(
-    job: Job, modalities: tuple[str, ...] = (), held: Sequence[tuple[str, ...]] = ()
+    job: Job,
+    shape: tuple[int, ...],
+    classes: int,
+    modalities: tuple[str, ...] = (),
+    held: Sequence[tuple[str, ...]] = (),
 ) -> tuple[str, ...]:
     """Return the architecture of each client, the same on any number of ranks.
 
-    modalities: those of the data.  held: those of each client. With modalities.encoders = "own" a
-    model has encoders of its client's modalities alone, and its name says so:
-    "concat[accelerometer&skeleton]".
+    shape: one example.  classes: C.  modalities: those of the data.  held: those of each client.
+    With modalities.encoders = "own" a model has encoders of its client's modalities alone, and its
+    name says so: "concat[accelerometer&skeleton]".
     """
-    kinds = by_mix(job)
+    kinds = by_mix(job, projections(job, shape, classes))
     if job.modalities.encoders == "all" or not held:
         return kinds
     known: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
@@ -31,6 +39,23 @@ def assign(
         name = kind if own == modalities else with_modalities(kind, own)
         known.setdefault((kind, own), name)
     return tuple(known[pair] for pair in zip(kinds, held, strict=True))
+
+
+def projections(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str]:
+    """Return the variant with a projection for each model of the mix that needs one, by name.
+
+    If the representations of the mix have several widths, the models of torchvision and timm whose
+    width is not models.d get a linear layer to models.d before their head. It follows from [models]
+    alone, so that all methods of a comparison have the same models.
+    """
+    mix, d = list(dict.fromkeys(job.models.mix)), job.models.d
+    libraries = [name for name in mix if name.startswith(PROJECTED)]
+    if not libraries or len(mix) == 1:
+        return {}
+    widths = {name: represents(name, shape, classes, d) for name in mix}
+    if len(set(widths.values())) == 1:
+        return {}
+    return {name: name_variant("project", d) for name in libraries if widths[name] != d}
 
 
 def with_modalities(name: str, modalities: Sequence[str]) -> str:
@@ -47,13 +72,17 @@ def without_modalities(name: str) -> str:
     return re.sub(r"\[[^\]]*\]", "", name)
 
 
-def by_mix(job: Job) -> tuple[str, ...]:
-    """Return the architecture of each client by [models] alone."""
+def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the architecture of each client by [models] alone.
+
+    projected: the variants of models that have a projection.
+    """
     mix, widths = job.models.mix, job.models.widths
     proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
     variants = job.algorithm.variants
     kinds = {  # one string shared by all clients
-        (own, width, variant): architecture_name(own + variant, width) + proxy
+        (own, width, variant): architecture_name(own + projected.get(own, "") + variant, width)
+        + proxy
         for own in mix
         for width in widths
         for variant in variants

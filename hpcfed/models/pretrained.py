@@ -19,6 +19,7 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
 from hpcfed.models.library import cached
 from hpcfed.models.model import Model
+from hpcfed.models.variants import PROJECTION
 
 CACHE = "cache"
 NONE = "none"
@@ -84,8 +85,10 @@ def load(model: Model, name: str, path: Path) -> None:
     """
     found = rename(model, read(path))
     own = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
-    # modules that a method adds beside body and head (an adapter, say) keep their drawn weights
+    # modules that a method adds beside body and head (an adapter, say) keep their drawn weights,
+    # and so does the projection of a mix
     own = {n: v for n, v in own.items() if n.startswith(("body.", "head."))}
+    own = {n: v for n, v in own.items() if not n.startswith(f"body.{PROJECTION}.")}
     body = {n: v for n, v in own.items() if n.startswith("body.")}
     absent = [n for n in body if n not in found]
     if absent:

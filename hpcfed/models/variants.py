@@ -1,8 +1,9 @@
-"""Variants of an architecture: the changes that a method makes to its clients' networks.
+"""Variants of an architecture: the changes that a method or a mix makes to clients' networks.
 
 The name of a variant follows "~" in the architecture's name: "cnn~pan_add_1.0_0.15" is cnn with
 position encodings. Options follow the variant's name after underscores. A variant is part of the
-network, so all code that builds a network by its name (clients, server, saved models) has it.
+network, so all code that builds a network by its name (clients, server, saved models) has it. Of
+several, "timm:resnet18~project_512~predictor", each changes what those before it have made.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcfed.models.model import Model
+from hpcfed.models.model import Head, Model
 
 LAYERS = (nn.Conv2d, nn.Linear)
+PROJECTION = "projection"  # name in the body of the layer that `project` adds
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
@@ -28,12 +30,27 @@ def name_variant(name: str, *options: object) -> str:
 def change(model: Model, variant: str, shape: tuple[int, ...]) -> Model:
     """Return the model changed as the variant says.
 
-    variant: as `name_variant` without "~".  shape: one example.
+    variant: as `name_variant` without the first "~".  shape: one example.
     New weights are drawn from torch's global generator. Raises ConfigError if the model cannot be
     changed in this way.
     """
-    name, *options = variant.split("_")
-    return VARIANTS[name](model, *options)
+    for part in variant.split("~"):
+        name, *options = part.split("_")
+        model = VARIANTS[name](model, *options)
+    return model
+
+
+def project(model: Model, d: str) -> Model:
+    """Add a linear layer to d values behind the body, "body.projection", and return the model.
+
+    Its head is a new one, [C, d]. Models of several widths so get a common head.
+    """
+    head = model.head
+    model.body.add_module(PROJECTION, nn.Linear(head.in_features, int(d)))
+    if not isinstance(model.body, nn.Sequential):  # whose forward has it already
+        model.body.register_forward_hook(lambda body, given, out: body.projection(out))
+    model.head = Head(int(d), head.out_features, head.relu)
+    return model
 
 
 def encode_positions(model: Model, kind: str, frequency: str, amplitude: str) -> Model:
@@ -117,6 +134,7 @@ def adapt_features(model: Model) -> Model:
 
 
 VARIANTS: dict[str, Callable[..., Model]] = {
+    "project": project,
     "pan": encode_positions,
     "predictor": add_predictor,
     "groups": divide_groups,

@@ -195,18 +195,17 @@ def test_a_cohort_that_holds_no_weights_is_dealt_out_evenly(method: str, even: b
     assert (found.sum(0) == 6).all() and (found == 3).all() == even
 
 
+def assigned(*flags: str) -> tuple[str, ...]:
+    return assign(toy.job("local", "--models.mix", *flags), toy.SHAPE, toy.CLASSES)
+
+
 def test_architectures_are_dealt_out_drawn_or_listed():
-    mix = ("--models.mix", "mlp,cnn")
-    assert assign(toy.job("local", *mix)) == ("mlp", "cnn") * 3
-    drawn = assign(toy.job("local", *mix, "--models.assign", "random"))
-    assert drawn == assign(toy.job("local", *mix, "--models.assign", "random")) and set(drawn) == {
-        "mlp",
-        "cnn",
-    }
+    assert assigned("mlp,cnn") == ("mlp", "cnn") * 3
+    drawn = assigned("mlp,cnn", "--models.assign", "random")
+    assert drawn == assigned("mlp,cnn", "--models.assign", "random")
+    assert set(drawn) == {"mlp", "cnn"}
     listed = "mlp,mlp,cnn,cnn,mlp,cnn"
-    assert assign(toy.job("local", "--models.mix", listed, "--models.assign", "listed")) == tuple(
-        listed.split(",")
-    )
+    assert assigned(listed, "--models.assign", "listed") == tuple(listed.split(","))
 
 
 def test_the_world_is_the_same_on_all_ranks_and_costs_grow_with_examples():

@@ -1,18 +1,23 @@
 """Models of torchvision and timm by name, and weights from a file or a cache."""
 
 import re
+import shlex
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+import hpcfed
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import
 from hpcfed.core.rng import scoped
+from hpcfed.main import main
 from hpcfed.models import build, check, represents
+from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.library import cached
+from tests.contract import toy
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 SHAPE = (3, 32, 32)
@@ -128,3 +133,34 @@ def test_without_timm_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(ConfigError, match=r'pip install "hpcfed\[timm\]"'):
         build("timm:resnet18", SHAPE, 4)
+
+
+SMALL = shlex.split("--clients 2 --data.train_limit 60 --rounds 1 --models.d 16 --quiet")
+
+
+def test_models_of_libraries_in_a_mix_get_a_projection_to_one_width(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = theirs(4)
+    net.conv1[0] = torch.nn.Conv2d(1, 24, 3, 2, 1, bias=False)
+    torch.save(net.state_dict(), "w.pt")
+    flags = [*SMALL, "--models.mix", f"{NAME},cnn", "--models.weights", "w.pt,none"]
+    assert main([*flags, "--algorithm.name", "fedproto", "--out", "run"]) == 0
+    assert hpcfed.load("run").architectures == [f"{NAME}~project_16", "cnn"]
+    model = hpcfed.load_model("run", client=0)
+    assert model.represent(images(2, (1, 16, 16))).shape == (2, 16)
+    first = Finetuning(weights={NAME: "w.pt"})
+    model = build(f"{NAME}~project_16", (1, 16, 16), 4, 16)
+    first.start(model, f"{NAME}~project_16")
+    assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
+
+
+def test_a_projection_is_put_only_where_widths_of_a_mix_differ_whatever_the_method():
+    def kinds(mix, d, method="local"):
+        job = toy.job(method, "--models.mix", mix, "--models.d", str(d))
+        return set(assign(job, (1, 16, 16), 4))
+
+    assert kinds(NAME, 512) == {NAME}
+    assert kinds(f"{NAME},{NAME}", 512) == {NAME}
+    assert kinds(f"{NAME},cnn", 1024) == {NAME, "cnn"}
+    for method in ("local", "fd", "lgfedavg"):
+        assert kinds(f"{NAME},cnn", 512, method) == {f"{NAME}~project_512", "cnn"}

@@ -350,6 +350,11 @@ def test_clients_with_one_head_need_whole_modules_of_one_width(module, capsys):
     words = [*SMALL, "--models.mix", f"{module(NET)}:Net,mlp"]
     assert main([*words, "--algorithm.name", "lgfedavg"]) == 2
     assert "set models.d = 24" in capsys.readouterr().err
+    words[-1] += f",{module(net('24', '20'))}:Net"
+    assert main([*words, "--algorithm.name", "lgfedavg"]) == 2
+    message = capsys.readouterr().err
+    assert "set models.d" not in message and "take a method for any models, such as fd" in message
+    words[-1] = words[-1].rpartition(",")[0]
     assert main([*words, "--algorithm.name", "lgfedavg", "--models.d", "24"]) == 0
     assert main([*words, "--algorithm.name", "local", "--out", "local"]) == 0
 

@@ -197,7 +197,7 @@ def federation(
     shape, known = about["shape"], found.arrays.get("label_counts")
     several = shape.names if isinstance(shape, Shapes) else ()
     held = () if job.modalities.encoders == "all" else sources.held(several).own
-    kinds = assign(job, several, held)
+    kinds = assign(job, shape, len(about["classes"]), several, held)
     store = ClientStore(
         job.seed,
         shape,
