@@ -19,10 +19,10 @@ the hooks in this order:
     after the last one  finish      final averaging or fine-tuning
 
 The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
-hooks, a method declares its properties: `guide`, `accepts`, `needs`, `views`, `local_defaults`,
-`keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`, `samples_cohorts`,
-`gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `formerly`. Each is a ClassVar, or a
-property if it depends on an option.
+hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
+`local_defaults`, `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`,
+`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `formerly`. Each is a
+ClassVar, or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ class Method(Section):
     # tuple of str, what the method needs: "public" data, a "proxy" model beside each client's own,
     # a "server" model
     needs: ClassVar[Any] = ()
+    # bool, whether it reads the head of models, their last linear layer, or the representation that
+    # this layer reads; models without such a layer are then refused
+    reads_head: ClassVar[Any] = False
     # bool, whether it can be trained on survival times, because it uses labels in the default
     # `loss` only
     survival: ClassVar[bool] = False

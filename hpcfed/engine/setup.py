@@ -78,6 +78,7 @@ def world(job: Job, comm: Comm) -> World:
     architectures = on_all_ranks(comm, lambda: assign(job, shape, classes, data.modalities, own))
     kinds = sorted(set(architectures))
     on_all_ranks(comm, lambda: check_models(kinds, data))
+    on_all_ranks(comm, lambda: check_heads(job, kinds, shape, classes))
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
     on_all_ranks(comm, lambda: check_finetuning(job, kinds, data))
     each = on_all_ranks(
@@ -131,6 +132,23 @@ def load(job: Job, comm: Comm, name: str) -> DataSet:
     loaded = on_all_ranks(comm, lambda: read() if first else None)
     # called by the ranks that have read it
     return from_arrays(comm.share(lambda: to_arrays(loaded)))  # type: ignore[arg-type]
+
+
+def check_heads(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
+    """Raise ConfigError if a method reads the head of models and a model has none."""
+    method, adapts = job.algorithm, job.adapt.how == "head"
+    reads = method.reads_head or method.accepts in ("a common head", "widths")
+    if not reads and not adapts:
+        return
+    for kind in kinds:
+        for part in kind.split("+"):
+            if reason := models.missing_head(part, shape, classes, job.models.d):
+                who = method.name if reads else "adapt.how = 'head'"
+                raise ConfigError(
+                    f"{who} needs the head of each model, its last linear layer, or what that "
+                    f"layer reads: {reason}; let it end in nn.Linear(width, num_classes), or take "
+                    f"a method that reads neither, such as fedavg, fedprox or local"
+                )
 
 
 def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:

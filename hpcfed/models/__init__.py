@@ -20,6 +20,7 @@ from hpcfed.config.architectures import check as check
 from hpcfed.config.architectures import find as find
 from hpcfed.config.architectures import parse_modal as parse_modal
 from hpcfed.config.architectures import plain as plain
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.shapes import Shapes, values
 
 if TYPE_CHECKING:
@@ -37,6 +38,22 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
         return values(shape) if plain(name) == "logistic" else d
     with torch.device("meta"):
         return build(name, shape, classes, d).head.in_features
+
+
+def missing_head(name: str, shape: tuple[int, ...], classes: int, d: int) -> str:
+    """Return why a model has no head, or ""; random streams stay as they are.
+
+    What a method changes in a model or cuts from it does not count. Raises ConfigError as `build`.
+    """
+    name = plain(name.partition("@")[0])
+    if ":" not in name or find(name).text:
+        return ""
+    from hpcfed.core import rng
+    from hpcfed.models.model import NoHead
+
+    with rng.scoped(0, "head"):
+        head = build(name, shape, classes, d).head
+    return head.reason if isinstance(head, NoHead) else ""
 
 
 def build(
@@ -112,11 +129,12 @@ def build_own(
 ) -> Model:
     """Return a user's model.
 
-    The head of a whole model is its last linear layer, with that layer's input width.
+    The head of a whole model is its last linear layer, with that layer's input width; a model that
+    ends in no linear layer has a `NoHead`.
     """
     import torch
 
-    from hpcfed.models.model import Head, Model
+    from hpcfed.models.model import Head, Model, NoHead
     from hpcfed.models.user_model import head_of, make, split
 
     whole = make(name, target, shape, classes, d)
@@ -124,7 +142,12 @@ def build_own(
     body, linear = split(name, whole, shape, classes, d)
     if linear is None:
         return Model(body, Head(d, classes, relu_head))
-    model = Model(body, head_of(linear, classes, relu_head))
-    model.last = names[linear]
+    if isinstance(linear, NoHead):
+        if relu_head:
+            raise ConfigError(f"{linear.reason}; set models.relu_head = false")
+        model = Model(body, linear)
+    else:
+        model = Model(body, head_of(linear, classes, relu_head))
+        model.last = names[linear]
     model.memory_format = torch.contiguous_format
     return model

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
-from hpcfed.models import represents
+from hpcfed.models import missing_head, represents
 from hpcfed.models.variants import name_variant
 from hpcfed.models.widths import architecture_name, parse
 
@@ -49,9 +49,13 @@ def projections(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str
     alone, so that all methods of a comparison have the same models.
     """
     mix, d = list(dict.fromkeys(job.models.mix)), job.models.d
-    libraries = [name for name in mix if name.startswith(PROJECTED)]
-    if not libraries or len(mix) == 1:
+    if len(mix) == 1 or not any(name.startswith(PROJECTED) for name in mix):
         return {}
+    libraries = [
+        name
+        for name in mix
+        if name.startswith(PROJECTED) and not missing_head(name, shape, classes, d)
+    ]
     widths = {name: represents(name, shape, classes, d) for name in mix}
     if len(set(widths.values())) == 1:
         return {}

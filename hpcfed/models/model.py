@@ -1,10 +1,12 @@
 """The parts of every hpcfed model: a body that represents, and a linear head that classifies."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from hpcfed.core.errors import ConfigError
 
 
 class Head(nn.Linear):
@@ -22,6 +24,26 @@ class Head(nn.Linear):
         return super().forward(F.relu(z) if self.relu else z)
 
 
+class NoHead(nn.Identity):
+    """Takes the place of the head in a user's model that ends in no linear layer.
+
+    The body is then the whole model, and its logits, [n, C], pass unchanged.
+    reason: why the model has no head, for methods that need one (`RoundBased.reads_head`).
+    """
+
+    relu = False
+
+    def __init__(self, classes: int, reason: str):
+        super().__init__()
+        self.in_features = self.out_features = classes
+        self.reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            raise ConfigError(f"{self.reason}; this method needs a head")
+        return super().__getattr__(name)
+
+
 class Model(nn.Module):
     """A body and a head: [n, *shape] -> representation [n, d] -> logits [n, C].
 
@@ -37,10 +59,10 @@ class Model(nn.Module):
     last = ""
     frozen: frozenset[str] = frozenset()
 
-    def __init__(self, body: nn.Module, head: Head):
+    def __init__(self, body: nn.Module, head: Head | NoHead):
         super().__init__()
         self.body = body
-        self.head = head
+        self.head = cast(Head, head)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))

@@ -1,8 +1,9 @@
 """A user's own model: its call, and its split into body and head if it is a whole model.
 
 A function or class may return the body, [n, *shape] -> [n, d], as the models of hpcfed do. Or it
-returns a whole model, [n, *shape] -> [n, C], that ends in a linear layer: this layer becomes the
-head, and everything before it the body.
+returns a whole model, [n, *shape] -> [n, C]. If it ends in a linear layer, this layer becomes the
+head, and everything before it the body. Otherwise it is a body without a head (`NoHead`), for
+methods that read neither the head nor the representation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import Inputs, zeros
 from hpcfed.core.shapes import Shapes, describe_shape, each
-from hpcfed.models.model import Head, Model
+from hpcfed.models.model import Head, Model, NoHead
 
 SHAPE = ("shape", "input_shape", "in_shape", "image_shape")
 D = ("d", "dim", "features", "feature_dim", "n_features", "rep_dim", "embedding_dim", "width")
@@ -111,12 +112,12 @@ def arguments(
 
 def split(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int, d: int
-) -> tuple[nn.Module, nn.Linear | None]:
+) -> tuple[nn.Module, nn.Linear | NoHead | None]:
     """Return the module as a body and, if it is a whole model, its last linear layer.
 
-    For a body the second value is None. Modes and random streams stay as they are. Raises
-    ConfigError if the module takes other inputs, or is neither a body nor a whole model that ends
-    in a linear layer.
+    The second value is None for a body, and a `NoHead` for a whole model that ends in no linear
+    layer. Modes and random streams stay as they are. Raises ConfigError if the module takes other
+    inputs, is neither a body nor a whole model, or ends in what the loss does itself.
     """
     x = zeros(shape, 2)
     training = module.training
@@ -144,10 +145,14 @@ def split(
             f"is {d}, and there are {classes} classes; {want}"
         )
     if last is None or [n for n, _ in layers].count(last) > 1:
-        raise ConfigError(f"{place}: {explain_missing_head(out, layers)}")
+        if end := last_function(out, layers):
+            raise ConfigError(f"{place}: {end}")
+        reason = "the model ends in no linear layer that is used once"
+        return mode(module, training), NoHead(classes, f"{place}: {reason}")
     linear: Any = module.get_submodule(last)
     if linear.bias is None:
-        raise ConfigError(f"{place}: its last layer, {last}, has no bias; heads have one")
+        reason = f"its last layer, {last}, has no bias; heads have one"
+        return mode(module, training), NoHead(classes, f"{place}: {reason}")
     body = without(module, last)
     z, _ = run(name, body, x)
     if list(z.shape) != [2, linear.in_features]:
@@ -188,8 +193,8 @@ def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, T
             handle.remove()
 
 
-def explain_missing_head(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
-    """Return why a whole model has no last linear layer that could be its head."""
+def last_function(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
+    """Return which function a model applies to its logits, which the loss applies itself, or ""."""
     for layer, y in layers[::-1]:
         if out.is_meta or y.shape != out.shape:
             continue
@@ -197,12 +202,7 @@ def explain_missing_head(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
             after = y.sigmoid() if end == "sigmoid" else getattr(F, end)(y, *[1][: "soft" in end])
             if torch.allclose(after, out) and not torch.equal(y, out):
                 return f"the model ends in {end}; return the output of {layer} as it is"
-        if torch.equal(y, out):
-            return f"the model changes the output of {layer}; return it as it is"
-    return (
-        "the model ends in no linear layer that is used once; let it end in "
-        "nn.Linear(width, num_classes)"
-    )
+    return ""
 
 
 def without(module: nn.Module, layer: str) -> nn.Module:

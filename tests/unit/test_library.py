@@ -13,7 +13,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import
 from hpcfed.core.rng import scoped
 from hpcfed.main import main
-from hpcfed.models import build, check, represents
+from hpcfed.models import build, check, missing_head, represents
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.library import cached
@@ -99,13 +99,16 @@ def test_weights_come_from_the_cache_or_the_message_says_how_to_download_them(
     [
         ("torchvision:resnet81", "did you mean '?.*resnet"),
         ("torchvision:vit_b_16", "cannot be made for these data"),
-        ("torchvision:squeezenet1_0", "no linear layer"),
         ("torchvision:../x", "write it as torchvision:resnet18"),
     ],
 )
 def test_what_cannot_be_a_model_is_refused(name, message):
     with pytest.raises(ConfigError, match=message), torch.device("meta"):
         build(name, (3, 68, 68), 4)
+
+
+def test_a_model_of_torchvision_that_ends_in_a_convolution_has_no_head():
+    assert "no linear layer" in missing_head("torchvision:squeezenet1_0", (3, 68, 68), 4, 16)
 
 
 def test_models_of_libraries_take_images_and_need_no_leave_to_be_imported():

@@ -374,14 +374,9 @@ MODELS = {
         net("self.last(x)", "F.log_softmax(self.last(x), 1)"),
         "the model ends in log_softmax; return the output of last as it is",
     ),
-    "scaled": (
-        net("self.last(x)", "self.last(x) * 2"),
-        "ends in no linear layer that is used once",
-    ),
     "tuple": (net("self.last(x)", "self.last(x), x"), "the model returns a tuple"),
     "no return": (net("return self", "self"), "the model returns a NoneType"),
     "classes": (net("hidden, num_classes)", "hidden, 7)"), "makes [2, 7] of two inputs"),
-    "bias": (net("num_classes)\n\n", "num_classes, bias=False)\n\n"), "last, has no bias"),
     "no module": ("class Net:\n    pass", "class Net is no torch.nn.Module"),
     "nothing": ("def Net(shape, d):\n    pass", "Net returns None (is a `return` missing?)"),
     "a number": ("def Net(shape, d):\n    return 3", "Net returns 3; return a torch.nn.Module"),
@@ -397,6 +392,41 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
         build(f"{name}:Net", (1, 16, 16), 10, 16)
     assert words in str(refusal.value)
     assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
+
+
+HEADLESS = {  # by what the model ends in: the file, and why it has no head
+    "convolution": (
+        net("self.last(x)", "x")
+        .replace("F.relu(self.dense(x.view(len(x), -1)))", "self.all(x).mean((2, 3))")
+        .replace("self.last = nn.Linear(hidden", "self.all = nn.Conv2d(4")
+        .replace("num_classes)\n\n", "num_classes, 1)\n\n"),
+        "ends in no linear layer that is used once",
+    ),
+    "scaled": (
+        net("self.last(x)", "self.last(x) * 2"),
+        "ends in no linear layer that is used once",
+    ),
+    "bias": (net("num_classes)\n\n", "num_classes, bias=False)\n\n"), "last, has no bias"),
+}
+
+
+@pytest.mark.parametrize("case", HEADLESS)
+def test_a_model_without_a_last_linear_layer_is_refused_only_by_methods_that_read_it(
+    module, capsys, case
+):
+    text, words = HEADLESS[case]
+    name = module(text)
+    flags = [*SMALL, "--models.mix", f"{name}:Net"]
+    for method in ("fedavg", "local", "ifca"):
+        assert main([*flags, "--algorithm.name", method, "--out", method]) == 0
+    x = torch.rand(2, 1, 16, 16)
+    model = hpcfed.load_model("fedavg", client=0, own=[f"{name}:Net"])
+    assert model(x).shape == (2, 10) and torch.equal(model.represent(x), model(x))
+    for refused in (["lgfedavg"], ["moon"], ["ifca", "--algorithm.share_body", "true"]):
+        assert main([*flags, "--algorithm.name", *refused]) == 2
+        message = capsys.readouterr().err
+        assert f"{refused[0]} needs the head of each model" in message and words in message
+        assert f"{name}.py, line " in message and "such as fedavg" in message
 
 
 def test_a_users_file_may_import_torchvision_first(tmp_path):

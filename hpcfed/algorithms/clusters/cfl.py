@@ -68,6 +68,11 @@ class CFL(Centred):
     after: NonNegativeInt = 20
     """Rounds before the first in which a cluster may be split."""
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether clusters are found by the head."""
+        return self.scope == "head"
+
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         idle = ("gamma",) if self.rule == "norms" else ("eps1", "eps2")

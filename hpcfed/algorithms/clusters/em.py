@@ -48,6 +48,11 @@ class EM(Centred):
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether clusters are found by the head."""
+        return self.scope == "head"
+
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         if self.clusters == 1:

@@ -49,6 +49,7 @@ class FeSEMMA(EM):
     )
 
     # because it matches the units of whole layers
+    reads_head: ClassVar[bool] = True
     trains_parts: ClassVar[Any] = False
 
     matchings: PositiveInt = 8

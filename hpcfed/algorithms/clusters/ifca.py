@@ -60,6 +60,11 @@ class IFCA(RoundBased):
     def local_defaults(self) -> dict[str, Any]:
         return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether only heads differ between clusters."""
+        return self.share_body
+
     def refuses(self, job: Job) -> dict[str, str]:
         models = self.averaging == "models"
         found = super().refuses(job) | (single_step if models else one_gradient)(job)

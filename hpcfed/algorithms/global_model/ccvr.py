@@ -17,7 +17,7 @@ number of virtual features, the optimiser and the epochs of the head are our cho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,8 @@ class CCVR(RoundBased):
         sent="all weights; class means and covariances once",
         won="a better classifier after FedAvg, FedProx or MOON",
     )
+
+    reads_head: ClassVar[bool] = True
 
     final_epochs: NonNegativeInt = 10
     """Epochs of the head over the virtual features, after the last round."""

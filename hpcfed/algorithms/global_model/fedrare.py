@@ -56,6 +56,7 @@ class FedRare(RoundBased):
         won="medical images with rare diseases",
     )
 
+    reads_head: ClassVar[bool] = True
     edges: ClassVar[str] = "sums"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 

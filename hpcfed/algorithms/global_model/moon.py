@@ -15,7 +15,7 @@ examples without augmentation, in eval mode.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,8 @@ class MOON(RoundBased):
         sent="all weights",
         won="CIFAR-10, CIFAR-100, Tiny-ImageNet with Dirichlet labels, above FedProx and SCAFFOLD",
     )
+
+    reads_head: ClassVar[bool] = True
 
     mu: NonNegativeFloat = 1.0
     """Weight of the model-contrastive loss."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -62,6 +62,8 @@ class FedCovid(RoundBased):
         sent="all weights",
         won="COVID-19 prediction in 29 states, above FedAvg and FedProx",
     )
+
+    reads_head: ClassVar[bool] = True
 
     weighting: Literal["log_samples", "samples", "uniform"] = "log_samples"  # type: ignore[assignment]
     """Weight of a client in the mean: the logarithm of its number of examples, that number, or

@@ -11,7 +11,7 @@ The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.st
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
@@ -33,6 +33,8 @@ class FedRep(RoundBased):
         sent="the body",
         won="few classes a client: above FedAvg, LG-FedAvg, Per-FedAvg",
     )
+
+    reads_head: ClassVar[bool] = True
 
     personal: Literal["head", "none"] = "head"
     """What clients keep to themselves: the head, or nothing."""

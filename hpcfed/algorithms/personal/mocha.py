@@ -71,6 +71,7 @@ class MOCHA(RoundBased):
     )
 
     keeps_stragglers: ClassVar[bool] = True
+    reads_head: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False
 
     lam: PositiveFloat = 0.01

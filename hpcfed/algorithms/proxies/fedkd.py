@@ -76,6 +76,7 @@ class FedKD(RoundBased):
         won="text: up to 94.89 % fewer bytes",
     )
 
+    reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
 

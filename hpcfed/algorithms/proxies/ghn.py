@@ -40,6 +40,7 @@ class GHN(RoundBased):
         won="clients with different architectures, also new ones",
     )
 
+    reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     keeps_weights: ClassVar[bool | None] = True
 

@@ -68,6 +68,7 @@ class FedET(RoundBased):
         won="a large server model of small clients' models, images and text",
     )
 
+    reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
 

@@ -64,6 +64,7 @@ class FedHeNN(RoundBased):
         won="CIFAR-10, CIFAR-100 and text, above FedRep and FedAvg",
     )
 
+    reads_head: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public",)
     keeps_weights: ClassVar[bool | None] = True
 

@@ -56,6 +56,7 @@ class HeteroSSFL(RoundBased):
         won="above training alone without labels",
     )
 
+    reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     views: ClassVar[int] = 2

@@ -85,6 +85,7 @@ class PFedHR(RoundBased):
         won="above FedMD, FedGH and Fed-ET with several architectures",
     )
 
+    reads_head: ClassVar[bool] = True
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
