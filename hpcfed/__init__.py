@@ -119,9 +119,11 @@ def run(
     `algorithm={"name": "fedprox", "mu": 0.1}`, `data={"alpha": 0.1}`. Where a job has a name, the
     thing itself may stand: `algorithm=Mine(mu=0.1)`, an object or a class; `model=build`, a
     function or class, or a list of them, for `models.mix`; `data=(x, y)`,
-    `(x, y, x_test, y_test)`, or a dict or object with the names of an .npz file, `users_train` (the
-    natural client of each example) among them. Arrays are written once to the folder of data
-    (`data.root`), as arrays-HASH.npz, so that the command can go on with the run. What a script or
+    `(x, y, x_test, y_test)`, a list of such tuples, one per client, a DataFrame, a torch Dataset,
+    or a dict or object with the names of an .npz file, `users_train` (the natural client of each
+    example) among them. For x a tuple or a dict holds several inputs; labels may be words. Data are
+    written once to the folder of data (`data.root`), as arrays-HASH.npz or table-HASH.csv, so that
+    the command can go on with the run. What a script or
     notebook defines, other processes cannot import: with ranks > 1 it must come from a file.
 
     `quiet=True` prints nothing but warnings.

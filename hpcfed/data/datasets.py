@@ -61,8 +61,12 @@ def load(name: str, root: Path, download: bool = True, how: Reading = READING) -
 
 def load_for(job: Job, name: str) -> DataSet:
     """Load a data set that a job names, with the job's settings; raises as `load`."""
+    return load(name, job.data.root, job.data.download, reading(job, name))
+
+
+def reading(job: Job, name: str) -> Reading:
+    """Return a job's settings for reading a data set that it names."""
     data = job.data
     test = data.test_file if name == data.name else None
     text = Text(data.vocabulary, data.tokens)
-    how = Reading(text, job.columns, test, data.held_out, data.image_size)
-    return load(name, data.root, data.download, how)
+    return Reading(text, job.columns, test, data.held_out, data.image_size)

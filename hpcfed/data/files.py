@@ -15,6 +15,7 @@ from PIL import Image
 from hpcfed.config.metrics import TASKS
 from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.safe_read import parse_json
+from hpcfed.core.wording import join_few
 from hpcfed.data import check
 from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, several
 from hpcfed.data.moments import moments
@@ -82,7 +83,11 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     modality that some examples lack; the values in their place are not read.
 
     NPZ: x_train (or text_train), y_train, x_test, y_test, and optionally users_train, users_test,
-    and vocabulary.
+    vocabulary, classes and own_tests. Several modalities are arrays x_train/NAME and x_test/NAME,
+    with vocabulary/NAME for tokens.
+
+    Labels are 0..C-1, or words: the classes are then `classes`, or the different words in their
+    alphabetical order.
 
     Without a test split, a fixed, stratified share of the training examples is held out. Mean and
     deviation, and the vocabulary of texts, are those of the training split.
@@ -97,7 +102,19 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     """
     how = how or Reading()
     with readable(path, ADVICE):
-        file = _read_npz(path, how) if path.suffix == ".npz" else _read_hdf5(path, how)
+        file = _open_npz(path, how) if path.suffix == ".npz" else _read_hdf5(path, how)
+    return _dataset(path, file, how)
+
+
+def from_arrays(name: str, arrays: Mapping[str, np.ndarray], how: Reading) -> DataSet:
+    """Return the data set of arrays by the names of an .npz file; raises as `read`.
+
+    name: opens messages, in the place of the file.
+    """
+    return _dataset(Path(name), _read_npz(Path(name), arrays, how), how)
+
+
+def _dataset(path: Path, file: File, how: Reading) -> DataSet:
     check_idle(path, file, how)
     if file.tables:
         train, test = file.tables
@@ -106,7 +123,7 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
             "label": columns.label or file.label,
             "client": columns.client or next((u for u in USERS if u in train.names), ""),
         }
-        numbered = own["label"] == file.label
+        numbered = own["label"] == file.label and train.columns[file.label].dtype != object
         names = file.classes if numbered else None
         how = replace(how, columns=columns.model_copy(update=own))
         return to_dataset(path.stem, train, test, how, names, numbered, file.task)
@@ -124,7 +141,7 @@ def check_idle(path: Path, file: File, how: Reading) -> None:
         how.refuse_others(str(path), what, taken | {"data.held_out"})
 
 
-def _read_npz(path: Path, how: Reading) -> File:
+def _open_npz(path: Path, how: Reading) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(
@@ -132,25 +149,70 @@ def _read_npz(path: Path, how: Reading) -> File:
             )
         assert file.zip is not None  # it is open
         fits(sum(member.file_size for member in file.zip.infolist()), str(path))
-        tested = any(name in file for name in ("x_test", "text_test", "y_test"))
-        if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
-            named = file["columns"].tolist() if "columns" in file else None
-            parts = [
-                _table(path, _endings(file, part), "x", ("y",), named, "{}_" + part)
-                for part in (("train", "test") if tested else ("train",))
-            ]
-            return File(None, None, tables=(parts[0], parts[1] if tested else None), label="y")
-        users = how.columns.client
-        train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",), client=users)
-        test = None
-        if tested:
-            test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",), client=users)
-        size = (
-            check.vocabulary(file["vocabulary"], f"{path}: vocabulary")
-            if "vocabulary" in file
-            else 0
+        return _read_npz(path, file, how)
+
+
+def _read_npz(path: Path, file: Mapping[str, np.ndarray], how: Reading) -> File:
+    parts = ["train"]
+    if any(name.split("_")[0] in ("x", "text", "y") for name in file if "_test" in name):
+        parts.append("test")
+    classes = _npz_classes(path, file)
+    if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
+        named = file["columns"].tolist() if "columns" in file else None
+        made = [_table(path, _endings(file, p), "x", ("y",), named, "{}_" + p) for p in parts]
+        pair = (made[0], made[1] if len(made) > 1 else None)
+        return File(None, None, classes, tables=pair, label="y")
+    client, modal = how.columns.client, any(name.startswith("x_train/") for name in file)
+    raws = [
+        _npz_modalities(path, file, part, client)
+        if modal
+        else _raw(path, file, "{}_" + part, x=("x", "text"), y=("y",), client=client)
+        for part in parts
+    ]
+    size = check.vocabulary(file.get("vocabulary", 0), f"{path}: vocabulary")
+    sizes = {
+        name: check.vocabulary(file.get(f"vocabulary/{name}", 0), f"{path}: vocabulary/{name}")
+        for name in (raws[0].x if modal else ())
+    }
+    test = raws[1] if len(raws) > 1 else None
+    own = _own_tests(f"{path}: own_tests", file.get("own_tests", 0), raws[0], test)
+    return File(raws[0], test, classes, size, sizes, own_tests=own)
+
+
+def _npz_classes(path: Path, file: Mapping[str, np.ndarray]) -> list[str] | None:
+    """Return the names of the classes in an .npz file, or None."""
+    if "classes" not in file:
+        return None
+    return check.texts(file["classes"], f"{path}: classes").tolist()
+
+
+def _npz_modalities(path: Path, file: Mapping[str, np.ndarray], part: str, client: str) -> Raw:
+    """Return a split whose inputs are the arrays x_PART/NAME, in the file's order."""
+    start = f"x_{part}/"
+    arrays = {name.removeprefix(start): file[name] for name in file if name.startswith(start)}
+    for name in arrays:
+        check_modality(f"{path}: {start}{name}", name)
+    if f"y_{part}" not in file:
+        raise DataError(f"{path}: has no y_{part}; store it there")
+    users = users_place(path, file, "{}_" + part, client)
+    return Raw(arrays, file[f"y_{part}"], file.get(users, None), (f"x_{part}", f"y_{part}", users))
+
+
+def check_modality(where: str, name: str) -> None:
+    """Raise DataError for a name that no modality may have."""
+    if not MODALITY.fullmatch(name):
+        raise DataError(f"{where}: a modality is named in letters, digits, - and _")
+
+
+def _own_tests(where: str, stored: Any, train: Raw, test: Raw | None) -> bool:
+    """Return whether test examples belong to the users that they name."""
+    named = train.users is not None and (test is None or test.users is not None)
+    if np.shape(stored) or stored not in (0, 1) or (stored and not named):
+        raise DataError(
+            f"{where} is {stored!s:.50}; store 1 where both splits name their users, else leave it "
+            f"away"
         )
-        return File(train, test, vocabulary=size)
+    return bool(stored)
 
 
 def _read_hdf5(path: Path, how: Reading) -> File:
@@ -179,13 +241,8 @@ def _read_hdf5(path: Path, how: Reading) -> File:
         }
         task = _task(path, attribute(opened, "task", "classes"), names)
         own_tests = attribute(opened, "own_tests", 0)
-    named = train.users is not None and (test is None or test.users is not None)
-    if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
-        raise DataError(
-            f"{path}: attribute own_tests is {own_tests!s:.50}; store 1 where both splits name "
-            f"their users, else leave it away"
-        )
-    return File(train, test, names, vocabulary, vocabularies, task, bool(own_tests))
+    own = _own_tests(f"{path}: attribute own_tests", own_tests, train, test)
+    return File(train, test, names, vocabulary, vocabularies, task, own)
 
 
 def _task(path: Path, stored: object, names: Any) -> Task:
@@ -318,10 +375,7 @@ def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
     if not names:
         raise DataError(f"{path}: group {place} is empty; store an array for each modality")
     for name in names:
-        if not MODALITY.fullmatch(name):
-            raise DataError(
-                f"{path}: {place}/{name}: a modality is named in letters, digits, - and _"
-            )
+        check_modality(f"{path}: {place}/{name}", name)
     arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
     present = f"{part}/present"
     there = {
@@ -419,6 +473,7 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
 
 
 def _assemble(path: Path, file: File, how: Reading) -> DataSet:
+    file = encode_labels(path, file)
     assert file.train is not None
     train, raws = file.train, [file.train, *filter(None, [file.test])]
     splits = number_users([_split(path, raw, file) for raw in raws])
@@ -459,6 +514,32 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     return DataSet(
         path.stem, splits[0], splits[1], classes, mean, std, vocabulary=vocabulary, **facts
     )
+
+
+def encode_labels(path: Path, file: File) -> File:
+    """Return the file with labels 0..C-1 in the place of words, and with the classes' names."""
+    raws = [raw for raw in (file.train, file.test) if raw is not None]
+    if not any(raw.y.dtype.kind in "OSU" for raw in raws) or file.task == "survival":
+        return file
+    for raw in raws:
+        if raw.y.dtype.kind not in "OSU":
+            raise DataError(
+                f"{path}: {raw.names[1]}: holds {raw.y.dtype}, but other labels are words; store "
+                f"words, or 0..C-1, in both"
+            )
+    words = [check.texts(raw.y, f"{path}: {raw.names[1]}").astype(str) for raw in raws]
+    names = file.classes or np.unique(np.concatenate(words)).tolist()
+    number = {name: c for c, name in enumerate(names)}
+    encoded: list[Raw | None] = []
+    for raw, labels in zip(raws, words, strict=True):
+        for row in np.flatnonzero(~np.isin(labels, names))[:1]:
+            raise DataError(
+                f"{path}: {raw.names[1]}: label {str(labels[row])!r} at index {row}; the classes are "
+                f"{join_few(names, 20)}"
+            )
+        y = np.array([number[label] for label in labels.tolist()], dtype=np.int64)
+        encoded.append(replace(raw, y=y))
+    return replace(file, train=encoded[0], test=(*encoded, None)[1], classes=list(names))
 
 
 def _alike(path: Path, x: Any, first: Any) -> None:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
-from hpcfed.config.files import merge, read
-from hpcfed.config.load import Given, peek
+from hpcfed.config.files import merge
+from hpcfed.config.load import Given
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.sections import Data
-from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
-from hpcfed.storage.atomic import convert_write_errors, instead
+from hpcfed.data import datasets
+from hpcfed.launch.given_data import ARRAYS, GivenData, convert
 
-# Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
-# may hold, a call may give: their names belong here.
-ARRAYS = (
-    "x_train",
-    "y_train",
-    "x_test",
-    "y_test",
-    "users_train",
-    "users_test",
-    "text_train",
-    "text_test",
-    "vocabulary",
-)
 NAMED = ("algorithm.name", "models.mix", "models.proxy", "models.server")  # classes and functions
 SHORT = {"model": "models.mix"}  # of a call
-DIGITS = 12  # of the name of arrays
 
 
 class Call:
@@ -44,27 +28,27 @@ class Call:
     files: job files.
     given: tables of plain values, with higher and with lower priority than the environment.
     lent: classes and functions that no other process could import, by their names in the job.
+    data: arrays and tables that are not written yet; see `store`.
     """
 
     def __init__(self, job: Any, fields: Mapping[str, Any]):
         self.lent: dict[str, Any] = {}
+        self.data: list[GivenData] = []
         self.files, table = job_of(job)
-        over, under = nested(fields), nested(table)
-        root = self.root(over, under)
-        self.given = Given(self.plain(under, root), self.plain(over, root))
+        self.given = Given(self.plain(nested(table)), self.plain(nested(fields)))
 
-    def root(self, *tables: dict[str, Any]) -> Path:
-        """Return the folder of data, where arrays are written."""
-        parts = [table["data"] for table in tables if isinstance(table.get("data"), Mapping)]
-        call = [{"data": {"root": str(part["root"])}} for part in parts if "root" in part]
-        files = merge(*(values for _, values in read(*self.files)))
-        return Path(
-            (call[0]["data"]["root"] if call else None)
-            or peek("data.root", [], os.environ, files)
-            or Data().root
-        )
+    def store(self, job: Any) -> list[Path]:
+        """Check the data of the call against a checked job, and write them where it reads them.
 
-    def plain(self, table: dict[str, Any], root: Path) -> dict[str, Any]:
+        Returns the files that were not there before. Raises DataError for data that cannot be read
+        as the job says.
+        """
+        for data in self.data:
+            data.check(datasets.reading(job, data.file))
+        root = Path(job.data.root)
+        return [root / data.file for data in self.data if data.write(root)]
+
+    def plain(self, table: dict[str, Any]) -> dict[str, Any]:
         """Return the table with names in place of classes, functions and arrays."""
         found = {name: plain(value) for name, value in table.items()}
         for path in NAMED:
@@ -77,7 +61,10 @@ class Call:
                 found[part] = found[part] | {name: names if mix else names[0]}
         data = found.get("data")
         if isinstance(data, dict) and "name" in data and not isinstance(data["name"], str | Path):
-            found["data"] = data | {"name": put(data["name"], root)}
+            given = convert(data["name"])
+            self.data.append(given)
+            found["data"] = data | {"name": given.file}
+            found = merge(dict(given.fields), found)
         return found
 
     def name(self, field: str, thing: Any) -> Any:
@@ -155,7 +142,7 @@ def as_table(value: Any) -> dict[str, Any]:
 
     The value may be a name, a class, a method's object with its parameters, or arrays.
     """
-    if isinstance(value, dict) and not set(value) & set(ARRAYS):
+    if isinstance(value, dict) and not (set(ARRAYS) - {"vocabulary"}) & value.keys():
         return value
     if isinstance(value, BaseModel):
         return {**value.model_dump(mode="json", exclude_unset=True), "name": type(value)}
@@ -183,70 +170,6 @@ def importable(thing: Any, module: str, name: str) -> bool:
         and getattr(found, "__file__", None) is not None
         and getattr(found, name, None) is thing
     )
-
-
-def put(data: Any, root: Path) -> str:
-    """Write arrays into the folder of data, once, and return the file's name.
-
-    The name is determined by the contents.
-    data: (x, y) or (x, y, x_test, y_test); or a dict, or an object with attributes, of the names in
-    ARRAYS. `hpcfed.data.files.read` describes what they may hold.
-    """
-    arrays = {name: as_array(name, value) for name, value in parts_of(data).items()}
-    total = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        total.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        total.update(array.data if array.size and array.dtype.kind in "biuf" else array.tobytes())
-    file = f"arrays-{total.hexdigest()[:DIGITS]}.npz"
-    if not os.path.exists(root / file):
-        with convert_write_errors(root / file):
-            root.mkdir(parents=True, exist_ok=True)
-            with instead(root / file) as new, open(new, "wb") as raw:
-                np.savez(raw, **arrays)  # type: ignore[arg-type]  # no array may be named allow_pickle
-    return file
-
-
-def parts_of(data: Any) -> dict[str, Any]:
-    """Return the arrays of a data set by name. Raises DataError for other values."""
-    usage = (
-        "give (x, y), (x, y, x_test, y_test), or a dict or object with "
-        f"{join_few(list(ARRAYS), len(ARRAYS))}"
-    )
-    if isinstance(data, tuple | list):
-        if len(data) not in (2, 4):
-            raise DataError(f"hpcfed.run: data of {len(data)} parts; {usage}")
-        return dict(zip(("x_train", "y_train", "x_test", "y_test"), data, strict=False))
-    if isinstance(data, Mapping):
-        for wrong in (name for name in data if name not in ARRAYS):
-            raise DataError(f"hpcfed.run: data has no array {wrong!r}; {usage}")
-        found = dict(data)
-    else:
-        found = {name: getattr(data, name) for name in ARRAYS if hasattr(data, name)}
-    found = {name: value for name, value in found.items() if value is not None}
-    if not found:
-        raise DataError(f"hpcfed.run: data is a {type(data).__name__}; {usage}")
-    return found
-
-
-def as_array(name: str, value: Any) -> np.ndarray:
-    """Return a value as an array of an .npz file, which holds numbers and texts."""
-    to_numpy: Callable[[], Any] | None = getattr(value, "numpy", None)
-    if callable(getattr(value, "detach", None)):  # a tensor, of a GPU perhaps
-        value = value.detach().cpu().numpy()
-    elif callable(to_numpy):
-        value = to_numpy()
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"hpcfed.run: data: {name} is no array: {error}") from error
-    if array.dtype == object and all(isinstance(item, str) for item in array.flat):
-        array = array.astype(str)
-    if array.dtype.kind not in "biufSU":
-        raise DataError(
-            f"hpcfed.run: data: {name} holds {array.dtype}; give numbers, or texts for text_train"
-        )
-    return array
 
 
 def check_importable(lent: Iterable[str], ranks: int) -> None:

@@ -69,11 +69,18 @@ def run(
         forget_own_models()
         stack.callback(forget_own_models)
         found = checked(call, resume)
-        if ranks == 1 and not launcher:
-            status, number = here(found)
-        else:
-            check_importable(call.lent, ranks)
-            status, number = beside(found, ranks, launcher)
+        written = call.store(found)
+        try:
+            if ranks == 1 and not launcher:
+                status, number = here(found)
+            else:
+                check_importable(call.lent, ranks)
+                status, number = beside(found, ranks, launcher)
+        except HpcfedError:
+            if not folder.holds(found.folder):  # refused before the first round
+                for file in written:
+                    file.unlink(missing_ok=True)
+            raise
         place = folder.of(found)
     if status == RESUME_ME or number is not None:  # a signal may come when all is done
         stopped(number, place)

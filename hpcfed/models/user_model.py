@@ -8,6 +8,7 @@ methods that read neither the head nor the representation.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -119,6 +120,8 @@ def split(
     layer. Modes and random streams stay as they are. Raises ConfigError if the module takes other
     inputs, is neither a body nor a whole model, or ends in what the loss does itself.
     """
+    if isinstance(shape, Shapes):
+        call_by_keyword(name, module, shape)
     x = zeros(shape, 2)
     training = module.training
     module.eval()
@@ -161,6 +164,38 @@ def split(
             f"[n, {linear.in_features}]"
         )
     return mode(body, training), linear
+
+
+def call_by_keyword(name: str, module: nn.Module, shapes: Shapes) -> None:
+    """Let the forward of a module that has a parameter for each modality get them by keyword.
+
+    A forward with one parameter of another name gets the dict of all modalities. Modalities without
+    names (input1, input2, ...) are given in their order. Raises ConfigError for parameters that are
+    no modalities, and for a modality without a parameter.
+    """
+    named = inspect.signature(module.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in named.values()):
+        parameters = list(shapes.names)
+    else:
+        parameters = [n for n, p in named.items() if p.default is p.empty or n in shapes.names]
+    if len(parameters) == 1 and parameters[0] not in shapes.names:
+        return
+    unnamed = shapes.names == tuple(f"input{i}" for i in range(1, len(shapes) + 1))
+    if unnamed and len(parameters) == len(shapes):
+        of = dict(zip(parameters, shapes.names, strict=True))
+    elif set(parameters) == set(shapes.names):
+        of = {parameter: parameter for parameter in parameters}
+    else:
+        raise ConfigError(
+            f"models.mix: {name}: {user_code.line_of(type(module).forward)}: forward takes "
+            f"{', '.join(parameters)}, but the modalities are {', '.join(shapes.names)}; name its "
+            f"parameters so, or let it take one dict of them"
+        )
+
+    def by_keyword(_: nn.Module, given: tuple[Any, ...], __: Any) -> Any:
+        return (), {parameter: given[0][modality] for parameter, modality in of.items()}
+
+    module.register_forward_pre_hook(by_keyword, with_kwargs=True)
 
 
 def mode(module: nn.Module, training: bool) -> nn.Module:

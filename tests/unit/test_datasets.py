@@ -190,7 +190,7 @@ def test_keras_columns_of_labels_and_text_users_are_understood(tmp_path):
         (changed("y_train", 7, 1000), ["y_train", "1000", "index 7"]),
         ({"y_test": np.full(8, 2)}, ["y_test", "value 2", "index 0"]),
         ({"y_train": np.arange(19) % 2}, ["y_train", "[19]", "20 examples"]),
-        ({"y_train": np.array(["a"] * 20)}, ["y_train", "<U1"]),
+        ({"y_train": np.array(["a"] * 20)}, ["y_test", "other labels are words"]),
         ({"y_train": None}, ["has no y_train"]),
         ({"x_train": None}, ["has no x_train"]),
         ({"users_train": np.arange(3)}, ["users_train", "[3]"]),

@@ -301,7 +301,7 @@ def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_inter
         (dict(model=nn.Linear(2, 2)), "is one module that exists already"),
         (dict(algorithm=3), "algorithm.name = 3: give a name, a class or a function"),
         (dict(data=(1, 2, 3)), r"data of 3 parts; give \(x, y\)"),
-        (dict(data=([1.0, 2.0], [0, 1])), r"arrays-.*npz: x_train: shape \[2\]"),
+        (dict(data=([1.0, 2.0], [0, 1])), r"hpcfed.run: data: x_train: shape \[2\]"),
         (dict(data=object()), "data is a object; give"),
         (dict(data=dict(x_train=[1], label=[0])), "data has no array 'label'"),
         (dict(data=dict(x_train=[{}], y_train=[0])), "x_train holds object"),

@@ -1,0 +1,266 @@
+"""Data of a Python call: arrays, tensors, data frames and data sets, as files that a job can name.
+
+Nothing is written before the job is checked and the data can be read as the job says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.wording import join_few
+from hpcfed.data import files, tables
+from hpcfed.data.dataset import Reading
+from hpcfed.storage.atomic import convert_write_errors, instead
+
+# Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
+# may hold, a call may give: their names belong here.
+ARRAYS = (
+    "x_train",
+    "y_train",
+    "x_test",
+    "y_test",
+    "users_train",
+    "users_test",
+    "text_train",
+    "text_test",
+    "classes",
+    "columns",
+    "vocabulary",
+    "own_tests",
+)
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+WHERE = "hpcfed.run: data"
+USAGE = (
+    "give (x, y), (x, y, x_test, y_test), a list of such pairs, one per client, a DataFrame, a "
+    f"torch Dataset, or a dict or object with {join_few(list(ARRAYS), len(ARRAYS))}"
+)
+DIGITS = 12  # of the name of a file
+CLIENT, TEST, LABEL = "client", "test_rows", "label"  # columns that are added to data frames
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """Data of a call, not written yet.
+
+    arrays: those of an .npz file.  table: the text of a .csv file; one of the two is empty.
+    fields: what the data say about the job: a table of fields, `data.name` among them.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    table: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def file(self) -> str:
+        """Name of the file, which its contents determine."""
+        total = hashlib.sha256(self.table.encode())
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
+            total.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            plain = array.size and array.dtype.kind in "biuf"
+            total.update(array.data if plain else array.tobytes())
+        kind = "table-{}.csv" if self.table else "arrays-{}.npz"
+        return kind.format(total.hexdigest()[:DIGITS])
+
+    def check(self, how: Reading) -> None:
+        """Raise DataError if the data cannot be read with these settings."""
+        if not self.table:
+            files.from_arrays(WHERE, self.arrays, how)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "data.csv"
+            path.write_text(self.table, encoding="utf-8")
+            try:
+                tables.read(path, how)
+            except DataError as error:
+                raise DataError(str(error).replace(str(path), WHERE)) from error
+
+    def write(self, root: Path) -> bool:
+        """Write the file into the folder of data; return False if it is there already."""
+        path = root / self.file
+        if os.path.exists(path):
+            return False
+        with convert_write_errors(path):
+            root.mkdir(parents=True, exist_ok=True)
+            with instead(path) as new, open(new, "wb") as raw:
+                if self.table:
+                    raw.write(self.table.encode())
+                else:  # no array may be named allow_pickle
+                    np.savez(raw, **self.arrays)  # type: ignore[arg-type]
+        return True
+
+
+def convert(data: Any) -> GivenData:
+    """Return the data of a call. Raises DataError for values that are none."""
+    if is_frame(data):
+        return GivenData(table=to_csv(data))
+    if isinstance(data, tuple | list) and data and is_frame(data[0]):
+        return from_frames(data)
+    clients: dict[str, Any] = {}
+    if isinstance(data, list) and all(isinstance(part, tuple) or is_dataset(part) for part in data):
+        clients = {"data": {"partition": "natural"}, "clients": len(data)}
+        data = join_clients([pairs_of(part) for part in data])
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in parts_of(data).items():
+        if name.startswith("x_") and isinstance(value, tuple):
+            value = {f"input{i}": part for i, part in enumerate(value, start=1)}
+        if isinstance(value, Mapping):
+            arrays |= {f"{name}/{part}": as_array(f"{name}/{part}", v) for part, v in value.items()}
+        else:
+            arrays[name] = as_array(name, value)
+    return GivenData(arrays, fields=clients)
+
+
+def parts_of(data: Any) -> dict[str, Any]:
+    """Return the arrays of a data set by name. Raises DataError for other values."""
+    if is_dataset(data):
+        return dict(zip(PARTS, pairs_of(data), strict=False))
+    if isinstance(data, tuple | list):
+        if len(data) == 2 and all(map(is_dataset, data)):  # for training, and for tests
+            data = [value for part in data for value in pairs_of(part)]
+        if len(data) not in (2, 4):
+            raise DataError(f"{WHERE} of {len(data)} parts; {USAGE}")
+        return dict(zip(PARTS, data, strict=False))
+    if isinstance(data, Mapping):
+        for wrong in (name for name in data if name not in ARRAYS):
+            raise DataError(f"{WHERE} has no array {wrong!r}; {USAGE}")
+        arrays = dict(data)
+    else:
+        arrays = {name: getattr(data, name) for name in ARRAYS if hasattr(data, name)}
+    arrays = {name: value for name, value in arrays.items() if value is not None}
+    if not arrays:
+        raise DataError(f"{WHERE} is a {type(data).__name__}; {USAGE}")
+    return arrays
+
+
+def pairs_of(data: Any) -> tuple[Any, ...]:
+    """Return (x, y), or (x, y, x_test, y_test), of a client's arrays or of a torch Dataset.
+
+    The last value of a Dataset's example is its label, those before it are its inputs.
+    """
+    if not is_dataset(data):
+        if len(data) not in (2, 4):
+            raise DataError(f"{WHERE}: a client has {len(data)} parts; {USAGE}")
+        return tuple(data)
+    values = getattr(data, "tensors", None)  # of a TensorDataset
+    if values is None:
+        if not hasattr(data, "__len__"):
+            raise DataError(f"{WHERE}: a {type(data).__name__} without a length; {USAGE}")
+        rows = [data[i] for i in range(len(data))]
+        values = [np.stack([np.asarray(v) for v in column]) for column in zip(*rows, strict=True)]
+    if len(values) < 2:
+        raise DataError(f"{WHERE}: the examples of a {type(data).__name__} have no labels; {USAGE}")
+    *inputs, labels = values
+    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
+
+
+def join_clients(parts: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the arrays of all clients as one data set that names the client of each example."""
+    if len({len(part) for part in parts}) > 1:
+        raise DataError(f"{WHERE}: some clients have test examples, and some have none; {USAGE}")
+    joined: dict[str, Any] = {}
+    for name, values in zip(PARTS, zip(*parts, strict=True), strict=False):
+        joined[name] = join(name, values)
+    for split, column in (("train", 1), ("test", 3)):
+        if f"y_{split}" in joined:
+            sizes = [len(part[column]) for part in parts]
+            joined[f"users_{split}"] = np.repeat(np.arange(len(parts)), sizes)
+    return joined | ({"own_tests": 1} if "y_test" in joined else {})
+
+
+def join(name: str, values: Sequence[Any]) -> Any:
+    """Concatenate one array of all clients, modality by modality if there are several."""
+    if isinstance(values[0], tuple):
+        return tuple(join(name, part) for part in zip(*values, strict=True))
+    if isinstance(values[0], Mapping):
+        return {key: join(f"{name}/{key}", [v[key] for v in values]) for key in values[0]}
+    arrays = [as_array(f"{name} of client {k}", value) for k, value in enumerate(values)]
+    for k, array in enumerate(arrays):
+        if array.ndim == 0 or array.shape[1:] != arrays[0].shape[1:]:
+            raise DataError(
+                f"{WHERE}: {name} of client {k} has shape {list(array.shape)}, that of client 0 "
+                f"{list(arrays[0].shape)}; make them alike but for the number of examples"
+            )
+    return np.concatenate(arrays)
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """Return a value as an array of an .npz file, which holds numbers and texts."""
+    to_numpy: Callable[[], Any] | None = getattr(value, "numpy", None)
+    if callable(getattr(value, "detach", None)):  # a tensor, of a GPU perhaps
+        value = value.detach().cpu().numpy()
+    elif callable(to_numpy):
+        value = to_numpy()
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{WHERE}: {name} is no array: {error}") from error
+    if array.dtype == object and all(isinstance(item, str) for item in array.flat):
+        array = array.astype(str)
+    if array.dtype.kind not in "biufSU":
+        raise DataError(
+            f"{WHERE}: {name} holds {array.dtype}; give numbers, or words for labels and text_train"
+        )
+    return array
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether a value is a torch Dataset; torch is not imported for that."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(value, data.Dataset)
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a DataFrame of pandas, which is not imported for that."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def to_csv(frame: Any) -> str:
+    """Return a DataFrame as the text of a CSV file, without its index."""
+    text = io.StringIO()
+    frame.to_csv(text, index=False)
+    return text.getvalue()
+
+
+def from_frames(data: Sequence[Any]) -> GivenData:
+    """Return tables of clients, or the inputs and labels of one table, as one table.
+
+    data: a list of DataFrames, one per client; or (x, y) or (x, y, x_test, y_test), in which inputs
+    are DataFrames. Columns that are added name the client, the label, and the test rows.
+    """
+    pandas = sys.modules["pandas"]
+    if isinstance(data, list) and all(map(is_frame, data)):
+        parts = [frame.assign(**{CLIENT: k}) for k, frame in enumerate(data)]
+        fields = {
+            "data": {"partition": "natural"},
+            "clients": len(data),
+            "columns": {"client": CLIENT},
+        }
+        return GivenData(table=to_csv(pandas.concat(parts)), fields=fields)
+    if len(data) not in (2, 4) or not all(map(is_frame, data[::2])):
+        raise DataError(f"{WHERE} of {len(data)} parts, the first a DataFrame; {USAGE}")
+    label = str(getattr(data[1], "name", None) or LABEL)
+    parts = []
+    for split, x, y in zip(("train", "test"), data[::2], data[1::2], strict=False):
+        if len(x) != len(y) or label in x.columns:
+            raise DataError(
+                f"{WHERE}: {len(x)} rows of inputs with the columns {list(x.columns)}, and "
+                f"{len(y)} labels named {label}; give one label a row, with a name of its own"
+            )
+        test = {TEST: split} if len(data) == 4 else {}
+        parts.append(x.assign(**{label: np.asarray(y)}, **test))
+    columns = {"label": label} | ({"test": TEST} if len(data) == 4 else {})
+    return GivenData(table=to_csv(pandas.concat(parts)), fields={"columns": columns})

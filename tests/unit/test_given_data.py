@@ -1,0 +1,153 @@
+"""Data of a call: every form becomes the data set that a file of the same contents has."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import hpcfed
+from hpcfed.config.sections import Columns
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.shapes import Modality
+from hpcfed.data import datasets
+from hpcfed.data.dataset import Reading
+from hpcfed.launch.given_data import convert
+
+N = 60
+LABELS = np.arange(N) % 3
+WORDS = np.array(["walk", "run", "sit"])[LABELS]
+IMAGES = np.random.default_rng(0).normal(size=(N, 1, 6, 6)).astype(np.float32)
+TABLE = np.random.default_rng(1).normal(size=(N, 5)).astype(np.float32)
+BOTH = (Modality("input1", (1, 6, 6)), Modality("input2", (5,)))
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def data_set(data, tmp_path, **columns):
+    """Return what a run reads of the data of a call, and the fields that they set."""
+    given, how = convert(data), Reading(columns=Columns(**columns))
+    given.check(how)
+    assert given.write(tmp_path) and not given.write(tmp_path)
+    return datasets.load(given.file, tmp_path, how=how), given.fields
+
+
+def test_labels_in_words_are_numbered_and_their_names_are_the_classes(tmp_path):
+    for x in (IMAGES, TABLE):
+        data, _ = data_set((x, WORDS, x[:9], WORDS[:9]), tmp_path)
+        assert data.classes == ("run", "sit", "walk")
+        assert [data.classes[c] for c in data.train.y] == WORDS.tolist()
+        assert [data.classes[c] for c in data.test.y] == WORDS[:9].tolist()
+    arrays = {"x_train": IMAGES, "y_train": WORDS, "classes": ["sit", "walk", "run"]}
+    assert data_set(arrays, tmp_path)[0].classes == ("sit", "walk", "run")
+    with pytest.raises(DataError, match="y_train: label 'run' at index 1; the classes are sit, wa"):
+        data_set(arrays | {"classes": ["sit", "walk"]}, tmp_path)
+    with pytest.raises(DataError, match="y_test: holds int64, but other labels are words"):
+        data_set((IMAGES, WORDS, IMAGES, LABELS), tmp_path)
+
+
+def test_several_inputs_are_a_tuple_or_a_dict_by_modality(tmp_path):
+    assert data_set(((IMAGES, TABLE), LABELS), tmp_path)[0].shape == BOTH
+    tokens = LABELS[:, None].repeat(3, 1)
+    arrays = {"x_train": {"scan": IMAGES, "notes": tokens}, "y_train": LABELS}
+    data, _ = data_set(arrays | {"vocabulary": {"notes": 3}}, tmp_path)
+    assert data.shape == (Modality("scan", (1, 6, 6)), Modality("notes", (3,), 3))
+    assert np.array_equal(data.train.x["notes"][:, 0], data.train.y)
+
+
+def test_data_sets_of_torch_are_their_tensors(tmp_path):
+    x, t, y = map(torch.from_numpy, (IMAGES, TABLE, LABELS))
+    arrays = convert((IMAGES, LABELS, IMAGES[:9], LABELS[:9])).file
+    assert convert((TensorDataset(x, y), TensorDataset(x[:9], y[:9]))).file == arrays
+    assert convert(TensorDataset(x, t, y)).file == convert(((IMAGES, TABLE), LABELS)).file
+    some = Subset(TensorDataset(x, y), range(9, 30))
+    assert convert(some).file == convert((IMAGES[9:30], LABELS[9:30])).file
+    with pytest.raises(DataError, match="TensorDataset have no labels"):
+        convert(TensorDataset(x))
+
+
+def test_a_list_holds_one_client_each_and_its_tests_are_its_own(tmp_path):
+    parts = [slice(0, 10), slice(10, 40), slice(40, 60)]
+    data, fields = data_set([(IMAGES[p], WORDS[p]) for p in parts], tmp_path)
+    assert fields == {"data": {"partition": "natural"}, "clients": 3}
+    assert np.bincount(np.r_[data.train.users, data.test.users]).tolist() == [10, 30, 20]
+    pairs = [((IMAGES[p], TABLE[p]), LABELS[p], (IMAGES[:9], TABLE[:9]), LABELS[:9]) for p in parts]
+    data, _ = data_set(pairs, tmp_path)
+    assert data.shape == BOTH and data.own_tests
+    assert np.bincount(data.train.users).tolist() == [10, 30, 20]
+    with pytest.raises(
+        DataError, match=r"x_train of client 1 has shape \[60, 5\], that of client 0"
+    ):
+        convert([(IMAGES, LABELS), (TABLE, LABELS)])
+    with pytest.raises(DataError, match="some clients have test examples"):
+        convert([pairs[0], pairs[0][:2]])
+
+
+def test_a_data_frame_is_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(TABLE, columns=list("abcde")).assign(
+        ward=pandas.Categorical(np.array(["north", "south"])[LABELS // 2]), move=WORDS
+    )
+    data, _ = data_set(frame, tmp_path, label="move")
+    assert data.shape == (7,) and data.classes == ("run", "sit", "walk")
+    x = frame[["a", "b"]]
+    data, fields = data_set(
+        (x, frame["move"], x[:9], frame["move"][:9]), tmp_path, label="move", test="test_rows"
+    )
+    assert fields == {"columns": {"label": "move", "test": "test_rows"}}
+    assert (len(data.train.y), len(data.test.y)) == (N, 9)
+    data, fields = data_set([frame[:20], frame[20:]], tmp_path, label="move", client="client")
+    assert fields["clients"] == 2 and fields["columns"] == {"client": "client"}
+    assert np.bincount(np.r_[data.train.users, data.test.users]).tolist() == [20, 40]
+    with pytest.raises(DataError, match=r"^hpcfed.run: data: .*'mov'.*did you mean 'move'"):
+        data_set(frame, tmp_path / "none", label="mov")
+    assert not (tmp_path / "none").exists()
+
+
+class Two(nn.Module):
+    """Reads a table and an image, named as modalities are, in another order."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.two = nn.Linear(36, 4), nn.Linear(5, 4)
+        self.out = nn.Linear(8, num_classes)
+
+    def forward(self, table, image):
+        return self.out(torch.cat([self.one(image.flatten(1)), self.two(table)], 1).relu())
+
+
+class Several(Two):
+    def forward(self, x):
+        return super().forward(**x)
+
+
+TINY = {"rounds": 1, "clients": 2, "quiet": True, "algorithm": "fedavg"}
+NAMED = {"x_train": {"image": IMAGES, "table": TABLE}, "y_train": LABELS}
+
+
+def test_a_model_for_several_inputs_is_called_by_the_names_of_its_parameters():
+    runs = [
+        hpcfed.run(**TINY, data=data, model=model, out=f"runs/{i}")
+        for i, (data, model) in enumerate(
+            [(NAMED, Two), (NAMED, Several), (((TABLE, IMAGES), LABELS), Two)]
+        )
+    ]
+    assert [run.accuracy.tolist() for run in runs[1:]] == [runs[0].accuracy.tolist()] * 2
+    assert [run.header["inputs"]["shape"][0]["name"] for run in runs] == ["image"] * 2 + ["input1"]
+
+
+def test_what_is_refused_leaves_no_file_in_the_folder_of_data():
+    scan = {"x_train": {"scan": IMAGES, "table": TABLE}, "y_train": LABELS}
+    for error, message, given in (
+        (DataError, "y_train: shape", {"data": (IMAGES[:3], LABELS), "model": "mlp"}),
+        (ConfigError, "no model 'mlpp'", {"data": (IMAGES, LABELS), "model": "mlpp"}),
+        (ConfigError, "takes table, image, but the modalities are scan", {"data": scan}),
+    ):
+        with pytest.raises(error, match=message):
+            hpcfed.run(**TINY | {"model": Two} | given, out="runs/refused")
+    assert not os.path.isdir("data") or not os.listdir("data")
