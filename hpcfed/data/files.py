@@ -534,8 +534,8 @@ def encode_labels(path: Path, file: File) -> File:
     for raw, labels in zip(raws, words, strict=True):
         for row in np.flatnonzero(~np.isin(labels, names))[:1]:
             raise DataError(
-                f"{path}: {raw.names[1]}: label {str(labels[row])!r} at index {row}; the classes are "
-                f"{join_few(names, 20)}"
+                f"{path}: {raw.names[1]}: label {str(labels[row])!r} at index {row}; the classes "
+                f"are {join_few(names, 20)}"
             )
         y = np.array([number[label] for label in labels.tolist()], dtype=np.int64)
         encoded.append(replace(raw, y=y))
