@@ -73,7 +73,7 @@ class Side:
         return {
             name: [
                 found
-                for found in self.fed.store.skeleton(name).recorded.values()
+                for found in self.fed.store.skeleton(name).captured.values()
                 if isinstance(found, Graph)
             ]
             for name in self.first()

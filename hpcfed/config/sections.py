@@ -279,8 +279,8 @@ class Training(Section):
     """Eager: autograd; traced: replayed; graphed: as CUDA graphs; stacked: alike clients at once;
     auto: what pays.
     """
-    stack: PositiveInt = 16
-    """Stacked: clients in a group, which trains on one rank."""
+    stack: PositiveInt = 64
+    """Stacked: most clients of a group, which trains on one rank."""
 
 
 class Checkpoint(Section):

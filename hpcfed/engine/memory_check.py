@@ -97,7 +97,7 @@ def settle(need: Need, fed: Federation) -> None:
     refuse(need, fed.gpu.memory, fed.job.local.batch)
     if spare:
         fed.gpu.graphs = False
-        fed.warnings.say("graphs of local steps do not fit into the GPU's memory; steps are traced")
+        fed.warnings.say("graphs of local steps do not fit into the GPU's memory; steps are eager")
 
 
 def need(facts: World, fed: Federation) -> Need:
@@ -138,7 +138,7 @@ def refuse(need: Need, share: float, batch: int) -> None:
     )  # a step's memory grows with its examples
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
     if need.graphs:
-        advice += "training.engine = 'traced' needs no memory for graphs, or "
+        advice += "training.engine = 'eager' needs no memory for graphs, or "
     raise ConfigError(
         f"not enough GPU memory: a rank needs at least {need.total / GIB:.2f} GiB, its share of "
         f"the GPU is "

@@ -110,8 +110,8 @@ class Skeleton:
         self.layout = Layout.of(model)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.flat = self.layout.flatten(tensors).to(device)
-        # recordings of local steps, see training.recorded_step
-        self.recorded: dict[Hashable, Any] = {}
+        # captured steps and stacks of clients, see training.graphs and training.stacked
+        self.captured: dict[Hashable, Any] = {}
         self._views = self.layout.views(self.flat)
         for name, view in self._views.items():
             tensors[name].data = view

@@ -1,16 +1,18 @@
 """The engines that compute a client's local steps in the training loop.
 
-All give the same bits, except stacked.
+eager: the loss, then autograd, in Python; its bits are the law. traced: the step is recorded once
+for each architecture and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed:
+the eager step and its optimiser, captured as one CUDA graph (`hpcfed.training.graphs`), for full
+batches. Both have the bits of eager: their first replay is compared with an eager step. stacked:
+several clients of a tiny model train as one (`hpcfed.training.stacked`), with bits of its own.
 
-eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
-and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed: the recorded step and
-the optimiser become one CUDA graph (`hpcfed.training.graphs`), for full batches. auto: on the CPU
-traced if a step is so short that Python takes most of its time, on a GPU graphed, in both cases if
-there are enough steps to pay for the recording; otherwise eager. stacked: several clients train as
-one (`hpcfed.training.stacked`, with bits of its own); clients that cannot are traced.
+auto: stacked for many small clients; on a GPU graphed, on the CPU traced if a step is so short that
+Python takes most of its time, if there are enough steps to pay for that; otherwise eager. A user's
+own objective or model is traced, captured or stacked only if the job asks for that engine: Python
+code in it runs while a step is recorded, and not when it is replayed.
 
-An objective that cannot be recorded trains with the eager engine, and a step that cannot be
-captured is replayed; the run prints one warning about it.
+A step that cannot be recorded or captured trains with the eager engine; the run prints one warning
+about it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hpcfed.core import user_code
+from hpcfed.core import rng, user_code
 from hpcfed.core.errors import first_line
 from hpcfed.machine.devices import autocast
-from hpcfed.training.graphs import Fixed, Graph
-from hpcfed.training.objective import extract_tensors, flat, form, like, title
-from hpcfed.training.recorded_step import Objective, RecordedStep, alike, signature
-from hpcfed.training.side_effects import Untraceable, of_model
+from hpcfed.training.graphs import Differentiated, Fixed, Graph, restore_tensors
+from hpcfed.training.objective import (
+    Unshareable,
+    extract_tensors,
+    flat,
+    form,
+    is_users,
+    like,
+    settings,
+    signature,
+    title,
+)
+from hpcfed.training.optimisers import Gradient
+from hpcfed.training.recorded_step import Objective, RecordedStep, alike
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -49,13 +61,22 @@ Step = Callable[[Any, Any], None]  # one local step on a batch
 def engine(steps: LocalSteps, loss: Loss) -> Step:
     """Return the step function of the job's engine for these local steps."""
     wanted, gpu = steps.fed.job.training.engine, steps.fed.device.type == "cuda"
-    if wanted == "eager" or (wanted == "auto" and not worth(steps, gpu)):
-        return partial(eager, steps, loss)
-    return (
-        Graphed(steps, loss)
-        if wanted == "graphed" or (wanted == "auto" and gpu and steps.fed.gpu.graphs)
-        else Traced(steps, loss)
-    )
+    pays = wanted == "auto" and worth(steps, loss, gpu)
+    if wanted == "graphed" or (pays and gpu and steps.fed.gpu.graphs):
+        return Graphed(steps, loss)
+    if wanted in ("traced", "stacked") or (pays and not gpu):
+        return Traced(steps, loss)
+    return partial(eager, steps, loss)
+
+
+def worth(steps: LocalSteps, loss: Loss, gpu: bool) -> bool:
+    """Return whether recording pays, which depends on the job but not on the machine's speed."""
+    fed = steps.fed
+    if is_users(loss, steps.client.architecture):
+        return False
+    n = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps)
+    short = gpu or fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
+    return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
@@ -98,16 +119,8 @@ def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 
     It is 0 for a parameter that the loss does not reach.
     """
-    found = torch.autograd.grad(value, params, materialize_grads=True)
-    return [alike(g, p) for g, p in zip(found, params, strict=True)]
-
-
-def worth(steps: LocalSteps, gpu: bool) -> bool:
-    """Return whether recording pays, which depends on the job but not on the machine's speed."""
-    fed = steps.fed
-    n = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps)
-    short = gpu or fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
-    return short and n >= (MANY_ON_GPU if gpu else MANY)
+    gradients = torch.autograd.grad(value, params, materialize_grads=True)
+    return [alike(g, p) for g, p in zip(gradients, params, strict=True)]
 
 
 def full(steps: LocalSteps) -> int:
@@ -119,10 +132,10 @@ def full(steps: LocalSteps) -> int:
     return min(steps.size, steps.fed.largest if own else len(steps.data))
 
 
-def recordable(
+def with_tensors(
     fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any
 ) -> Objective:
-    """Return a loss, whose tensors `refill` replaces, as a function of the model and all tensors.
+    """Return a loss as a function of the model and all tensors; `refill` replaces its own tensors.
 
     n: number of the loss's own tensors, which come first; the tensors of a batch like (x, y)
     follow.
@@ -139,59 +152,71 @@ def recordable(
 class Traced:
     """A step by replay of a recording, which all clients of an architecture share."""
 
+    made = "recorded"  # the word for it in messages
+
     def __init__(self, steps: LocalSteps, loss: Loss):
-        self.steps, self.loss, self.recorded = steps, loss, steps.skeleton.recorded
-        self.found: dict[int, Graph | RecordedStep | None] = {}
-        self.key: tuple[Hashable, ...] | None = None  # of its recordings; None: there are none
+        self.steps, self.loss, self.shared = steps, loss, steps.skeleton.captured
+        self.by_size: dict[int, Any] = {}  # recordings for this client's batches; None: none
+        self.key: Hashable = None  # of the recordings that it may use; None: it is eager
         try:
             fixed, self.given, self.refill = extract_tensors(loss)
-            self.key = fixed, steps.optimiser.names, of_model(steps.model)
-        except Untraceable as why:
+            names, clip = steps.optimiser.names, steps.optimiser.clip
+            self.key = self.made, fixed, names, clip, settings(steps.model)
+        except Unshareable as why:
             self.give_up(why)
 
     def __call__(self, x: Any, y: Any) -> None:
-        step = self.recorded_step(x, y) if self.key else None
-        if isinstance(step, RecordedStep):
-            self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
-        else:
+        step = self.recording(x, y)
+        if step is None:
             eager(self.steps, self.loss, x, y)
+        else:
+            self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
 
-    def recorded_step(self, x: Any, y: Any) -> Graph | RecordedStep | None:
+    def recording(self, x: Any, y: Any) -> Any:
         """Return the recording for batches like this one; None if there can be none."""
-        size = len(flat(x)[0])  # the batches of a client differ only in this
-        if size not in self.found:
-            key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
-            if key not in self.recorded:
-                start = perf_counter()
-                self.recorded[key] = self.record(x, y)
-                self.steps.once += perf_counter() - start
-            self.found[size] = self.recorded[key]
-        return self.found[size]
-
-    def record(self, x: Any, y: Any) -> Graph | RecordedStep | None:
-        """Return a new recording; None if there can be none."""
-        return self.trace(x, y)
-
-    def trace(self, x: Any, y: Any) -> RecordedStep | None:
-        """Return a recording of the operations; None, with a warning, if there can be none."""
-        objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
-        try:
-            return RecordedStep(
-                self.steps.skeleton,
-                objective,
-                [*self.given, *flat(x), *flat(y)],
-                self.steps.optimiser.names,
-            )
-        except (
-            Exception
-        ) as why:  # torch raises many kinds of errors; the eager engine needs no recording
-            self.give_up(why)
+        if self.key is None:
             return None
+        size = len(flat(x)[0])  # the batches of a client differ only in this
+        if size not in self.by_size:
+            key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
+            if key not in self.shared:
+                start = perf_counter()
+                try:
+                    self.shared[key] = self.record(x, y)
+                except Exception as why:  # torch raises many kinds of errors; eager needs none
+                    self.give_up(why)
+                    self.shared[key] = None
+                self.steps.once += perf_counter() - start
+            self.by_size[size] = self.shared[key]
+        return self.by_size[size]
 
-    def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
-        """Warn that another engine takes over."""
-        told = f"{title(self.loss)} cannot be {what} ({first_line(why)})"
-        self.steps.fed.warnings.say(f"{told}; it trains with the {other} engine")
+    def record(self, x: Any, y: Any) -> Any:
+        """Return a new recording. Raises whatever torch raises if there can be none."""
+        steps = self.steps
+        inputs = [*self.given, *flat(x), *flat(y)]
+        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
+        recording = RecordedStep(steps.skeleton, objective, inputs, steps.optimiser.names)
+        compare([recording, self.differentiated(x, y)], inputs, steps)
+        return recording
+
+    def differentiated(self, x: Any, y: Any) -> Differentiated:
+        """Return the eager step before its optimiser: (all inputs) -> loss and gradient."""
+        steps = self.steps
+        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
+        leaves = [steps.skeleton.parameters[name] for name in steps.optimiser.names]
+
+        def step(inputs: Sequence[Tensor]) -> tuple[Tensor, Gradient]:
+            value = objective(steps.skeleton.model, inputs)
+            return value.detach(), gradient(value, leaves)
+
+        return step
+
+    def give_up(self, why: Exception) -> None:
+        """Warn that the eager engine takes over."""
+        self.steps.fed.warnings.say(
+            f"{title(self.loss)} cannot be {self.made} ({first_line(why)}); it trains with the "
+            f"eager engine"
+        )
 
 
 class Graphed(Traced):
@@ -202,37 +227,39 @@ class Graphed(Traced):
     replaced by the one that graphs use; any step may use it.
     """
 
+    made = "captured"
+
     def __init__(self, steps: LocalSteps, loss: Loss):
         super().__init__(steps, loss)
         self.full = full(steps)
-        if self.key:
-            self.key = "graph", steps.optimiser.clip, *self.key
+        if self.key is not None:
             steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
 
     def __call__(self, x: Any, y: Any) -> None:
         size = len(flat(x)[0])
-        if size < self.full:
+        new = size not in self.by_size
+        graph = self.recording(x, y) if size >= self.full else None
+        if graph is None:
             return eager(self.steps, self.loss, x, y)
-        new = self.key and size not in self.found
-        graph = self.recorded_step(x, y) if self.key else None
-        if not isinstance(graph, Graph):
-            return super().__call__(x, y)
         if new:
             graph.give(self.given)
         self.steps.done(graph([*flat(x), *flat(y)]))
 
-    def record(self, x: Any, y: Any) -> Graph | RecordedStep | None:
-        """Return a graph, or a plain recording if it cannot be captured.
+    def record(self, x: Any, y: Any) -> Graph:
+        """Return a graph. Raises whatever torch raises if the step cannot be captured."""
+        batch = [*flat(x), *flat(y)]
+        return Graph(self.differentiated(x, y), self.steps.optimiser, self.given, batch)
 
-        The result is None if the step cannot be recorded either.
-        """
-        step = self.trace(x, y)
-        try:
-            return (
-                Graph(step, self.steps.optimiser, self.given, [*flat(x), *flat(y)])
-                if step
-                else None
-            )
-        except Exception as why:  # of any kind: a recording needs no capture
-            self.give_up(why, "captured", "traced")
-            return step
+
+def compare(runs: Sequence[Differentiated], inputs: Sequence[Tensor], steps: LocalSteps) -> None:
+    """Raise RuntimeError unless these steps have the same bits from the same state.
+
+    Compared are the loss, the gradient, and the model after it. The model stays as it was.
+    """
+    weights, outcomes = steps.skeleton.flat, []
+    for run in runs:
+        with restore_tensors([weights]), rng.scoped(0, "compare", device=weights.device):
+            value, gradient = run(inputs)
+            outcomes.append([value, *gradient, weights.clone()])
+    if not all(map(torch.equal, *outcomes)):
+        raise RuntimeError("its replay has other bits than the step itself")

@@ -1,4 +1,4 @@
-"""A recorded step and its optimiser as one CUDA graph, which the GPU starts by a single launch.
+"""An eager step and its optimiser as one CUDA graph, which the GPU starts by a single launch.
 
 A graph reads and writes fixed memory. Weights are in it already (a skeleton's flat vector, into
 which each client's are copied), moments and the learning rate are copied in at a client's start,
@@ -23,26 +23,28 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.models.flat import Skeleton
-from hpcfed.training.optimisers import Moments, Optimiser
-from hpcfed.training.recorded_step import RecordedStep
+from hpcfed.training.optimisers import Gradient, Moments, Optimiser
 
 WARM = 3  # steps before a capture, in which libraries initialise themselves
 
 Replay = Callable[[], Tensor]  # makes a step and returns its loss, which the next step overwrites
+Differentiated = Callable[[Sequence[Tensor]], tuple[Tensor, Gradient]]  # inputs -> loss, gradient
 
 
 class Graph:
     """One captured step of a skeleton's model: (batch) -> its loss.
 
+    differentiated: the eager step before its optimiser: (given and batch) -> loss and gradient.
     given: tensors of the objective that are constant for all steps of a client; `give` replaces
     their values.  batch: an example of its batches.
     The weights and the optimiser are the same after the capture as before it. Raises whatever torch
-    raises if a step cannot be captured, for example because it needs the host.
+    raises if a step cannot be captured, for example because it needs the host, and RuntimeError if
+    the first replay has other bits than the eager step.
     """
 
     def __init__(
         self,
-        recorded: RecordedStep,
+        differentiated: Differentiated,
         optimiser: Optimiser,
         given: Sequence[Tensor],
         batch: Sequence[Tensor],
@@ -55,15 +57,16 @@ class Graph:
             )
 
         def step() -> Tensor:
-            value, gradient = recorded([*self.given, *self.batch])
+            value, gradient = differentiated([*self.given, *self.batch])
             optimiser.step(gradient)
             return value
 
-        with (
-            restore_tensors([flat, *optimiser.moments.values()]),
-            rng.scoped(0, "capture", device=flat.device),
-        ):
+        state = [flat, *optimiser.moments.values()]
+        with restore_tensors(state), rng.scoped(0, "capture", device=flat.device):
             self.replay = capture(step, flat.device)
+        replayed, eager = (outcome(run, state) for run in (self.replay, step))
+        if not all(map(torch.equal, replayed, eager)):
+            raise RuntimeError("its replay has other bits than the step itself")
 
     def give(self, given: Sequence[Tensor]) -> None:
         """Copy in these values of the objective's own tensors."""
@@ -74,6 +77,12 @@ class Graph:
         return self.replay().clone()
 
 
+def outcome(step: Callable[[], Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+    """Return the loss of a step and the state after it; the state stays as it was."""
+    with restore_tensors(state), rng.scoped(0, "capture", device=state[0].device):
+        return [step().clone(), *(v.clone() for v in state)]
+
+
 class Fixed(Optimiser):
     """The optimiser of a graph, which serves one client after the other in memory of its own."""
 
@@ -81,8 +90,8 @@ class Fixed(Optimiser):
     def of(cls, skeleton: Skeleton, client: Optimiser) -> Fixed:
         """Return the optimiser for the parameters that this client's trains, in the same state."""
         key = "optimiser", client.names, client.clip
-        if key not in skeleton.recorded:
-            skeleton.recorded[key] = cls(
+        if key not in skeleton.captured:
+            skeleton.captured[key] = cls(
                 skeleton,
                 client.settings,
                 0.0,
@@ -90,7 +99,7 @@ class Fixed(Optimiser):
                 None,
                 client.clip,
             )
-        own = skeleton.recorded[key]
+        own = skeleton.captured[key]
         copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])
         return own
 

@@ -1,54 +1,71 @@
-"""A local objective split into the part that all clients share, and its tensors."""
+"""A local objective split into the part that all clients share, and its tensors.
+
+A CUDA graph, or a step of several clients at once, serves many clients. What differs between them,
+such as the model that each received, has to be replaced from outside.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from functools import partial
+from pathlib import PurePath
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from hpcfed.clients.client import Client
 from hpcfed.config.sections import Section
 from hpcfed.core.params import Params
-from hpcfed.training.recorded_step import signature
-from hpcfed.training.side_effects import Untraceable, of_objective, plain
 
 if TYPE_CHECKING:
     from hpcfed.training.local import Loss
 
+PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, type(...))
+CONSTANT = (np.generic, Enum, PurePath, torch.dtype, torch.device, torch.Size)
+MODULE = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has
+
+
+class Unshareable(Exception):
+    """The reason why an objective cannot serve several clients."""
+
 
 class Anyone:
-    """A stand-in for the client while an objective is recorded.
+    """A stand-in for the client in a step that serves several clients.
 
-    The recording is for all clients, so any use of a client's attributes raises Untraceable.
+    Any use of a client's attributes raises Unshareable.
     """
 
     def __getattr__(self, name: str) -> Any:
-        raise Untraceable(f"it asks for the client's {name}")
+        raise Unshareable(f"it asks for the client's {name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise Untraceable(f"it sets the client's {name}")
+        raise Unshareable(f"it sets the client's {name}")
 
     def compare(self, *other: Any) -> Any:
-        raise Untraceable("it looks at the client")
+        raise Unshareable("it looks at the client")
 
     __delattr__ = __eq__ = __hash__ = __repr__ = compare
 
 
 class ReadOnly(Params):
-    """Params for an objective while it is recorded; writing raises Untraceable.
-
-    A replay would not repeat what the objective wrote.
-    """
+    """Params of an objective that serves several clients; writing raises Unshareable."""
 
     def write(self, *args: Any, **kwargs: Any) -> Any:
-        raise Untraceable("it writes into the Params that it is given")
+        raise Unshareable("it writes into the Params that it is given")
 
     __setitem__ = __delitem__ = __ior__ = write
     update = setdefault = pop = popitem = clear = write
+
+
+def is_users(loss: Callable[..., Any], architecture: str) -> bool:
+    """Return whether an objective or its model is a user's own code."""
+    fn = loss.func if isinstance(loss, partial) else loss
+    return not (getattr(fn, "__module__", None) or "").startswith("hpcfed.") or ":" in architecture
 
 
 def extract_tensors(
@@ -59,10 +76,8 @@ def extract_tensors(
     loss: a function, a method's own hook, or a partial of one. The last result is a function: other
     tensors -> the loss with these tensors.
 
-    Raises Untraceable if the arguments hold anything but tensors, plain values, clients, and
-    Params, tuples and frozen dataclasses of them: such an object could change, and writes into it
-    would be lost. Raises Untraceable too if the code may write into anything else that lasts
-    (`training.side_effects`).
+    Raises Unshareable if the arguments hold anything but tensors, plain values, clients, and
+    Params, tuples and frozen dataclasses of them: such an object could change.
     """
     fn, args = (
         (loss.func, (loss.args, Params(loss.keywords)))
@@ -82,21 +97,23 @@ def extract_tensors(
 def identity(fn: Any) -> Hashable:
     """Return a key that is equal for equal functions."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Section):
-        # the algorithm, a frozen record that lives as long as the run
-        return (
-            fn.__func__,
-            id(fn.__self__),
-            of_objective(cast(FunctionType, fn.__func__), fn.__self__),
-        )
+        return fn.__func__, id(fn.__self__)  # the method is a frozen record that lives with the run
     if isinstance(fn, FunctionType) and not (
         fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
     ):
-        return fn.__code__, of_objective(fn)
-    raise Untraceable("it is no hook of a method and no function without variables from around it")
+        return fn.__code__
+    raise Unshareable("it is no hook of a method and no function without variables from around it")
+
+
+def plain(value: Any) -> bool:
+    """Return whether a value cannot change."""
+    if type(value) in (tuple, frozenset):
+        return all(map(plain, value))
+    return type(value) in PLAIN or isinstance(value, CONSTANT)
 
 
 def outline(value: Any, tensors: list[Tensor]) -> Hashable:
-    """Return the part of a value on which a recording depends.
+    """Return what an objective that serves several clients has to have in common with this value.
 
     Its tensors are added to the list, in the order of `fill_tensors`.
     """
@@ -114,7 +131,7 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
         return kind, tuple(outline(v, tensors) for v in value)
     if is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[union-attr]
         return kind, tuple(outline(getattr(value, f.name), tensors) for f in fields(value))
-    raise Untraceable(f"it holds a {kind.__name__}, which can change")
+    raise Unshareable(f"it holds a {kind.__name__}, which can change")
 
 
 def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
@@ -136,6 +153,26 @@ def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
     return replace(
         value, **{f.name: fill_tensors(getattr(value, f.name), left) for f in fields(value)}
     )
+
+
+def signature(value: Tensor) -> Hashable:
+    """Return the properties of a tensor on which a captured step depends."""
+    return value.shape, value.dtype, value.stride()
+
+
+def settings(model: nn.Module) -> Hashable:
+    """Return the modes and plain attributes of a model's modules, on which a captured step depends.
+
+    Raises Unshareable if a module has hooks, which may do anything.
+    """
+    attributes: list[Hashable] = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith("_hooks") and value:
+                raise Unshareable(f"its model's {type(module).__name__} has a hook")
+            if name not in MODULE and plain(value):
+                attributes.append((name, repr(value)))
+    return tuple(attributes)
 
 
 def flat(batch: Any) -> list[Tensor]:

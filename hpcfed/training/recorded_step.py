@@ -1,8 +1,8 @@
 """A local step as a list of tensor operations, replayed without modules and autograd.
 
 The recording holds the operations of eager training, forward and backward, so a replay gives the
-same bits. It pays if a step is short, because Python takes most of the time then. On a GPU a list
-of operations on fixed memory can become one CUDA graph.
+same bits; the first one is compared with an eager step. It pays if a step is short, because Python
+takes most of the time then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.training.side_effects import Untraceable, undo_writes
+from hpcfed.training.objective import Unshareable
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -61,33 +61,22 @@ class RecordedStep:
     ):
         module = record(skeleton.model, objective, inputs, trained)
         state = [*skeleton.model.parameters(), *skeleton.model.buffers()]
-        self.keep(module, [t.detach() for t in state], [skeleton.view(name) for name in trained])
-
-    def keep(self, module: GraphModule, state: list[Tensor], params: list[Tensor]) -> None:
-        """Replay this module from now on.
-
-        state: the fixed tensors for its first inputs.  params: the trained parameters.
-        """
-        self.fixed = fold(module.graph, state)
+        self.fixed = fold(module.graph, [t.detach() for t in state])
         module.recompile()
-        self.forward, self.params = module.forward, params
-        self.astray: list[int] | None = (
-            None  # gradients whose memory layout differs from their parameters'
-        )
+        self.forward = module.forward
+        self.params = [skeleton.view(name) for name in trained]
+        # gradients whose memory layout differs from their parameters'
+        self.astray: list[int] | None = None
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the loss, and the gradient by parameter, each in its parameter's memory layout."""
         with torch.inference_mode():
-            return self.replay(inputs)
-
-    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return what a call returns; the caller switches off autograd."""
-        value, *gradient = self.forward(*self.fixed, *inputs)
-        if self.astray is None:
-            pairs = enumerate(zip(gradient, self.params, strict=True))
-            self.astray = [i for i, (g, p) in pairs if g.stride() != p.stride()]
-        for i in self.astray:
-            gradient[i] = alike(gradient[i], self.params[i])
+            value, *gradient = self.forward(*self.fixed, *inputs)
+            if self.astray is None:
+                pairs = enumerate(zip(gradient, self.params, strict=True))
+                self.astray = [i for i, (g, p) in pairs if g.stride() != p.stride()]
+            for i in self.astray:
+                gradient[i] = alike(gradient[i], self.params[i])
         return value, gradient
 
 
@@ -118,28 +107,27 @@ def record(
         return [value.detach(), *gradient]
 
     state = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    return graph(step, model, state, inputs)
+    return graph(step, state, inputs)
 
 
 def graph(
     step: Callable[..., list[Tensor]],
-    model: nn.Module,
     state: Sequence[Tensor],
     inputs: Sequence[Tensor],
 ) -> GraphModule:
     """Return a function of (state, inputs) as a graph of tensor operations; computes nothing.
 
     state, inputs: examples of its tensors. Raises RuntimeError if the graph could not be replayed,
-    Untraceable if the function writes into an input, or into the attributes of the model.
+    Unshareable if the function writes into an input.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
-    with ALONE, undo_writes(model):
+    with ALONE:
         module = make_fx(step, tracing_mode="fake")(*state, *inputs)
     if unfit := sorted(UNFIT.intersection(map(name, module.graph.nodes))):
         raise RuntimeError(f"{unfit[0]} cannot be replayed")
     if operation := find_input_write(module.graph, len(state)):
-        raise Untraceable(f"it writes into a tensor that it is given, by {operation}")
+        raise Unshareable(f"it writes into a tensor that it is given, by {operation}")
     return module
 
 
@@ -244,8 +232,3 @@ def name(node: Node) -> str:
 def form(node: Node) -> Any:
     """Return the shape and memory layout of a node's tensor."""
     return node.meta["val"].shape, node.meta["val"].stride()
-
-
-def signature(value: Any) -> Any:
-    """Return the properties of a tensor on which a recording depends."""
-    return value.shape, value.dtype, value.stride()

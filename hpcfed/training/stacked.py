@@ -1,15 +1,16 @@
 """Training of several clients of one architecture as one, with their weights in one buffer.
 
-Each operation of a step is one call for all clients. It pays if a model is so small that a step
-consists mostly of the overhead of calls. A batched product may round differently from a single one,
-and differently for another number of clients. So groups are formed from the cohort alone, and each
-group trains on one rank, which gives the same bits for any number of ranks. They differ from the
-other engines' bits in the last places. Only methods whose clients keep nothing can do so, because
-their clients may be on any rank.
+Each operation of a step is one call for all clients (`torch.func.vmap`). It pays if a model is so
+small that a step consists mostly of the overhead of calls. A batched product may round differently
+from a single one, and differently for another number of clients. So groups are formed from the
+cohort alone, and each group trains on one rank, which gives the same bits for any number of ranks.
+They differ from the other engines' bits in the last places. Only methods whose clients keep nothing
+can do so, because their clients may be on any rank.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.clients.client import concat_shards
 from hpcfed.core.errors import first_line
@@ -27,11 +28,9 @@ from hpcfed.core.payload import finite
 from hpcfed.core.shapes import Shapes
 from hpcfed.training.batches import plan_batches, policy, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
-from hpcfed.training.engines import recordable
-from hpcfed.training.objective import extract_tensors, title
+from hpcfed.training.engines import with_tensors
+from hpcfed.training.objective import Unshareable, extract_tensors, is_users, title
 from hpcfed.training.optimisers import Optimiser, learning_rate
-from hpcfed.training.recorded_step import RecordedStep, signature
-from hpcfed.training.side_effects import Untraceable, of_model
 from hpcfed.training.stacked_step import Stack, StackedStep
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
-# multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a
-# traced one
+# multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of an
+# eager one
 TINY = 5e5
 
 
@@ -66,12 +65,12 @@ def resolve_engine(fed: Federation, method: Trained) -> Job:
     """
     job, kinds = fed.job, sorted(set(fed.architectures))
     short = all(fed.store.work(kind) * job.local.batch <= TINY for kind in kinds)
-    # there are at least two full groups
-    whole = fed.cohort_size >= 2 * job.training.stack and np.ptp(fed.sizes) == 0
+    # of clients of one size there are enough for a full group
+    many = fed.cohort_size >= job.training.stack and np.ptp(fed.sizes) == 0
     if (
         job.training.engine != "auto"
-        or not (short and whole)
-        or any(against(fed, method, kind) for kind in kinds)
+        or not (short and many)
+        or any(against(fed, method, kind) or is_users(method.loss, kind) for kind in kinds)
     ):
         return job
     return job.model_copy(
@@ -90,15 +89,22 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
         f"{architecture} has buffers": bool(layout.buffers or layout.integers),
+        f"{architecture} is recurrent": is_recurrent(fed.store.skeleton(architecture).model),
     }
     return next((words for words, holds in reasons.items() if holds), "")
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Return whether a model has a recurrent layer, which torch computes client by client."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list[int]]:
     """Return the cohort in groups that train together, the same on all ranks.
 
-    A group has clients of one architecture with equal batches, in id order, at most training.stack.
-    Clients that cannot be stacked are groups of one.
+    A group has clients of one architecture with equal batches, in id order. Groups are as few and
+    as equal as training.stack, the most clients of one, lets them be. Clients that cannot be
+    stacked are groups of one.
     """
     settings = fed.job.training
     if settings.engine != "stacked":
@@ -113,11 +119,8 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
         kind = fed.architectures[k]
         work = fed.participants.partial.get(k)
         alike[k if reasons[kind] else (kind, fed.sizes[k], work)].append(k)
-    return sorted(
-        ks[i : i + settings.stack]
-        for ks in alike.values()
-        for i in range(0, len(ks), settings.stack)
-    )
+    parts = (np.array_split(ks, math.ceil(len(ks) / settings.stack)) for ks in alike.values())
+    return sorted(part.tolist() for split in parts for part in split)
 
 
 def train(
@@ -125,12 +128,12 @@ def train(
 ) -> list[Mean] | None:
     """Train a group, and return the upload of each client.
 
-    The result is None, with one warning, if the objective cannot be recorded.
+    The result is None, with one warning, if the objective cannot be computed for all at once.
     """
     try:
         group = Group(fed, method, clients, state, t)
         group.train()
-    except Untraceable as why:
+    except Unshareable as why:
         fed.warnings.say(
             f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced "
             f"engine"
@@ -145,7 +148,7 @@ class Group:
     def __init__(
         self, fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
     ):
-        self.start, self.once = perf_counter(), 0.0  # once: seconds of recordings
+        self.start = perf_counter()
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [method.offer(fed, client, state) for client in clients]
         common = all(
@@ -153,11 +156,10 @@ class Group:
         )  # then the first one serves all clients
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
-        self.stack = skeleton.recorded.get(key) or skeleton.recorded.setdefault(
-            key, Stack(skeleton, len(clients))
-        )
+        if key not in skeleton.captured:
+            skeleton.captured[key] = Stack(skeleton, len(clients))
+        self.stack: Stack = skeleton.captured[key]
         self.stack.load([given for _, given in pairs])
-        self.settings = of_model(skeleton.model.train())
         self.opened = [
             extract_tensors(partial(method.loss, client, given)) for client, given in pairs
         ]
@@ -184,37 +186,34 @@ class Group:
             yield x.unflatten(0, (G, -1)), y.unflatten(0, (G, -1))
 
     def train(self) -> None:
-        """Make all steps. Raises Untraceable if they cannot be recorded."""
+        """Make all steps. Raises Unshareable if they cannot be computed for all at once."""
         self.stack.model.train()
         optimiser = Optimiser(
-            self.stack, self.fed.job.local, learning_rate(self.fed, self.t), None, None
+            self.stack,  # type: ignore[arg-type]  # it takes the place of a Skeleton
+            self.fed.job.local,
+            learning_rate(self.fed, self.t),
+            None,
+            None,
         )
         self.losses: list[Tensor] = []
+        step: StackedStep | None = None
         for x, y in self.batches():
-            values, gradient = self.recorded_step(x, y)([*self.own, x, y])
+            step = step or self.step(x, y)
+            try:
+                values, gradient = step([*self.own, x, y])
+            except Unshareable:
+                raise
+            except Exception as why:  # torch raises many kinds of errors; eager steps need no stack
+                raise Unshareable(first_line(why)) from why
             optimiser.step(gradient)
             self.losses.append(values)
             self.fed.clock.heartbeat.step()
 
-    def recorded_step(self, x: Tensor, y: Tensor) -> RecordedStep:
-        """Return the recording for batches like this one. Raises Untraceable if there is none."""
-        fixed, _, refill = self.opened[0]
-        inputs = [*self.own, x, y]
-        key = fixed, self.settings, self.dims, tuple(map(signature, inputs))
-        if key not in self.stack.recorded:
-            objective, start = recordable(self.fed, refill, len(self.own), x, y), perf_counter()
-            try:
-                self.stack.recorded[key] = StackedStep(
-                    self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0)
-                )
-            except (
-                Exception
-            ) as why:  # torch raises many kinds of errors; other engines need no stack
-                self.stack.recorded[key] = first_line(why)
-            self.once += perf_counter() - start
-        if isinstance(step := self.stack.recorded[key], str):
-            raise Untraceable(step)
-        return step
+    def step(self, x: Tensor, y: Tensor) -> StackedStep:
+        """Return the step of all clients for batches like this one."""
+        _, _, refill = self.opened[0]
+        objective = with_tensors(self.fed, refill, len(self.own), x, y)
+        return self.stack.step(objective, (*(self.dims for _ in self.own), 0, 0))
 
     def uploads(self) -> Iterator[Mean]:
         """Yield the upload of each client.
@@ -231,7 +230,7 @@ class Group:
         seconds = (perf_counter() - self.start) / G
         for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
             fed.down(client, given)
-            fed.tallies.add_training(client, values, examples, seconds - self.once / G)
+            fed.tallies.add_training(client, values, examples, seconds)
             fed.clock.add("train", seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)

@@ -1,19 +1,20 @@
-"""The weights of several clients side by side, and a recorded step of all of them."""
+"""The weights of several clients side by side, and a step of all of them at once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from hpcfed.models.flat import Skeleton
-from hpcfed.training.recorded_step import Objective, RecordedStep, Whole, graph
+from hpcfed.training.recorded_step import Objective, Whole, alike
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from hpcfed.models.flat import Skeleton
+
+StackedStep = Callable[[Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 class Stack:
@@ -25,9 +26,6 @@ class Stack:
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
         self.flat = torch.empty(G * self.layout.size, device=skeleton.flat.device)
-        self.recorded: dict[
-            Hashable, RecordedStep | str
-        ] = {}  # recordings of steps, or the reason why there is none
         parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])
         self.parts = [part.view(G, -1) for part in parts]
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
@@ -40,46 +38,34 @@ class Stack:
         """Return all clients' tensors of this name."""
         return self.blocks[name]
 
-    def load(self, given: Sequence[Mapping[str, Tensor]]) -> None:
+    def load(self, received: Sequence[Mapping[str, Tensor]]) -> None:
         """Copy in the clients' weights, one mapping for each client, or one for all."""
         for name, block in self.blocks.items():
-            block.copy_(torch.stack([weights[name] for weights in given]))
+            block.copy_(torch.stack([weights[name] for weights in received]))
 
     def rows(self) -> Tensor:
         """Return a copy of the weights, one flat vector for each client, [G, P]."""
         return torch.cat(self.parts, dim=1)
 
+    def step(self, objective: Objective, dims: Sequence[int | None]) -> StackedStep:
+        """Return the function (inputs) -> losses [G], and the gradient by parameter [G, *shape].
 
-class StackedStep(RecordedStep):
-    """One recorded step of all clients of a stack: (other inputs) -> losses [G], and gradients.
+        objective: (model, inputs of one client) -> scalar.
+        dims: for each input 0 if it has the clients as first dimension, None if all share it.
+        The function raises what torch raises if the objective cannot be computed for several
+        clients at once, for example because it decides by values, or draws.
+        """
+        whole = Whole(self.model, objective)
+        weights = {f"model.{name}": block for name, block in self.blocks.items()}
+        blocks = list(self.blocks.values())
 
-    inputs: as those of a RecordedStep, with the clients as first dimension if dims is 0, or shared
-    by all if it is None.
-    """
+        def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+            return functional_call(whole, weights, inputs)
 
-    def __init__(
-        self,
-        stack: Stack,
-        objective: Objective,
-        inputs: Sequence[Tensor],
-        dims: Sequence[int | None],
-    ):
-        state = list(stack.blocks.values())
-        self.keep(record(stack, objective, inputs, dims), state, state)
+        every = vmap(grad_and_value(one), (0, *dims))
 
+        def step(inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            gradient, losses = every(weights, *inputs)
+            return losses, list(map(alike, gradient.values(), blocks))
 
-def record(
-    stack: Stack, objective: Objective, inputs: Sequence[Tensor], dims: Sequence[int | None]
-) -> GraphModule:
-    """Return the step as a graph of (weights, inputs) -> [losses, gradients]; computes nothing."""
-    whole, names = Whole(stack.model, objective), [f"model.{name}" for name in stack.blocks]
-
-    def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        return functional_call(whole, weights, inputs)
-
-    def step(*given: Tensor) -> list[Tensor]:
-        weights = dict(zip(names, given, strict=False))
-        gradient, value = vmap(grad_and_value(one), (0, *dims))(weights, *given[len(names) :])
-        return [value, *gradient.values()]
-
-    return graph(step, stack.model, list(stack.blocks.values()), inputs)
+        return step

@@ -49,7 +49,7 @@ def test_graphs_keep_their_moments_and_a_pool_beside_which_another_models_step_m
     with pytest.raises(ConfigError) as error:
         refuse(graphed, LARGE.total, 64)
     assert "2.00 for graphs" in str(error.value)
-    assert "training.engine = 'traced' needs no memory for graphs" in str(error.value)
+    assert "training.engine = 'eager' needs no memory for graphs" in str(error.value)
 
 
 @pytest.mark.parametrize(("share", "graphs"), [(LARGE.total + GIB, True), (LARGE.total, False)])
@@ -61,13 +61,13 @@ def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
     fed.gpu.memory = share
     memory_check.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
     assert fed.job.training.engine == "auto"
-    assert ("steps are traced" in capsys.readouterr().err) != graphs
-    monkeypatch.setattr(engines, "worth", lambda steps, gpu: True)
+    assert ("steps are eager" in capsys.readouterr().err) != graphs
+    monkeypatch.setattr(engines, "worth", lambda steps, loss, gpu: True)
     with LocalSteps(fed, fed.clients[5], 0) as steps:
         fed.device = torch.device("cuda", 0)
         made = engines.engine(steps, fed.job.algorithm.loss)
         fed.device = torch.device("cpu")
-    assert isinstance(made, engines.Traced) and isinstance(made, engines.Graphed) == graphs
+    assert isinstance(made, engines.Graphed) == graphs
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
@@ -22,7 +23,7 @@ from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
 from hpcfed.machine.transfer import Transfer
-from hpcfed.training import engines, graphs, local, stacked
+from hpcfed.training import engines, graphs, local
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import proximal
@@ -94,7 +95,7 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
     fed = federation(*GRAPHED)
     for k in (3, 4, 5):  # 17, 21 and 32 examples: last batches of 1, 5 and 8
         sgd(fed, fed.clients[k], 0, cross_entropy)
-    kept = fed.store.skeletons["mlp", "clients"].recorded.values()
+    kept = fed.store.skeletons["mlp", "clients"].captured.values()
     assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
     assert not any(isinstance(found, RecordedStep) for found in kept)
 
@@ -117,7 +118,7 @@ def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captur
     assert captures and toy.differences(once, again) == []
 
 
-@pytest.mark.parametrize("engine", ["traced", "graphed", "stacked"])
+@pytest.mark.parametrize("engine", ["traced", "graphed"])
 def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_first(
     engine: str, captures: list, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,16 +130,16 @@ def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_firs
             now += 100.0
             super().__init__(*args)
 
-    class SlowStacked(stacked.StackedStep):
+    class SlowGraph(Graph):
         def __init__(self, *args: object):
             nonlocal now
             now += 100.0
             super().__init__(*args)
 
-    for module in (engines, local, stacked):
+    for module in (engines, local):
         monkeypatch.setattr(module, "perf_counter", lambda: now)
     monkeypatch.setattr(engines, "RecordedStep", Slow)
-    monkeypatch.setattr(stacked, "StackedStep", SlowStacked)
+    monkeypatch.setattr(engines, "Graph", SlowGraph)
     equal = ("--clients", "2", "--data.partition", "iid", "--data.test_share", "0.25")
     flags = ("--models.mix", "mlp", "--participation", "1", "--training.engine", engine, *equal)
     going = toy.start(Serial(), toy.job("fedavg", *flags))
@@ -173,13 +174,13 @@ def test_the_learning_rate_is_in_memory_so_that_a_schedule_needs_no_second_captu
         sgd(fed, fed.clients[5], 0, cross_entropy, lr=lr)
     fixed = [
         found
-        for found in fed.store.skeletons["mlp", "clients"].recorded.values()
+        for found in fed.store.skeletons["mlp", "clients"].captured.values()
         if isinstance(found, Fixed)
     ]
     assert len(captures) == len(fixed) == 1 and fixed[0].lr.item() == 0.01
 
 
-def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(
+def test_a_step_that_cannot_be_captured_is_eager_and_the_run_says_so_once(
     capsys: pytest.CaptureFixture[str],
 ):
     def run(*engine: str) -> Tensor:
@@ -192,7 +193,7 @@ def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(
     said = capsys.readouterr().err
     assert (
         said.count(
-            "cross_entropy cannot be captured (the device is no GPU); it trains with the traced "
+            "cross_entropy cannot be captured (the device is no GPU); it trains with the eager "
             "engine"
         )
         == 1
@@ -345,8 +346,23 @@ def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(
     rounds: str, wanted: bool
 ):
     fed = federation("--rounds", rounds)
-    steps = LocalSteps(fed, fed.clients[5], 0)
-    assert engines.worth(steps, gpu=True) == wanted and not engines.worth(steps, gpu=False)
+    steps, loss = LocalSteps(fed, fed.clients[5], 0), FedAvg().loss
+    assert engines.worth(steps, loss, gpu=True) == wanted
+    assert not engines.worth(steps, loss, gpu=False)
+    assert not engines.worth(steps, cross_entropy, gpu=True)  # a user's own
+
+
+def test_a_graph_whose_first_replay_differs_from_the_eager_step_is_not_used(monkeypatch, capsys):
+    def capture(step, device):
+        value = step()
+        return lambda: value  # which computes nothing again
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    fed, eager = federation(*GRAPHED), federation(*EAGER)
+    for other in (fed, eager):
+        sgd(other, other.clients[5], 0, cross_entropy)
+    assert torch.equal(fed.clients[5].skeleton.flat, eager.clients[5].skeleton.flat)
+    assert "cannot be captured (its replay has other bits" in capsys.readouterr().err
 
 
 def test_ranks_do_not_matter(captures: list):
