@@ -52,6 +52,29 @@ def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
     assert [name for name, _ in runs(*own)] == ["decay_at=10-20", "decay_at=30"]
 
 
+def test_a_field_of_one_method_varies_in_its_runs_alone():
+    words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,ditto,fedprox", "--ditto.lam", "0.1,1"]
+    found = runs(*words, "--seed", "0,1", "--fedprox.mu", "0.5")
+    assert [name for name, _ in found] == [
+        *("fedavg_seed=0", "fedavg_seed=1"),
+        *("ditto_lam=0.1_seed=0", "ditto_lam=1_seed=0"),
+        *("ditto_lam=0.1_seed=1", "ditto_lam=1_seed=1"),
+        *("fedprox_seed=0_mu=0.5", "fedprox_seed=1_mu=0.5"),
+    ]
+    assert found[3][1] == ["--algorithm.name", "ditto", "--algorithm.lam", "1", "--seed", "0"]
+    one = runs(*HOMOGENEOUS, "--algorithm.name", "ditto", "--ditto.lam", "0.1,1")
+    assert [name for name, _ in one] == ["lam=0.1", "lam=1"]
+
+
+def test_a_search_draws_a_method_s_own_field_for_its_runs_alone():
+    words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,ditto", "--ditto.lam", "log:0.1..1"]
+    words += ["--evaluate.validation", "0.2"]
+    trials = [{"ditto.lam": "0.2"}, {"ditto.lam": "0.7"}]
+    found = define(words, Path("s"), 1, "", trials=trials).runs
+    assert [run.name for run in found] == ["fedavg", "lam=0.2_ditto", "lam=0.7_ditto"]
+    assert [run.fields.get("algorithm.lam") for run in found] == [None, 0.2, 0.7]
+
+
 def test_semicolons_separate_the_values_of_any_field():
     assert [name for name, _ in runs("--seed", "3;4")] == ["seed=3", "seed=4"]
     found = runs("--data.name", "a,b.npz;", "--seed", "0,1")
@@ -164,6 +187,12 @@ def test_names_tell_values_and_are_those_of_folders():
         (["--sed", "0,1"], "did you mean 'seed'"),
         (["--seed", "0,1", "--overwrite"], "--overwrite: a sweep gives each run its own folder"),
         (["--seed", "0,1", "--resume", "x"], "--resume"),
+        (
+            ["--algorithm.name", "fedavg,moon", "--ditto.lam", "1,2"],
+            "runs fedavg, moon and no ditto",
+        ),
+        (["--algorithm.name", "fedavg,ditto", "--algorithm.lam", "1,2"], "as in --ditto.lam 0.1,1"),
+        (["--algorithm.name", "fedavg,ditto", "--ditto.lan", "1,2"], "no field 'algorithm.lan'"),
         (["--algorithm.name", "fedavg,fedprx"], "did you mean 'fedprox'"),
         (["--algorithm.name", "fedclassavg,fedavg"], "fedavg needs one architecture"),
         (["--seed", ",".join(map(str, range(1001)))], "more than 1,000 runs"),

@@ -24,6 +24,7 @@ from hpcfed.launch.sweep.grid import (
     agree,
     check_same_job,
     define,
+    is_own,
     job_of,
     ranges,
     split_files,
@@ -172,6 +173,11 @@ def refuse_search(
         raise ConfigError(
             "sweep: with --search optuna each run follows from those before, so that they are no "
             "tasks of an array job and cannot be listed before; take --search random"
+        )
+    if own := [name for name in ranges(words, overlays) if search == "optuna" and is_own(name)]:
+        raise ConfigError(
+            f"sweep: --search optuna searches for one method; write --{own[0]} as "
+            f"--algorithm.{own[0].rpartition('.')[2]}"
         )
     if search == "optuna" and (more := [name for name in varied(words) if name != "seed"]):
         raise ConfigError(

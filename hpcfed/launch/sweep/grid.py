@@ -17,6 +17,7 @@ from typing import get_args, get_origin
 from hpcfed.config.files import merge, read
 from hpcfed.config.job import FREE, Job, algorithm_model
 from hpcfed.config.load import DEFAULT_ALGORITHM, job_files, load, peek, split
+from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.validation_messages import section
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep.search import Range, parse
@@ -42,12 +43,23 @@ class Flag:
     words: as it was given.
     alternatives: its values; empty if it does not vary.
     range: the range from which a search draws its value.
+    method: the one method whose runs have it, as ditto of `--ditto.lam`; "" for all runs.
     """
 
     field: str
     words: list[str]
     alternatives: tuple[str, ...] = ()
     range: Range | None = None
+    method: str = ""
+
+    @property
+    def name(self) -> str:
+        """The field's name on the command line."""
+        return self.words[0].removeprefix("--")
+
+    def applies(self, method: str) -> bool:
+        """Return whether the runs of this method have it."""
+        return self.method in ("", method)
 
 
 def define(
@@ -124,13 +136,13 @@ def ranges(words: Sequence[str], overlays: Sequence[Path] = ()) -> dict[str, Ran
     """Return the fields of a command line that are given as ranges."""
     files, given = split_files(words)
     paths = [*files[:1], *overlays] if files else []
-    return {flag.field: flag.range for flag in flags_of(paths, given) if flag.range}
+    return {flag.name: flag.range for flag in flags_of(paths, given) if flag.range}
 
 
 def varied(words: Sequence[str]) -> list[str]:
     """Return the fields of a command line that have alternatives."""
     files, given = split_files(words)
-    return [flag.field for flag in flags_of(files[:1], given) if flag.alternatives]
+    return [flag.name for flag in flags_of(files[:1], given) if flag.alternatives]
 
 
 def choices(
@@ -147,7 +159,12 @@ def choices(
     fixed += [
         word for flag in flags if not (flag.alternatives or flag.range) for word in flag.words
     ]
-    return ((fixed, trial | values) for trial in trials or [{}] for values in combinations(flags))
+    found: list[Values] = []
+    for trial in trials or [{}]:
+        for values in combinations(flags, methods_of(paths, given)[0], trial):
+            if values not in found:  # trials of another method's field alone
+                found.append(values)
+    return ((fixed, values) for values in found)
 
 
 def file_label(path: Path | None, files: list[Path]) -> Values:
@@ -170,15 +187,15 @@ def flags_of(paths: Sequence[Path], words: list[str]) -> list[Flag]:
             groups.append([name, value] if equals else [word])
         else:
             groups[-1].append(word)
-    given = {group[0]: group[1] for group in groups if len(group) == 2}
-    methods = re.split("[,;]", given.get("--algorithm.name") or method(paths))
+    methods = methods_of(paths, words)
     return [flag(group, methods) for group in groups]
 
 
-def method(paths: Sequence[Path]) -> str:
-    """Return the algorithm if no flag names one."""
+def methods_of(paths: Sequence[Path], words: list[str]) -> list[str]:
+    """Return the methods that a command line, the environment or job files name."""
     file = merge(*(values for _, values in read(*paths)))
-    return peek("algorithm.name", [], os.environ, file) or DEFAULT_ALGORITHM
+    names = peek("algorithm.name", words, os.environ, file) or DEFAULT_ALGORITHM
+    return [name.strip() for name in re.split("[,;]", names) if name.strip()]
 
 
 def flag(group: list[str], methods: list[str]) -> Flag:
@@ -186,13 +203,15 @@ def flag(group: list[str], methods: list[str]) -> Flag:
 
     A comma separates alternatives. A semicolon does if there is one, or if the field is a list.
     """
-    field = group[0].removeprefix("--")
+    field, of = own_field(group[0].removeprefix("--"), methods)
     if len(group) != 2:
-        return Flag(field, group)
+        return Flag(field, group, method=of)
     if found_range := parse(field, group[1]):
-        return Flag(field, group, range=found_range)
-    mark = ";" if ";" in group[1] or takes_list(field, methods) else ","
+        return Flag(field, group, range=found_range, method=of)
+    mark = ";" if ";" in group[1] or takes_list(field, [of] if of else methods) else ","
     found = tuple(value.strip() for value in group[1].removesuffix(";").split(mark))
+    if of:
+        return Flag(field, group, found, method=of)
     if mark == ";" and len(found) == 1:  # a comma, or a list, as it stands
         return Flag(field, [group[0], found[0]])
     if len(found) > 1 and ("" in found or len(set(found)) < len(found)):
@@ -201,6 +220,28 @@ def flag(group: list[str], methods: list[str]) -> Flag:
             f"one {mark}"
         )
     return Flag(field, group, found if len(found) > 1 else ())
+
+
+def is_own(name: str) -> bool:
+    """Return whether a flag's name begins with that of a method, and not with a job's section."""
+    return "." in name and name.partition(".")[0] not in Job.model_fields
+
+
+def own_field(name: str, methods: list[str]) -> tuple[str, str]:
+    """Return the field of a flag, and the method whose runs alone have it.
+
+    "ditto.lam" is algorithm.lam of the runs of ditto. The second value is "" for other fields.
+    Raises ConfigError for a method that the sweep does not run.
+    """
+    method, _, field = name.rpartition(".")
+    if not is_own(name):
+        return name, ""
+    if method in ALGORITHMS and method not in methods:
+        raise ConfigError(
+            f"sweep: --{name}: the sweep runs {', '.join(methods)} and no {method}; add it to "
+            f"--algorithm.name, or leave --{name} away"
+        )
+    return (f"algorithm.{field}", method) if method in methods else (name, "")
 
 
 def takes_list(field: str, methods: list[str]) -> bool:
@@ -245,13 +286,25 @@ def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
         )
 
 
-def combinations(flags: list[Flag]) -> Iterator[Values]:
-    """Yield the values that vary, run by run; the last field varies fastest."""
+def combinations(flags: list[Flag], method: str, trial: Values) -> Iterator[Values]:
+    """Yield the values that vary, run by run; the last field varies fastest.
+
+    Fields of one method vary in its runs alone.
+    method: of the runs, if it does not vary.  trial: values of the fields that are ranges.
+    """
     varied = [flag for flag in flags if flag.alternatives]
-    for n, values in enumerate(product(*(flag.alternatives for flag in varied))):
-        if n == MOST:
-            raise too_many()
-        yield {flag.field: value for flag, value in zip(varied, values, strict=True)}
+    common, n = [flag for flag in varied if not flag.method], 0
+    for shared in product(*(flag.alternatives for flag in common)):
+        values = {flag.field: value for flag, value in zip(common, shared, strict=True)}
+        chosen = values.get("algorithm.name", method)
+        drawn = {f.field: trial[f.name] for f in flags if f.range and f.applies(chosen)}
+        own = [flag for flag in varied if flag.method == chosen]
+        for more in product(*(flag.alternatives for flag in own)):
+            if (n := n + 1) > MOST:
+                raise too_many()
+            values |= {flag.field: value for flag, value in zip(own, more, strict=True)}
+            order = [flag.field for flag in varied if flag.applies(chosen)]
+            yield drawn | {field: values[field] for field in order}
 
 
 def too_many() -> ConfigError:
@@ -260,10 +313,11 @@ def too_many() -> ConfigError:
 
 def labels(chosen: list[Values]) -> list[str]:
     """Return a folder name for each run, from its values: `fedavg_alpha=0.5_seed=0`."""
-    short = [name.rpartition(".")[2] for name in chosen[0]]
+    fields = list(dict.fromkeys(name for values in chosen for name in values))
+    short = [name.rpartition(".")[2] for name in fields]
     titles = {
         name: last if short.count(last) == 1 else name
-        for name, last in zip(chosen[0], short, strict=True)
+        for name, last in zip(fields, short, strict=True)
     }
     called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
     alike = {
@@ -296,11 +350,12 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
         except ConfigError as error:
             wrong.setdefault(str(error), name)
     if wrong:
-        raise ConfigError(
-            "\n".join(
-                f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
-            )
+        told = "\n".join(
+            f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
         )
+        if "no field 'algorithm." in told:
+            told += "\n  a field of one method alone has its name, as in --ditto.lam 0.1,1"
+        raise ConfigError(told)
     return jobs
 
 
