@@ -175,21 +175,24 @@ class EventQueue:
     def begin(self, k: int) -> Work:
         """Return client k's next job, which begins now.
 
-        A client that cannot be reached waits for the time of a job, and then tries again.
+        A client that cannot be reached waits for the time of a job, and then tries again. It tries
+        only while its trace has it available, and the job takes what the trace says at its start.
         """
         draws, number = self.draws, int(self.counts[k])
         most = self.coordinator.begin(k, self.now, draws.full)
-        amount, name = self.amount(k, number, most), number * NAP
-        free = draws.profiles.available_from(k, max(self.now, self.ready(k)))
-        draws.profiles.follow(k, free)
-        whole = self.seconds(k, draws.examples(k, amount))
-        naps = next((i for i in range(NAP) if draws.reachable(name + i, k)), NAP)
+        amount = self.amount(k, number, most)
+        examples, start = draws.examples(k, amount), max(self.now, self.ready(k))
+        for nap in range(NAP + 1):
+            start = draws.profiles.available_from(k, start)
+            draws.profiles.follow(k, start)
+            seconds = self.seconds(k, examples)
+            if nap == NAP or draws.reachable(number * NAP + nap, k):
+                break
+            start += seconds
         share = draws.dropout(number, k)
-        lasts = whole if share is None else share * whole
+        lasts = seconds if share is None else share * seconds
         self.counts[k] += 1
         self.started += 1
-        start = free + naps * whole
-        draws.profiles.follow(k, start)  # as after a resume
         return Work(k, number, start, start + lasts, amount, 1.0 if share is None else share)
 
     def amount(self, k: int, number: int, most: int) -> int:

@@ -88,14 +88,15 @@ class Metrics:
         The validation set of a client are the examples that it holds out (evaluate.validation).
         Without them the result is {}.
 
-        new: this rank's scores.  stale: [K], whether a client has trained since its last score.
+        new: this rank's scores.  stale: [K], whether a client has trained since its last score; a
+        client without test examples, which has none, is scored by this set alone.
         due: whether the round is evaluated; if not, all values are nan.
         """
         if self.held is None:
             return {}
         mine = {k: score.validation for k, score in new.items() if score.validation}
         for k, found in (self.fed.comm.gather(mine) if due else {}).items():
-            self.held[k] = found
+            self.held[k], stale[k] = found, False
         known = ~stale[ids, None] if due else False
         accuracy, loss, n = np.where(known, self.held[ids], np.nan).T
         return {

@@ -54,6 +54,21 @@ def test_a_pooled_accuracy_is_that_of_all_examples_together():
     assert not known[0]  # a single example is kept to train on
 
 
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_client_without_test_examples_has_a_validation_score(method):
+    """Client 5 of the toy; with `local`, also in rounds in which it does not train."""
+    job = toy.job(method, *VALIDATION, "--evaluate.clients", "all")
+    rows = toy.run(Serial(), job).rows
+    assert not toy.TESTS[5] and not any(np.isfinite(row["clients/accuracy"][5]) for row in rows)
+    trained = [bool(row["clients/examples"][5]) for row in rows]
+    assert not all(trained) and any(trained)
+    for row in rows:
+        assert all(np.isfinite(row[name][5]) for name in NAMES)
+    sizes, accuracy = np.array(toy.SIZES) // 4, rows[-1]["clients/accuracy_validation"]
+    right = np.rint(accuracy * sizes)[1:].sum()  # client 0 holds nothing out
+    assert rows[-1]["rounds/accuracy_validation_pooled"] == right / sizes.sum()
+
+
 def test_without_validation_there_are_no_such_columns():
     assert not set(NAMES) & set(toy.run(Serial(), toy.job("fedavg"), rounds=1).rows[0])
 

@@ -17,6 +17,7 @@ from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
+from hpcfed.clients.traces import Trace
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
@@ -103,6 +104,24 @@ def test_a_client_that_is_not_reached_starts_later_by_whole_jobs():
     # jobs last 10 s; each draw of 1/2 is one more
     gaps = np.diff([start for start, _ in begun]) / 10
     assert np.allclose(gaps, gaps.round()) and 1.6 < gaps.mean() < 2.4
+
+
+def test_jobs_begin_where_the_trace_has_the_client_available_and_take_its_speed_then():
+    """Client 0 is there for half of every 25 seconds, with another speed each time."""
+    times = np.arange(2000) * 12.5
+    there, speeds = np.arange(2000) % 2 == 0, 1.0 + np.arange(2000) % 7
+    there[-1] = True
+    ends = np.array([0, 2000, 2000, 2000])
+    going = agenda(reach=0.4)
+    profiles = replace(going.draws.profiles, trace=Trace(ends, times, there, speeds))
+    going.draws = replace(going.draws, profiles=profiles)
+    going.seconds = profiles.compute
+    going.fill()
+    jobs = [e.job for e in going.advance(300) if e.job.client == 0]
+    lines = [profiles.trace.line(0, job.start) for job in jobs]
+    assert len(jobs) > 50 and all(there[i] for i in lines)
+    want = [10 / speeds[i] for i in lines]
+    assert [job.finish - job.start for job in jobs] == pytest.approx(want)
 
 
 def test_stragglers_do_a_part_of_their_epochs_in_a_part_of_the_time():
@@ -355,14 +374,18 @@ def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.
 
 
 def compass(
-    speeds: tuple[float, ...], slower: dict[tuple[int, int], float] | None = None
+    speeds: tuple[float, ...],
+    slower: dict[tuple[int, int], float] | None = None,
+    stragglers: float = 0.0,
+    reach: float = 1.0,
 ) -> EventQueue:
     """Clients of one example, so many steps a second; slower: factor of the seconds of a client's
     job, by their numbers.
     """
     n, jobs = len(speeds), [0] * len(speeds)
-    profiles = Profiles(*map(np.array, (speeds, [1.0] * n, [0.0] * n, [1.0] * n, [1.0] * n)))
-    draws = Draws(0, System(), Local(steps=100, batch=1), profiles, (1,) * n)
+    profiles = Profiles(*map(np.array, (speeds, [1.0] * n, [0.0] * n, [reach] * n, [1.0] * n)))
+    local = Local(steps=100, batch=1, stragglers=stragglers)
+    draws = Draws(0, System(), local, profiles, (1,) * n)
 
     def seconds(k: int, examples: int) -> float:
         jobs[k] += 1
@@ -404,6 +427,13 @@ def test_a_group_is_not_waited_for_beyond_its_slack_and_who_is_late_gets_work_at
     assert events[4] == (250.0, 1, 100, LATE, None)
     job = queue.going[1]
     assert (job.start, job.amount) == (250.0, int(70 / (0.1 * 1 + 0.9 * 1.5)))
+
+
+@pytest.mark.parametrize("way", [{"stragglers": 0.9}, {"reach": 0.4}])
+def test_stragglers_and_absence_do_not_change_the_estimate_of_a_clients_speed(way):
+    queue = compass((4.0, 1.0, 0.9), **way)
+    compass_trace(queue, 40)
+    assert queue.coordinator.speed == pytest.approx({0: 1 / 4, 1: 1.0, 2: 1 / 0.9})
 
 
 def test_in_the_middle_of_a_group_a_save_changes_nothing():

@@ -1,30 +1,32 @@
 """FedCompass: the server chooses clients' numbers of steps so that they arrive together, in groups.
 
 Li et al., ICLR 2024, arXiv:2309.14675. The server estimates each client's seconds per step s_k from
-its reports. A free client joins the open group for which it can do the most steps, floor((arrival
-of the group - now) / s_k), if their number is in min_steps..local.steps. Otherwise it opens a group
-of its own. Its number of steps is then such that the fastest client of an open group can do
-local.steps steps between the latest time of that group and the arrival of the new one. A group
-closes when all its clients have arrived, or at `slack` times its expected duration. The model of a
-client that comes later waits in a buffer for the next group that closes, and the client gets work
-at once. When a group closes, w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N,
-where tau_k is the number of new models since client k's download. A client's first model, which
-reveals its speed, is merged alone.
+its reports: the seconds from a job's start to its report, divided by the steps done in it. A free
+client joins the open group for which it can do the most steps, floor((arrival of the group - now) /
+s_k), if their number is in min_steps..local.steps. Otherwise it opens a group of its own. Its
+number of steps is then such that the fastest client of an open group can do local.steps steps
+between the latest time of that group and the arrival of the new one. A group closes when all its
+clients have arrived, or at `slack` times its expected duration. The model of a client that comes
+later waits in a buffer for the next group that closes, and the client gets work at once. When a
+group closes, w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N, where tau_k is the
+number of new models since client k's download. A client's first model, which reveals its speed, is
+merged alone.
 
 Deviations: the implementation is based on this description and on the public code, APPFL's
 compass_scheduler.py and fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and
 min_steps are the paper's from memory. N is the number of clients that work at the same time; with
 participation = 1, as in the paper, these are all clients. If several late models of one client
-wait, all of them count; in APPFL the newer one replaces the older one. Clients of different sizes
-have equal weights, as in that code. Batch statistics are averaged like parameters; APPFL takes
-their plain mean over the group. The number of steps, which the server sends with the model, is part
-of the message's header and not counted.
+wait, all of them count; in APPFL the newer one replaces the older one. Where clients' speeds vary
+by 30 %, this changes the server's model by most of what one closing group changes. Clients of
+different sizes have equal weights, as in that code. Batch statistics are averaged like parameters;
+APPFL takes their plain mean over the group. The number of steps, which the server sends with the
+model, is part of the message's header and not counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, inf, isnan, nan
+from math import floor, inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -80,7 +82,7 @@ class Compass(Coordinator):
     def __init__(self, method: FedCompass) -> None:
         self.method = method
         self.speed: dict[int, float] = {}  # seconds per step of each client that has reported
-        self.begun: dict[int, tuple[float, int, int]] = {}  # start, steps, group of open jobs
+        self.group_of: dict[int, int] = {}  # group of each open job, by client
         self.groups: dict[int, Group] = {}
         self.opened = 0  # number of groups so far
 
@@ -90,7 +92,7 @@ class Compass(Coordinator):
 
     def begin(self, k: int, now: float, most: int) -> int:
         steps, group = self.assign(k, now, most) if k in self.speed else (most, FIRST)
-        self.begun[k] = now, steps, group
+        self.group_of[k] = group
         return steps
 
     def assign(self, k: int, now: float, most: int) -> tuple[int, int]:
@@ -119,12 +121,11 @@ class Compass(Coordinator):
         return min(self.speed[k] for k in group.working + group.arrived)
 
     def end(self, job: Work) -> Decision:
-        k = job.client
-        now, (begun, steps, number) = job.finish, self.begun.pop(k)
+        k, now, number = job.client, job.finish, self.group_of.pop(job.client)
         if job.reports:
-            found = (now - begun) / steps
+            measured = (job.finish - job.start) / job.amount  # stragglers do fewer than assigned
             newest = self.method.newest if k in self.speed else 1.0
-            self.speed[k] = newest * found + (1 - newest) * self.speed.get(k, 0.0)
+            self.speed[k] = newest * measured + (1 - newest) * self.speed.get(k, 0.0)
         if number == FIRST:
             return Decision(FIRST, FIRST if job.reports else None, (k,))
         group = self.groups.get(number)
@@ -178,8 +179,6 @@ class Compass(Coordinator):
         return State((1 - weight) * state.model + merged, waiting, counts)
 
     def to_tree(self) -> dict[str, Any]:
-        ids = sorted({*self.speed, *self.begun})
-        begun = [self.begun.get(k, (nan, 0, 0)) for k in ids]
         groups = [
             {
                 "number": i,
@@ -191,26 +190,29 @@ class Compass(Coordinator):
         ]
         return {
             "opened": self.opened,
-            "clients": np.array(ids, np.int64),
-            "speed": np.array([self.speed.get(k, nan) for k in ids]),
-            "begun": np.array(begun, np.float64).reshape(-1, 3),
+            "speed": keyed(self.speed, np.float64),
+            "group_of": keyed(self.group_of, np.int64),
             "groups": groups,
         }
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         self.opened = tree["opened"]
-        ids = np.asarray(tree["clients"]).tolist()
-        speeds, begun = np.asarray(tree["speed"]).tolist(), np.asarray(tree["begun"]).tolist()
-        self.speed = {k: s for k, s in zip(ids, speeds, strict=True) if not isnan(s)}
-        self.begun = {
-            k: (time, int(steps), int(group))
-            for k, (time, steps, group) in zip(ids, begun, strict=True)
-            if not isnan(time)
-        }
+        self.speed, self.group_of = unkeyed(tree["speed"]), unkeyed(tree["group_of"])
         self.groups = {}
         for g in tree["groups"]:
             working, arrived = (np.asarray(g[name]).tolist() for name in ("working", "arrived"))
             self.groups[g["number"]] = Group(working, arrived, *np.asarray(g["times"]).tolist())
+
+
+def keyed(values: dict[int, Any], kind: type) -> dict[str, np.ndarray]:
+    """Return values by client as arrays of ids and of values."""
+    return {"clients": np.array([*values], np.int64), "values": np.array([*values.values()], kind)}
+
+
+def unkeyed(tree: dict[str, Any]) -> dict[int, Any]:
+    """Return the values by client of which `keyed` made arrays."""
+    ids, values = (np.asarray(tree[name]).tolist() for name in ("clients", "values"))
+    return dict(zip(ids, values, strict=True))
 
 
 class FedCompass(EventBased):
