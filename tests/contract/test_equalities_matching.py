@@ -76,6 +76,18 @@ def test_ccvr_trains_the_head_alone_and_without_epochs_nothing():
     assert not any(torch.equal(a, b) for i, a in enumerate(every) for b in every[:i])
 
 
+def test_after_ccvrs_last_step_clients_have_the_calibrated_model():
+    rounds = begun("ccvr", *MLP, "--algorithm.final_lr", "0.5")
+    rounds.step()
+    before = rounds.evaluation.received(range(6), rounds.state)
+    last = rounds.finish()
+    assert toy.differences(last["accuracy"], last["accuracy_received"]) == []
+    assert toy.differences(last["loss"], last["loss_received"]) == []
+    assert last["loss"][4] != before[4].loss
+    for client in rounds.fed.clients.values():
+        assert toy.differences(client.params(), rounds.state) == []
+
+
 def test_ccvr_ends_with_the_same_bits_on_any_ranks():
     def ended(comm):
         rounds = toy.start(comm, toy.job("ccvr", "--rounds", "1"))

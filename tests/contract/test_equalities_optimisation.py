@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.comm import Serial
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
@@ -213,12 +214,14 @@ def test_arubas_sums_are_those_of_the_clients(scope: str):
         client.skeleton.zero_grad()
     rounds.step()
     prior = sum(1 / (t + 1) for t in range(1, 7))
+    # one rate has the sums of all weights: their first values and priors are added up, too
+    weights = 1 if scope == "weight" else rounds.fed.store.layout("mlp").n_params
     for n, g in rounds.state.g.items():
         want = squares[n] if scope == "weight" else sum(v.sum() for v in squares.values())
-        assert torch.allclose(g.double(), want + 1 + prior, rtol=1e-5)
+        assert torch.allclose(g.double(), want + weights * (1 + prior), rtol=1e-5)
     for n, b in rounds.state.b.items():  # one step: every move is lr times the gradient
         want = squares[n] if scope == "weight" else sum(v.sum() for v in squares.values())
-        assert torch.allclose(b.double(), 0.01 * (want / 2 + 1 + prior), rtol=1e-4)
+        assert torch.allclose(b.double(), 0.01 * (want / 2 + weights * (1 + prior)), rtol=1e-4)
     assert int(rounds.state.clients) == 6
 
 
@@ -239,6 +242,21 @@ def test_aruba_personalises_with_learned_rates_and_with_its_own_squares_more_slo
         assert rounds.finish()
         moved[c] = sum((rounds.fed.clients[5].params()[n] - x[n]).norm() for n in x)
     assert 0 < moved["1000"] < 0.9 * moved["0"]
+
+
+def test_arubas_own_squares_count_from_the_second_step_on():
+    flags = (*MLP, *SGD, "--algorithm.final_epochs", "1", "--local.batch", "1000")
+    ended = []
+    for c in ("0", "1000"):
+        rounds = begun("aruba", *flags, "--algorithm.c", c)
+        rounds.finish()
+        ended.append(rounds.fed.clients[5].params())
+    assert toy.differences(*ended) == []
+
+
+def test_arubas_personalisation_and_adaptation_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"final_epochs.*\[adapt\] starts from the model"):
+        begun("aruba", "--algorithm.final_epochs", "1", "--adapt.how", "all")
 
 
 # --- semi-cyclic SGD

@@ -30,6 +30,13 @@ def test_arubas_counter_counts_clients_not_rounds():
     assert abs(got.b["w"].item() - (1 + 7 / 12)) < 1e-12
 
 
+def test_arubas_single_rate_adds_the_constants_of_all_its_weights():
+    """As the sums of three weights that never move: 3 (1 + 1 / 2)."""
+    start = State(at(0.0), at(3.0), at(3.0), torch.tensor(0))
+    got = ARUBA().follow(start, at(0.0), at(0.0), at(0.0), clients=1, lr=1.0, weights=3)
+    assert got.b["w"].item() == got.g["w"].item() == 4.5
+
+
 def test_the_elastic_penalty_weighs_each_square():
     """lam / 2 (3 * 1^2 + 0.5 * 2^2) = 4 / 2 * 5."""
     model = nn.Linear(2, 1, bias=False)

@@ -6,9 +6,10 @@ from how far clients move and how large their gradients are. A client steps by w
 adds up G_k = sum g^2. For each client in turn, counted by t from 1, the server adds (w_k - phi)^2 /
 2 + eps^2 / (t + 1)^p to b and G_k + zeta^2 / (t + 1)^p to G. b and G begin with eps^2 and zeta^2.
 After the round eta = sqrt(b / G), and phi is the mean of the w_k, weighted by examples. eps is zeta
-local.lr, so that the first rates are local.lr, as in that code. ARUBA++ (`final_epochs`): after the
-last round clients personalise phi with eta updated in every step, G <- G + c g^2. G_k and eta are
-sent in addition to the models.
+local.lr, so that the first rates are local.lr, as in that code. With one rate for all weights
+(scope = "all") b and G are the sums of those of all weights. ARUBA++ (`final_epochs`): after the
+last round clients personalise phi with eta updated after every step, G <- G + c g^2. G_k and eta
+are sent in addition to the models.
 
 Deviations: float buffers of batch normalisation are averaged plainly.
 """
@@ -92,6 +93,9 @@ class ARUBA(RoundBased):
         found |= {f"local.{name}": why for name in names}
         if not self.final_epochs:
             found["algorithm.c"] = "final_epochs = 0: no client personalises the model"
+        elif job.adapt.how != "none":
+            why = "[adapt] starts from the model that clients receive; leave one of the two out"
+            found |= {"algorithm.final_epochs": why, "algorithm.c": why}
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
@@ -104,7 +108,7 @@ class ARUBA(RoundBased):
         trained = fed.store.layout(fed.architectures[0]).params
         one = x.pick(trained.__contains__).map(torch.ones_like)
         if self.scope == "all":
-            one = Params({ALL: torch.ones((), device=fed.device)})
+            one = self.sums(one)
         eps = self.zeta * fed.job.local.lr
         count = torch.zeros((), dtype=torch.int64, device=fed.device)
         return State(x, eps**2 * one, self.zeta**2 * one, count)
@@ -128,7 +132,7 @@ class ARUBA(RoundBased):
     ) -> Params:
         """Train locally and return the sums of squared gradients.
 
-        rates: function that returns the rates of a step from the sums so far, that step's included.
+        rates: function that returns the rates of a step from the sums over the steps before it.
         """
         skeleton, layout = client.skeleton, client.skeleton.layout
         total = torch.zeros_like(skeleton.grad)
@@ -136,9 +140,9 @@ class ARUBA(RoundBased):
         with LocalSteps(fed, client, t, **how) as steps:
             for inputs, y in steps:
                 value = steps.value(loss, inputs, y)
+                self.spread(rates(self.sums(layout.views(total))), layout.views(step))
                 steps.backward(value)
                 total += skeleton.grad.square()
-                self.spread(rates(self.sums(layout.views(total))), layout.views(step))
                 skeleton.flat[: len(step)] -= step * skeleton.grad
                 steps.done(value)
         return self.sums(layout.views(total)).clone()
@@ -166,19 +170,30 @@ class ARUBA(RoundBased):
             return State(x, state.b, state.g, state.clients)
         own = ((k, Mean.of(moves)) for k, (_, moves) in done.items())
         moves = fed.mean(own, keep=state.b * 0, counted=False)
-        return self.follow(state, x, moves, mean.under(SQUARES), len(cohort), fed.job.local.lr)
+        squares, lr = mean.under(SQUARES), fed.job.local.lr
+        layout = fed.store.layout(fed.architectures[0])
+        weights = layout.n_params if self.scope == "all" else 1
+        return self.follow(state, x, moves, squares, len(cohort), lr, weights)
 
     def follow(
-        self, state: State, x: Params, moves: Params, squares: Params, clients: int, lr: float
+        self,
+        state: State,
+        x: Params,
+        moves: Params,
+        squares: Params,
+        clients: int,
+        lr: float,
+        weights: int = 1,
     ) -> State:
         """Return the new state from the mean squared moves and mean sums of squared gradients.
 
         moves, squares: means over so many clients.
         lr: initial learning rate.
+        weights: number of weights that share a rate.
         """
         seen = int(state.clients)
         prior = sum((seen + i + 1.0) ** -self.p for i in range(1, clients + 1))
-        zeta = self.zeta**2 * prior
+        zeta = self.zeta**2 * prior * weights
         eps = zeta * lr**2
         b = (state.b + 0.5 * clients * moves).map(lambda v: v + eps)
         g = (state.g + clients * squares).map(lambda v: v + zeta)
