@@ -7,9 +7,9 @@ mu_kc and the covariance S_kc (over n_kc - 1) of the inputs of the common head. 
 server computes the statistics of all features together,
 mu_c = sum_k n_kc mu_kc / N_c (eq. 3) and
 S_c = [sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c mu_c mu_c^T] / (N_c - 1) (eq. 4).
-It draws virtual features from N(mu_c, S_c), trains the head alone on them and sends the model to all
-clients. A class with fewer than two examples is left out. This upload of C + C_k (d^2 + d) numbers comes after the last round
-and is in no round's record.
+It draws virtual features from N(mu_c, S_c), trains the head alone on them and sends the model to
+all clients. A class with fewer than two examples is left out. This upload of C + C_k (d^2 + d)
+numbers comes after the last round and is in no round's record.
 
 Deviations: features are computed in eval mode. The authors have published no code, so that the
 number of virtual features, the optimiser and the epochs of the head are our choice.
