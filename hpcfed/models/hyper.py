@@ -21,7 +21,7 @@ from hpcfed.models.model import Model
 
 KINDS: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.GroupNorm)
 CHUNK = 64  # values that the decoder generates at once
-PLACES = 16  # width of the encoding of their position in a tensor
+PLACES = 64  # width of the encoding of their position in a tensor
 SIZES = 2  # features of a node beside its kind: logarithms of its outputs and inputs
 
 
@@ -41,6 +41,10 @@ class Hyper(nn.Module):
             {name: nn.Linear(hidden + PLACES, hidden) for name in ("weight", "bias")}
         )
         self.last = nn.ModuleDict({name: nn.Linear(hidden, CHUNK) for name in ("weight", "bias")})
+        for layers, follows in ((self.first, "linear"), (self.last, "tanh")):
+            for layer in layers.values():  # generated values have variance 1
+                nn.init.kaiming_normal_(layer.weight, nonlinearity=follows)
+                nn.init.zeros_(layer.bias)
 
     def encode(self, nodes: Tensor, edges: Tensor) -> Tensor:
         """Return the states of the nodes after the messages.
@@ -60,18 +64,20 @@ class Hyper(nn.Module):
         count = math.ceil(shape.numel() / CHUNK)
         places = encode_places(count, state.device).to(state.dtype)
         given = torch.cat([state.expand(count, -1), places], 1)
-        values = self.last[name](torch.relu(self.first[name](given)))
+        values = self.last[name](torch.tanh(self.first[name](given)))
         return values.flatten()[: shape.numel()].view(shape)
 
 
 def encode_places(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return sinusoidal encodings of the positions 0..count-1, [count, PLACES].
+    """Return encodings of the positions 0..count-1, [count, PLACES], nearly orthogonal.
 
-    They are sines and cosines at PLACES / 2 wavelengths from 2 pi to 10,000.
+    They are sines and cosines at PLACES / 2 frequencies that have no common period. With
+    neighbours alike, as in encodings for attention, generated matrices would be nearly of rank 1.
     """
-    speeds = 10_000 ** (-torch.arange(PLACES // 2, device=device) / (PLACES // 2))
-    angles = torch.arange(count, device=device)[:, None] * speeds
-    return torch.cat([angles.sin(), angles.cos()], 1)
+    waves = torch.arange(1, PLACES // 2 + 1, dtype=torch.float64, device=device)
+    turns = torch.arange(count, dtype=torch.float64, device=device)[:, None] * math.sqrt(2) * waves
+    angles = 2 * math.pi * (turns % 1)
+    return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class Made(nn.Module):
@@ -116,14 +122,22 @@ class Made(nn.Module):
 
 
 def scale(values: Tensor, name: str, norm: bool) -> Tensor:
-    """Scale generated values to the size of a layer's initial values.
+    """Scale generated values, of variance 1 at first, to the size of a layer's initial values.
 
-    Weights are scaled by the root of their number of inputs, those of normalisation are centred at
-    1, and biases are small.
+    Weights get a variance of 2 / inputs (He et al., 2015, arXiv:1502.01852), as in GHN-2
+    (facebookresearch/ppuda), and a mean of 0 over the inputs of each unit: behind a ReLU inputs are
+    positive, and a unit whose weights are mostly negative, as those of its layer then all are,
+    never learns. The weights of normalisation are centred at 1, and biases are small.
     """
     if name == "bias":
         return 0.1 * values
-    return 1 + 0.1 * values if norm else values * (2 / math.sqrt(values[0].numel()))
+    if norm:
+        return 1 + 0.1 * values
+    inputs = values[0].numel()
+    if inputs == 1:
+        return values * math.sqrt(2)
+    centred = values - values.mean([*range(1, values.dim())], keepdim=True)
+    return centred * math.sqrt(2 / (inputs - 1))  # centred, they have (inputs - 1) / inputs left
 
 
 class Graph:

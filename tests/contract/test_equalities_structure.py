@@ -332,6 +332,19 @@ def test_hyper_networks_are_of_one_size_whatever_they_make():
     assert rest and all("running" in name for name in rest)  # no weight is a client's own
 
 
+@pytest.mark.parametrize("name", ["fedhenn-1", "fedhenn-3", "fedhenn-5"])
+def test_generated_weights_have_the_scale_of_their_inputs_and_units_that_differ(name: str):
+    """Variance 2 / inputs, mean 0 over a unit's inputs, and no direction that all units share."""
+    with rng.scoped(0, "generated"):
+        net = build(f"{name}~hyper_64_2", (1, 16, 16), 512, 10)
+    weights = {n: v for n, v in net.body.make().items() if v.dim() > 1} | net.head.make()
+    for tensor in (v.detach().flatten(1) for v in weights.values() if v.dim() > 1):
+        assert 0.75 < tensor.std() / (2 / tensor.shape[1]) ** 0.5 < 1.3
+        assert tensor.mean(1).abs().max() < 1e-6
+        energy = torch.linalg.svdvals(tensor).square()
+        assert energy[0] < 0.4 * energy.sum()
+
+
 def test_the_gradient_of_a_hyper_network_is_that_of_finite_differences():
     net = model("mlp~hyper_4_2").double()
     x = torch.randn(3, *toy.SHAPE, dtype=torch.float64, generator=rng.torch_stream(0, "x"))
