@@ -19,6 +19,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from hpcfed.models import MODELS, Entry, matching
+from hpcfed.models.trace import FIXED, Stretch
 from hpcfed.training.infer import represent
 from tests.contract import toy
 from tests.contract.test_equalities import run
@@ -168,9 +169,8 @@ def test_permuted_copies_of_one_network_are_matched_back_exactly(kind: str, up: 
     plan = sorted(units.sizes, reverse=not up)
     wide = nonparametric.match_models(models, units, plan, wanted, prior, sweeps=2)
     assert wide.units.sizes == units.sizes
-    mean, number = nonparametric.fuse(wide, units, [1.0, 5, 2, 7], side=0 if up else 1)
+    mean = nonparametric.fuse(wide, units, [1.0, 5, 2, 7], side=lambda name: 0 if up else 1)
     assert toy.differences(mean, models[0]) == []
-    assert all((n == 4).all() for n in number.values())
     for model, order in zip(models, wide.orders, strict=True):
         assert toy.differences(nonparametric.take(mean, wide.units, units, order), model) == []
 
@@ -201,33 +201,159 @@ def test_a_sinkhorn_plan_has_uniform_marginals_and_much_entropy_makes_it_uniform
     assert torch.allclose(otfusion.sinkhorn(cost, 1e6), torch.full((2, 2), 0.5).double(), atol=1e-5)
 
 
+def gains(v, total, counts, J, prior, precision=1.0, mean=0.0):
+    """Gains where every value of every client has one precision and one prior mean."""
+    whole = np.ones(v.shape[1])
+    return nonparametric.gains(
+        v,
+        precision * whole,
+        precision * total,
+        precision * counts[:, None] * whole,
+        mean * whole,
+        counts,
+        J,
+        prior,
+    )
+
+
 def test_gains_of_a_unit_by_hand():
     """J = 3 clients; a unit of the wide model that two others have, and new ones."""
     v, total, counts = np.array([[2.0, 0]]), np.array([[3.0, 1]]), np.array([2.0])
     known = 26 / 4 - 10 / 3 + 2 * np.log(2 / 1)  # |(5, 1)|^2 / (1 + 2 + 1) - |(3, 1)|^2 / (1 + 2)
     new = 4 / 2 + 2 * np.log(0.5 / 3)
     prior = Prior(gamma=0.5)
-    assert nonparametric.gains(v, total, counts, 3, prior).tolist() == [pytest.approx([known, new])]
+    assert gains(v, total, counts, 3, prior).tolist() == [pytest.approx([known, new])]
     two = np.vstack([v, v])
-    later = nonparametric.gains(two, total, counts, 3, prior)[0]
+    later = gains(two, total, counts, 3, prior)[0]
     assert later.tolist() == pytest.approx([known, new, new - 2 * np.log(2)])
     authors = Prior(gamma=0.5, count_limit=1, count_weight=1.0, most=2)
-    changed = nonparametric.gains(two, total, counts, 3, authors)
+    changed = gains(two, total, counts, 3, authors)
     assert changed.shape == (2, 2)  # one new unit at most
     assert changed[0, 0] == pytest.approx(26 / 4 - 10 / 3 + np.log(1 / 2))
-    narrow = Prior(sigma=0.5, sigma0=2.0, gamma=0.5)  # 1 / s^2 = 4, 1 / s0^2 = 1 / 4
+    narrow = Prior(sigma=0.25, sigma0=4.0, gamma=0.5)  # variances: precisions 4 and 1 / 4
     known = 16 * (26 / 12.25 - 10 / 8.25) + 2 * np.log(2)
-    assert nonparametric.gains(v, total, counts, 3, narrow)[0, 0] == pytest.approx(known)
+    assert gains(v, total, counts, 3, narrow, 4.0)[0, 0] == pytest.approx(known)
+
+
+def test_a_weight_towards_a_class_counts_by_the_clients_share_of_it_and_biases_have_a_prior_mean():
+    """One hidden unit v = (bias .5, weight 2 towards the class) of a client with a quarter of the
+    class; a unit of the wide model that one other client has, (bias 1, weight 4, three quarters).
+    """
+    v, total = np.array([[0.5, 2.0]]), np.array([[1.0, 0.75 * 4]])
+    precision, mass = np.array([1.0, 0.25]), np.array([[1.0, 0.75]])
+    mean, prior = np.array([0.1, 0.0]), Prior(sigma0=2.0, gamma=0.5)
+    known = (1.05 + 0.5) ** 2 / 2.5 - 1.05**2 / 1.5 + (3 + 0.5) ** 2 / 1.5 - 3**2 / 1.25
+    new = (0.05 + 0.5) ** 2 / 1.5 - 0.05**2 / 0.5 + 0.5**2 / 0.75 + 2 * np.log(0.5 / 2)
+    found = nonparametric.gains(v, precision, total, mass, mean, np.array([1.0]), 2, prior)
+    assert found.tolist() == [pytest.approx([known, new])]  # log(n / (J - n)) = 0
+
+
+def test_the_precisions_of_a_unit_stand_where_unit_vectors_puts_its_class_weights():
+    _, params, units = made("mlp")
+    prior = Prior(sigma=0.5, bias_mean=0.1)
+    shares = [torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), torch.tensor([0.9, 0.8, 0.7, 0.6])]
+    top, low = max(units.sizes), min(units.sizes)
+    names = {top: ("body.3.bias", "head.weight"), low: ("body.1.bias", "body.1.weight")}
+    for group, wanted in names.items():
+        counts = wanted.__contains__
+        unit = nonparametric.describe_unit(params, units, group, counts, prior, 2, shares)
+        vectors = matching.unit_vectors(params, units, group, counts, (0, 1))
+        assert unit.mean.shape == (vectors.shape[1],) == unit.precisions[0].shape
+        bias = (vectors[0] == params[wanted[0]][0]).numpy()
+        assert (unit.mean == np.where(bias, 0.1, 0)).all()
+        for own, share in zip(unit.precisions, shares, strict=True):
+            want = 2 * share.double().numpy() if group == top else 2
+            assert (own[bias] == 2).all()
+            assert own[~bias] == pytest.approx(want)
+
+
+def two_units(weights: list[list[float]]) -> tuple[nonparametric.Wide, nonparametric.Units]:
+    """Two clients of one hidden unit each, which were not matched: the wide model has two units.
+
+    weights: [2, C], each client's weights towards the classes.
+    """
+
+    def axes(size: int) -> dict[str, tuple[tuple[Stretch, ...], ...]]:
+        unit, classes = (Stretch(0, size, 1),), (Stretch(FIXED, 2, 1),)
+        return {
+            "body.0.bias": (unit,),
+            "head.weight": (classes, unit),
+            "head.bias": (classes,),
+        }
+
+    narrow, wide = (nonparametric.Units({0: size}, axes(size)) for size in (1, 2))
+    orders = [{0: np.array([0])}, {0: np.array([1])}]
+    models = [
+        nonparametric.place(
+            Params(
+                {
+                    "body.0.bias": torch.tensor([1.0]),
+                    "head.weight": torch.tensor(row)[:, None],
+                    "head.bias": torch.tensor([1.0, 2.0]),
+                }
+            ),
+            narrow,
+            wide,
+            order,
+        )
+        for row, order in zip(weights, orders, strict=True)
+    ]
+    return nonparametric.Wide(models, orders, wide), narrow
+
+
+def test_in_the_mean_of_the_last_layer_a_unit_that_a_client_lacks_counts_as_0():
+    wide, narrow = two_units([[8.0, 4.0], [1.0, 2.0]])
+    mean = nonparametric.fuse(wide, narrow, [1.0, 3.0], side=lambda name: 0)
+    assert mean["head.weight"].tolist() == [[2.0, 0.75], [1.0, 1.5]]  # weights 1/4 and 3/4
+    assert mean["body.0.bias"].tolist() == [1.0, 1.0]  # a unit of one client is that client's
+    own = nonparametric.fuse(wide, narrow, [1.0, 3.0], side=lambda name: 1)
+    assert own["head.weight"].tolist() == [[8.0, 1.0], [4.0, 2.0]]
+
+
+def test_class_weights_count_by_shares_and_posterior_means_by_hand():
+    wide, narrow = two_units([[8.0, 4.0], [1.0, 2.0]])
+    shares = [torch.tensor([0.25, 1.0]), torch.tensor([0.75, 0.0])]
+    mean = nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 0, shares)
+    assert mean["head.weight"].tolist() == [[2.0, 0.75], [4.0, 0.0]]
+    assert mean["head.bias"].tolist() == [1.0, 2.0]
+    prior = Prior(sigma0=2.0, sigma=1.0, bias_mean=0.1)
+    found = nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 1, shares, prior)
+    # (m / 2 + sum w v) / (1 / 2 + sum w)
+    want = [2 / 0.75, 0.75 / 1.25, 4 / 1.5, 0.0]
+    assert found["head.weight"].flatten().tolist() == pytest.approx(want)
+    assert found["head.bias"].tolist() == pytest.approx([1.05 / 1.5, 2.05 / 1.5])
+    assert found["body.0.bias"].tolist() == pytest.approx([1.05 / 1.5] * 2)
+    lost = [torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])]  # nobody of unit 0 has class 0
+    assert nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 1, lost)[
+        "head.weight"
+    ].tolist() == [[0.0, 1.0], [4.0, 0.0]]
+
+
+def test_shares_of_a_class_sum_to_one_and_are_equal_where_nobody_has_the_class():
+    method = toy.job("pfnm").algorithm
+    sent = [
+        {"model": Params(), "counts": Params(examples=torch.tensor(row, dtype=torch.int32))}
+        for row in ([1, 0, 0], [3, 2, 0])
+    ]
+    assert [s.tolist() for s in method.shares(sent)] == [[0.25, 0, 0.5], [0.75, 1, 0.5]]
+    assert method.shares([{"model": Params()}]) == []
+
+
+def match_units(vectors, prior: Prior) -> list[np.ndarray]:
+    """Matched units where every value counts alike."""
+    f = vectors[0].shape[1]
+    unit = nonparametric.Unit(np.zeros(f), np.ones((len(vectors), f)))
+    return nonparametric.match_units(vectors, unit, prior, sweeps=3)
 
 
 def test_units_that_have_nothing_in_common_make_the_layer_wider_and_the_common_ones_come_first():
     a = np.array([[9.0, 0], [0, 9]])
     b = np.array([[0, 9.0], [-9, -9]])
-    found = nonparametric.match_units([a, b], Prior(), sweeps=3)
+    found = match_units([a, b], Prior())
     assert [at.tolist() for at in found] == [[1, 0], [0, 2]]
-    capped = nonparametric.match_units([a, b], Prior(most=2), sweeps=3)
+    capped = match_units([a, b], Prior(most=2))
     assert max(max(at) for at in capped) == 1
-    assert nonparametric.match_units([a], Prior(), sweeps=3)[0].tolist() == [0, 1]
+    assert match_units([a], Prior())[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("words", METHODS, ids=lambda words: words[0])
@@ -236,24 +362,30 @@ def test_of_one_client_it_is_that_clients_model_as_fedavgs_is(words):
     ours, theirs = run(*words, *flags, *ALONE), run("fedavg", *flags, *ALONE)
     state = ours.state["model"] if words[0] != "otfusion" else ours.state
     assert toy.differences(state, theirs.state) == []
-    for column in ("train_loss", "accuracy", "down", "up"):
+    for column in ("train_loss", "accuracy", "down"):
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+    counts = 0 if words[0] == "otfusion" else 4 * 4  # of the examples of each class
+    assert (ours.column("up") == theirs.column("up") + counts).all()
 
 
-def test_fedma_of_one_hidden_layer_is_pfnm_to_the_bit():
-    flags = ("--models.mix", "shallow")
-    ours, theirs = run(*METHODS[1], *flags), run(*METHODS[0], *flags)
+@pytest.mark.parametrize("estimate", ["mean", "map"])
+def test_fedma_of_one_hidden_layer_is_pfnm_to_the_bit(estimate):
+    flags = ("--models.mix", "shallow", "--algorithm.estimate", estimate)
+    if estimate == "mean":
+        flags += ("--algorithm.weighting", "samples")
+    matched = ("fedma", "--algorithm.head", "matched", *flags)
+    ours, theirs = run(*matched), run("pfnm", *flags)
     for part in ("state", "weights", "scores"):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
 
 
-def test_pfnms_posterior_mean_is_the_mean_shortened_by_the_prior():
+def test_pfnms_posterior_mean_is_the_mean_drawn_to_the_prior():
     flags = ("--models.mix", "shallow", "--rounds", "1", "--participation", "1", *ALONE)
     ours = run("pfnm", "--algorithm.sigma0", "2", *flags).state["model"]
     mean = run("fedavg", *flags).state
-    for name, value in mean.items():  # n / (n + s^2 / s0^2), n = 1
-        factor = 1.0 if name == "head.bias" else 1 / 1.25
-        assert torch.allclose(ours[name], factor * value, rtol=1e-6), name
+    for name, value in mean.items():  # (m / sigma0 + v / sigma) / (1 / sigma0 + 1 / sigma)
+        prior = 0.05 if name.endswith("bias") else 0.0
+        assert torch.allclose(ours[name], (prior + value) / 1.5, rtol=1e-5), name
 
 
 def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch):
@@ -280,7 +412,8 @@ def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch
     fixed = [set(), layers[0], layers[0] | layers[1]]
     assert kept == [names for names in fixed for _ in range(fed.K)]
     size = fed.shapes().nbytes
-    assert outcome.column("up")[0].tolist() == [size] * fed.K
+    size_of_counts = 4 * fed.classes
+    assert outcome.column("up")[0].tolist() == [size + size_of_counts] * fed.K
     head = fed.shapes(layers[2].__contains__).nbytes
     assert outcome.column("down")[0].tolist() == [2 * size - head] * fed.K
 

@@ -85,6 +85,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.reference",
     "algorithm.sigma",  # what is matched to what
     "algorithm.sigma0",
+    "algorithm.bias_mean",
     "algorithm.count_limit",
     "algorithm.count_weight",
     "algorithm.most",

@@ -5,9 +5,10 @@ Wang et al. (Federated Learning with Matched Averaging), ICLR 2020, arXiv:2002.0
 A round is one pass over the layers. Clients train and send the lowest layer. The server matches its
 units (channels are units) as PFNM does (`nonparametric`), by their incoming weights, and averages
 the matched units. Clients put the matched layer into their models, fix it, train the layers above,
-send the next layer, and so on. The last layer is averaged by examples. Further rounds are the
-paper's FedMA with communication: a client begins from the units of the wide model that its own
-units were matched to.
+send the next layer, and so on. The last layer is a mean in which the weights of each class count by
+the client's share of all examples of that class, and a unit that a client lacks counts as 0.
+Further rounds are the paper's FedMA with communication: a client begins from the units of the wide
+model that its own units were matched to.
 
 Rests on the authors' code (IBM/FedMA), in which the prior, the five sweeps and the weights of the
 last layer were read, and on short notes about the paper, whose text was not at hand. It is
@@ -15,9 +16,9 @@ therefore less sure that a pass is one round, and what a pass sends.
 
 Deviations: a client's model keeps its size within a pass, where the paper's clients get the whole
 wide layer and train wider layers above it. A round therefore sends every layer up once, and the
-model and each matched layer down. The last layer is weighted by a client's examples; in the paper
-by those of each class. The public code, preset authors, has the prior of PFNM's code with gamma =
-7.
+model and each matched layer down. Matched units are means, as in the paper's algorithm. In the
+public code, preset authors, they are posterior means (estimate = "map"), and the prior is that of
+PFNM's code with gamma = 7.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hpcfed.algorithms.base import Guide, single_step
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.matching import nonparametric
-from hpcfed.algorithms.matching.matched import State, Widened
+from hpcfed.algorithms.matching.matched import Sent, State, Widened
 from hpcfed.core.params import Params
 from hpcfed.models.matching import Order
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Units
 
@@ -68,13 +68,16 @@ class FedMA(Widened):
 
     gathers_uploads: ClassVar[bool] = True
 
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of matched units: 1, or its number of training examples."""
+    estimate: Literal["map", "mean"] = "mean"
+    """A unit of the wide model is the posterior mean of the vectors matched to it, or their mean by
+    `weighting`.
+    """
     head: Literal["trained", "matched"] = "trained"
     """The last layer is trained on after the last matching, or matched and averaged with the layer
     below it.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | single_step(job)
 
     def layers(self, fed: Federation, units: Units) -> list[set[str]]:
         """Return the sets of tensors that are sent together, from the inputs up.
@@ -107,8 +110,8 @@ class FedMA(Widened):
         layers: Sequence[set[str]],
         number: int,
         done: Pass,
-    ) -> Params:
-        """Do a client's work before a layer is matched, and return the tensors that it uploads.
+    ) -> Sent:
+        """Do a client's work before a layer is matched, and return what it uploads.
 
         The client loads the matched layer below, trains all layers that are not matched yet, and
         sends the tensors of its own that are matched next.
@@ -125,7 +128,8 @@ class FedMA(Widened):
             given = self.offer(fed, client, state)
             self.receive(client, fed.down(client, given))
         sgd(fed, client, t, partial(self.loss, client, given), **how)
-        return fed.up(client, client.params(layers[number].__contains__))
+        layer = client.params(layers[number].__contains__)
+        return self.upload(fed, client, layer, last=number == len(layers) - 1)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         units = self.units(fed)
@@ -147,7 +151,7 @@ class FedMA(Widened):
     def merge(
         self,
         fed: Federation,
-        sent: dict[int, Params],
+        sent: dict[int, Sent],
         units: Units,
         done: Pass,
         group: int | None,
@@ -161,25 +165,27 @@ class FedMA(Widened):
         if not sent:
             return None
         orders = [done.orders.get(k, {}) for k in sent]
-        spread = [
-            nonparametric.place(part, units, done.wide, order)
-            for part, order in zip(sent.values(), orders, strict=True)
+        models = [
+            nonparametric.place(parts["model"], units, done.wide, order)
+            for parts, order in zip(sent.values(), orders, strict=True)
         ]
         plan = [] if group is None else [group]
-        found = nonparametric.match_models(
-            spread, done.wide, plan, self.layer_counts(fed, sent), self.prior, self.sweeps, orders
+        counts, shares = self.counts(fed), self.shares(sent.values())
+
+        def compared(name: str) -> bool:
+            return counts(name) and name in models[0]
+
+        wide = nonparametric.match_models(
+            models, done.wide, plan, compared, self.prior, self.sweeps, orders, shares
         )
-        mean, _ = nonparametric.fuse(found, units, [self.share(fed, k) for k in sent], side=0)
-        return mean, list(found.units.sizes.values()), dict(zip(sent, found.orders, strict=True))
+        prior = self.prior if self.estimate == "map" and group is not None else None
+        weights = [self.weigh(fed, k) for k in sent]
+        mean = nonparametric.fuse(wide, units, weights, self.side, shares, prior, counts)
+        return mean, list(wide.units.sizes.values()), dict(zip(sent, wide.orders, strict=True))
 
-    def layer_counts(self, fed: Federation, sent: dict[int, Params]) -> Any:
-        """Return a test for the names of tensors: whether units are matched by this tensor.
+    def side(self, name: str) -> int:
+        """Return which unit a weight belongs to: the unit that it goes into.
 
-        Units are matched by parameters that were sent.
+        A class weight that is matched belongs to the unit that it comes from.
         """
-        first, counts = next(iter(sent.values())), self.counts(fed)
-        return lambda name: counts(name) and name in first
-
-    def share(self, fed: Federation, k: int) -> float:
-        """Return the weight of client k in the mean."""
-        return 1.0 if self.weighting == "uniform" else float(fed.sizes[k])
+        return int(self.head == "matched" and name in nonparametric.HEADS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.core.errors import ConfigError
@@ -22,7 +22,11 @@ from hpcfed.training.server import parameters, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+
+# what a client sends: under "model" tensors, under "counts" its number of examples of each class
+Sent = dict[str, Params]
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,20 @@ class Matched(RoundBased):
 class Widened(Matched):
     """A server whose layers have as many units as the beta process finds (`nonparametric`)."""
 
+    estimate: Literal["map", "mean"] = "map"
+    """A unit of the wide model is the posterior mean of the vectors matched to it, or their mean by
+    `weighting`.
+    """
+    class_weights: Literal["shares", "clients"] = "shares"
+    """Weights towards a class count by the client's share of all examples of that class, or as the
+    client's other weights do.
+    """
     sigma0: PositiveFloat = 1.0
-    """Standard deviation of the values of the wide model's units, around 0."""
+    """Variance of the values of the wide model's units around their prior mean."""
     sigma: PositiveFloat = 1.0
-    """Standard deviation of the values of a client's units around those of the wide model's."""
+    """Variance of the values of a client's units around those of the wide model's."""
+    bias_mean: float = 0.1
+    """Prior mean of biases; that of all other values is 0."""
     gamma: PositiveFloat = 1.0
     """Mass of the beta process: the larger, the more units the wide model has."""
     sweeps: NonNegativeInt = 5
@@ -99,7 +113,47 @@ class Widened(Matched):
             self.count_limit,
             self.count_weight,
             self.most,
+            self.bias_mean,
         )
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether the last layer's weights count by classes."""
+        return self.class_weights == "shares"
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.estimate == "map":
+            found["algorithm.weighting"] = "estimate = 'map': all clients weigh alike"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        down, up = super().traffic(fed, k)
+        return down, up + (4 * fed.classes if self.class_weights == "shares" else 0)
+
+    def upload(self, fed: Federation, client: Client, model: Params, last: bool = True) -> Sent:
+        """Send tensors of a client's model, and with the last of them what `shares` needs."""
+        parts: Sent = {"model": model}
+        if last and self.class_weights == "shares":
+            counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
+            parts["counts"] = Params(examples=counts.to(torch.int32))
+        return fed.up(client, parts)
+
+    def shares(self, sent: Iterable[Sent]) -> list[Tensor]:
+        """Return each client's part of the examples of each class, [C], float64; [] if not sent.
+
+        All clients have equal parts of a class of which none has examples.
+        """
+        counts = [parts["counts"]["examples"].double() for parts in sent if "counts" in parts]
+        if not counts:
+            return []
+        total = sum(counts, start=torch.zeros_like(counts[0]))
+        return [torch.where(total > 0, own / total, 1 / len(counts)) for own in counts]
+
+    def weigh(self, fed: Federation, k: int) -> float:
+        """Return the weight of client k in the mean of a unit's vectors."""
+        uniform = self.estimate == "map" or self.weighting == "uniform"
+        return 1.0 if uniform else float(fed.sizes[k])
 
     def init(self, fed: Federation) -> State:
         return self.gathered(fed, fed.initial(), list(self.units(fed).sizes.values()), {})

@@ -3,15 +3,18 @@
 The wider model has as many units as the beta process finds.
 
 Yurochkin et al. (Bayesian Nonparametric Federated Learning of Neural Networks), ICML 2019,
-arXiv:1905.12022. A unit is a vector v. Units of the wide model have the prior N(0, s0^2 I); a
-client's unit is drawn around one of them with variance s^2. Client by client, the Hungarian method
-assigns units so that the posterior is largest. The gain of a unit is,
+arXiv:1905.12022. A unit is a vector v. The values of the wide model's units have the prior
+N(m, sigma0), where m is 0, or `bias_mean` for biases. A client's value is drawn around the wide
+model's with precision p_k (1 / variance): 1 / sigma, and share / sigma for the weights towards a
+class, where share is the client's part of all examples of that class. Client by client, the
+Hungarian method assigns units so that the posterior is largest. With p0 = 1 / sigma0 the gain of a
+unit of client k is, summed over the values of the vector,
 
-- if it is matched to unit i of the wide model, which has n_i vectors of the other clients with sum
-  S_i,
-  |S_i / s^2 + v / s^2|^2 / (1/s0^2 + n_i/s^2 + 1/s^2) - |S_i / s^2|^2 / (1/s0^2 + n_i/s^2)
-  + 2 log(n_i / (J - n_i)),
-- if it becomes the i-th new unit: |v / s^2|^2 / (1/s0^2 + 1/s^2) - 2 log i + 2 log(gamma / J).
+- if it is matched to unit i of the wide model, which n_i of the J clients have, with the sums
+  S_i = p0 m + sum_j p_j v_j and P_i = p0 + sum_j p_j over the other clients that have it,
+  (S_i + p_k v)^2 / (P_i + p_k) - S_i^2 / P_i + 2 log(n_i / (J - n_i)),
+- if it becomes the i-th new unit:
+  (p0 m + p_k v)^2 / (p0 + p_k) - (p0 m)^2 / p0 - 2 log i + 2 log(gamma / J).
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ from hpcfed.models.trace import FIXED, Axis
 from hpcfed.models.widths import Units
 
 Seen = Callable[[str], bool]
+HEAD = "head.weight"
+HEADS = (HEAD, "head.bias")  # the tensors of the last layer, whose outputs are the classes
 
 
 @dataclass(frozen=True)
 class Prior:
     """Prior of the units of the wide model.
 
-    sigma0: s0.  sigma: s.  gamma: mass of the beta process; a larger mass gives more units.
+    sigma0, sigma: variances.  gamma: mass of the beta process; a larger mass gives more units.
     count_limit: upper bound of n_i in its logarithm; 0: no bound.  count_weight: factor of that
-    logarithm.  most: largest number of units of the wide layer; 0: any number.
+    logarithm.  most: largest number of units of the wide layer; 0: any number.  bias_mean: mean of
+    the prior of biases.
     """
 
     sigma0: float = 1.0
@@ -47,6 +53,11 @@ class Prior:
     count_limit: int = 0
     count_weight: float = 2.0
     most: int = 0
+    bias_mean: float = 0.0
+
+    def mean(self, name: str) -> float:
+        """Return the mean of the prior of a tensor's values."""
+        return self.bias_mean if name.endswith("bias") else 0.0
 
 
 class Wide(NamedTuple):
@@ -61,28 +72,53 @@ class Wide(NamedTuple):
     units: Units
 
 
-def gains(v: np.ndarray, total: np.ndarray, counts: np.ndarray, J: int, prior: Prior) -> np.ndarray:
+class Unit(NamedTuple):
+    """What is assumed of a vector of f values.
+
+    mean: [f], mean of the prior.  precisions: [J, f], those of each client's values.
+    """
+
+    mean: np.ndarray
+    precisions: np.ndarray
+
+
+def gains(
+    v: np.ndarray,
+    precision: np.ndarray,
+    total: np.ndarray,
+    mass: np.ndarray,
+    mean: np.ndarray,
+    counts: np.ndarray,
+    J: int,
+    prior: Prior,
+) -> np.ndarray:
     """Return the gain of matching a client's units to the wide model's units, and to new ones.
 
-    v: [L, f], the client's units.  total: [I, f], for each unit of the wide model the sum of the
-    other clients' vectors.  counts: [I], the number of these vectors, at least 1.  J: number of
-    clients.
+    v: [L, f], the client's units.  precision: [f].  total: [I, f], for each unit of the wide model
+    the sum of the other clients' vectors times their precisions.  mass: [I, f], the sum of these
+    precisions.  mean: [f], mean of the prior.  counts: [I], number of the other clients that have
+    the unit, at least 1.  J: number of clients.
     Returns [L, I + new]. There are L new units, or as many as `most` allows, but always enough that
     every unit has a place.
     """
     L, taken = len(v), len(counts)
-    own, before = 1 / prior.sigma**2, 1 / prior.sigma0**2
-    norms, lengths = np.square(v).sum(1), np.square(total).sum(1)
-    together = norms[:, None] + 2 * v @ total.T + lengths  # |v + S_i|^2
-    known = own**2 * (together / (before + (counts + 1) * own) - lengths / (before + counts * own))
+    p0 = 1 / prior.sigma0
+    own, base = precision * v, p0 * mean
+    before, after = p0 + mass, p0 + mass + precision  # [I, f]
+    S = base + total  # [I, f]
+    known = np.square(own) @ (1 / after).T + 2 * own @ (S / after).T
+    known += (np.square(S) * (1 / after - 1 / before)).sum(1)
     seen = np.minimum(counts, prior.count_limit) if prior.count_limit else counts
     known = known + prior.count_weight * np.log(seen / (J - seen))
     free = min(L, max(prior.most - taken, L - taken, 0)) if prior.most else L
-    first = own**2 * norms / (before + own) + 2 * np.log(prior.gamma / J)
+    first = (np.square(own + base) / (p0 + precision)).sum(1) - (np.square(base) / p0).sum()
+    first += 2 * np.log(prior.gamma / J)
     return np.hstack([known, first[:, None] - 2 * np.log(np.arange(1, free + 1))])
 
 
-def match_units(vectors: Sequence[np.ndarray], prior: Prior, sweeps: int) -> list[np.ndarray]:
+def match_units(
+    vectors: Sequence[np.ndarray], unit: Unit, prior: Prior, sweeps: int
+) -> list[np.ndarray]:
     """Return for each client the units of the wide model that its own units are matched to, [L_k].
 
     vectors: the units of each client, [L_k, f], float64.
@@ -104,11 +140,14 @@ def match_units(vectors: Sequence[np.ndarray], prior: Prior, sweeps: int) -> lis
             others = [a if j != k else None for j, a in enumerate(found)]
             number, others = drop_empty(others)
             total, counts = np.zeros((number, vectors[k].shape[1])), np.zeros(number)
-            for v, at in zip(vectors, others, strict=True):
+            mass = np.zeros_like(total)
+            for v, precision, at in zip(vectors, unit.precisions, others, strict=True):
                 if at is not None:
-                    total[at] += v  # a client has a unit at most once
+                    total[at] += precision * v  # a client has a unit at most once
+                    mass[at] += precision
                     counts[at] += 1
-            gain = gains(vectors[k], total, counts, J, prior)
+            own = unit.precisions[k]
+            gain = gains(vectors[k], own, total, mass, unit.mean, counts, J, prior)
             others[k] = linear_sum_assignment(gain, maximize=True)[1]
             _, found = drop_empty(others)
         if sweep and same(before, found):
@@ -163,13 +202,15 @@ def match_models(
     prior: Prior,
     sweeps: int,
     done: Sequence[Order] = (),
+    shares: Sequence[Tensor] = (),
 ) -> Wide:
     """Match models of one architecture group by group.
 
     units: the wide model's groups, as far as they are matched.  plan: the groups in the order in
     which they are matched.  wanted: tensors that count, among the `comparable` ones.  done: for
     each model the groups that are matched already; the models are then in the places of the wide
-    model.
+    model.  shares: for each model its part of the examples of each class, [C], by which its weights
+    towards the classes count; none: as its other weights do.
     """
     now, spread = units, [Params(model) for model in models]
     orders: list[Order] = [dict(order) for order in done] or [{} for _ in models]
@@ -177,7 +218,8 @@ def match_models(
         seen = comparable(units, group, orders[0])
         counts = lambda name, seen=seen: wanted(name) and seen(name)  # noqa: E731
         vectors = [unit_vectors(m, now, group, counts, (0, 1)).cpu().numpy() for m in spread]
-        found = match_units(vectors, prior, sweeps)
+        unit = describe_unit(spread[0], now, group, counts, prior, len(models), shares)
+        found = match_units(vectors, unit, prior, sweeps)
         wide = widen(now, group, 1 + max(int(at.max()) for at in found))
         spread = [
             place(model, now, wide, {group: at}) for model, at in zip(spread, found, strict=True)
@@ -186,6 +228,37 @@ def match_models(
             order[group] = at
         now = wide
     return Wide(spread, orders, now)
+
+
+def describe_unit(
+    model: Mapping[str, Tensor],
+    units: Units,
+    group: int,
+    wanted: Wanted,
+    prior: Prior,
+    J: int,
+    shares: Sequence[Tensor],
+) -> Unit:
+    """Return the prior and the precisions of the vectors that `unit_vectors` returns.
+
+    model: any of the J models; only its shapes matter.
+    """
+
+    def spread(value: Callable[[str], Any]) -> np.ndarray:
+        """Return one value for each of a unit's: value(name) broadcasts against the tensor."""
+        one = {
+            n: torch.as_tensor(value(n), dtype=torch.float64).expand(v.shape)
+            for n, v in model.items()
+        }
+        return unit_vectors(one, units, group, wanted, (0, 1))[0].cpu().numpy()
+
+    C = len(shares[0]) if shares else 0
+    column = spread(lambda name: torch.arange(1, C + 1)[:, None] if C and name == HEAD else 0)
+    by_class = torch.ones(J, 1 + C, dtype=torch.float64)
+    if C:
+        by_class[:, 1:] = torch.stack(list(shares))
+    precisions = by_class.numpy()[:, column.astype(int)] / prior.sigma
+    return Unit(spread(prior.mean), precisions)
 
 
 def widen(units: Units, group: int, size: int) -> Units:
@@ -241,37 +314,58 @@ def take(model: Mapping[str, Tensor], wide: Units, narrow: Units, order: Order) 
     return new
 
 
-def fuse(wide: Wide, narrow: Units, weights: Sequence[float], side: int) -> tuple[Params, Params]:
-    """Return the mean of each value over the models that have its unit, and their number.
+def fuse(
+    wide: Wide,
+    narrow: Units,
+    weights: Sequence[float],
+    side: Callable[[str], int],
+    shares: Sequence[Tensor] = (),
+    prior: Prior | None = None,
+    wanted: Wanted = lambda name: True,
+) -> Params:
+    """Return the mean of each value over the models that have its unit.
 
-    side: a weight between two units counts where a client has the unit of that side (0: the unit
-    that it goes into, 1: the unit that it comes from). Where the client lacks the other unit, the
-    weight counts as 0, because it is a part of that unit's vector. Sums are in float64, in the
-    order of clients. The numbers broadcast against the values.
+    side: for a tensor's name, which unit a weight between two units belongs to (0: the unit that it
+    goes into, 1: the unit that it comes from). The weight counts where a client has that unit. If
+    the client lacks the other unit, the weight counts as 0, because it is a part of that unit's
+    vector. Classes are units that every client has.
+    shares: weights towards the classes count by these instead of `weights` (`match_models`).
+    prior: wanted tensors are posterior means, (m / sigma0 + sum w v / sigma) / (1 / sigma0 + sum w
+    / sigma), instead of means. A value of which all weights are 0 is 0 without a prior.
+    Sums are in float64, in the order of clients.
     """
     total: dict[str, Tensor] = {}
     mass: dict[str, Tensor] = {}
-    number: dict[str, Tensor] = {}
-    for model, order, weight in zip(wide.models, wide.orders, weights, strict=True):
+    for k, (model, order, weight) in enumerate(zip(wide.models, wide.orders, weights, strict=True)):
         for name, value in model.items():
-            there = holds(name, value, wide.units, narrow, order, side)
-            total[name] = total.get(name, 0) + weight * value.double()
-            mass[name] = mass.get(name, 0) + weight * there
-            number[name] = number.get(name, 0) + there
-    mean = Params({n: (v / mass[n]).to(wide.models[0][n].dtype) for n, v in total.items()})
-    return mean, Params(number)
+            w: Any = weight
+            if shares and name in HEADS:
+                w = shares[k].to(value.device).view(-1, *[1] * (value.dim() - 1))
+            there = holds(name, value, wide.units, narrow, order, side(name))
+            total[name] = total.get(name, 0) + w * value.double()
+            mass[name] = mass.get(name, 0) + w * there
+    mean = Params()
+    for name, value in total.items():
+        weight_sum = mass[name]
+        if prior and wanted(name):
+            value = prior.mean(name) / prior.sigma0 + value / prior.sigma
+            weight_sum = 1 / prior.sigma0 + weight_sum / prior.sigma
+        quotient = value / torch.where(weight_sum > 0, weight_sum, 1.0)
+        mean[name] = quotient.to(wide.models[0][name].dtype)
+    return mean
 
 
 def holds(name: str, value: Tensor, wide: Units, narrow: Units, order: Order, side: int) -> Tensor:
-    """Return 1 where a model has the units that a tensor's values count for, else 0.
+    """Return 1 where a model has the units that a tensor's values belong to, else 0.
 
     The result broadcasts against the tensor.
     """
     axes = wide.axes.get(name, ())
     grouped = [dim for dim, axis in enumerate(axes) if any(s.group in order for s in axis)]
-    if not grouped:
+    own = grouped[-1:] if side else [dim for dim in grouped if dim == 0]
+    if not own:  # it goes into classes, which all models have
         return torch.ones([1] * value.dim(), dtype=torch.float64, device=value.device)
-    dim = grouped[-1] if side else grouped[0]
+    (dim,) = own
     there = torch.zeros(value.shape[dim], dtype=torch.float64, device=value.device)
     there[torch.from_numpy(places(narrow.axes[name][dim], axes[dim], order))] = 1
     return there.view([-1 if i == dim else 1 for i in range(value.dim())])
