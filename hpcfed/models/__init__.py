@@ -130,18 +130,20 @@ def build_own(
     """Return a user's model.
 
     The head of a whole model is its last linear layer, with that layer's input width; a model that
-    ends in no linear layer has a `NoHead`.
+    ends in no linear layer has a `NoHead`. Parameters that the user has frozen are buffers.
     """
     import torch
 
     from hpcfed.models.model import Head, Model, NoHead
-    from hpcfed.models.user_model import head_of, make, split
+    from hpcfed.models.user_model import head_of, hold_constants, make, split
 
     whole = make(name, target, shape, classes, d)
     names = {layer: path for path, layer in whole.named_modules()}
     body, linear = split(name, whole, shape, classes, d)
     if linear is None:
-        return Model(body, Head(d, classes, relu_head))
+        model = Model(body, Head(d, classes, relu_head))
+        hold_constants(name, model)
+        return model
     if isinstance(linear, NoHead):
         if relu_head:
             raise ConfigError(f"{linear.reason}; set models.relu_head = false")
@@ -149,5 +151,6 @@ def build_own(
     else:
         model = Model(body, head_of(linear, classes, relu_head))
         model.last = names[linear]
+    hold_constants(name, model)
     model.memory_format = torch.contiguous_format
     return model

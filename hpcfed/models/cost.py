@@ -62,7 +62,7 @@ def _work(layer: nn.Module, out: Any) -> Work:
     if isinstance(layer, nn.LSTM | nn.GRU):
         tokens, gates = out[0].shape[1], 6 if isinstance(layer, nn.LSTM) else 4
         matrices = sum(
-            w.numel() for name, w in layer.named_parameters() if name.startswith("weight")
+            w.numel() for name, w in layer.state_dict().items() if name.startswith("weight")
         )
         return Work(
             tokens * matrices,

@@ -254,3 +254,23 @@ def head_of(linear: nn.Linear, classes: int, relu: bool) -> Head:
     head = Head(linear.in_features, classes, relu)
     head.weight, head.bias = linear.weight, linear.bias
     return head
+
+
+def hold_constants(name: str, model: nn.Module) -> None:
+    """Turn the parameters that a user has frozen (requires_grad = False) into buffers, in place.
+
+    As buffers they get no gradient and no optimiser step, and methods treat them as they treat
+    running statistics. A tensor that several modules share stays shared. Raises ConfigError if
+    nothing is left to train.
+    """
+    constants: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for key, value in list(module._parameters.items()):
+            if value is not None and not value.requires_grad:
+                del module._parameters[key]
+                module.register_buffer(key, constants.setdefault(value, value.detach()))
+    if constants and not any(True for _ in model.parameters()):
+        raise ConfigError(
+            f"models.mix: {name}: all of its parameters are frozen (requires_grad = False), so "
+            f"there is nothing to train; leave those that clients train unfrozen"
+        )

@@ -68,8 +68,9 @@ class Optimiser:
         self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
         if not self.names:
             raise ConfigError(
-                "models.train leaves nothing to train in a phase of this method, which trains body "
-                "and head in turn; name tensors of both, or leave models.train away"
+                "a phase of this method, which trains body and head in turn, has nothing to train: "
+                "models.train, or requires_grad = False in the model, leaves no parameter there; "
+                "let some of both be trained"
             )
         self.params = [skeleton.view(name) for name in self.names]
         self.moments = {name: v.clone() for name, v in kept.items()} if kept else self.fresh()

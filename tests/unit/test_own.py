@@ -20,6 +20,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.engine import run as engine
 from hpcfed.main import main
 from hpcfed.models import build, represents
+from hpcfed.models.flat import Layout
 from hpcfed.storage.digest import digest
 from tests import limits
 
@@ -320,6 +321,14 @@ def made(channels, n_classes):
 """
 
 
+FROZEN = NET.replace(
+    "        self.last =",
+    """        self.conv.requires_grad_(False)
+        self.order = nn.Parameter(torch.arange(hidden), requires_grad=False)
+        self.last =""",
+)
+
+
 @pytest.mark.parametrize("kind", ["Net", "Fixed", "made"])
 def test_a_whole_module_is_split_into_body_and_head_and_computes_what_it_did(module, kind):
     name = module(NET)
@@ -336,7 +345,7 @@ def test_a_whole_module_is_split_into_body_and_head_and_computes_what_it_did(mod
 
 
 def test_a_whole_module_trains_by_each_engine_to_the_same_bits_and_can_be_loaded(module):
-    name = module(NET)
+    name = module(FROZEN)
     words = [*SMALL, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg"]
     for engine_ in ("eager", "traced"):
         assert main([*words, "--out", engine_, "--training.engine", engine_]) == 0
@@ -392,6 +401,21 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
         build(f"{name}:Net", (1, 16, 16), 10, 16)
     assert words in str(refusal.value)
     assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
+
+
+def test_frozen_parameters_of_a_users_model_are_constants(module):
+    model = build(f"{module(FROZEN)}:Net", (1, 16, 16), 10)
+    layout = Layout.of(model)
+    assert not {"body.conv.weight", "body.order"} & set(layout.params)
+    assert {"body.conv.weight", "body.conv.bias"} <= set(layout.buffers)
+    assert layout.integers == ("body.order",)
+
+
+def test_a_users_model_that_is_frozen_as_a_whole_is_refused(module):
+    text = NET + "\n\ndef frozen(num_classes, in_channels):\n"
+    text += "    return Net(num_classes, in_channels).requires_grad_(False)\n"
+    with pytest.raises(ConfigError, match="all of its parameters are frozen"):
+        build(f"{module(text)}:frozen", (1, 16, 16), 10)
 
 
 HEADLESS = {  # by what the model ends in: the file, and why it has no head
