@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from hpcfed.core.errors import DataError
 from hpcfed.core.optional_imports import import_extra
@@ -23,6 +26,7 @@ from hpcfed.data.user_arrays import fits
 START = "hf:"
 TRAIN, TEST = "train", ("test", "validation", "valid", "dev")
 FEW = 8  # maximum names in a message
+BATCH = 256  # images that are read from the disk at a time
 
 
 def load(name: str, download: bool, how: Reading) -> DataSet:
@@ -30,8 +34,9 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
 
     NAME is a data set of the hub. It is taken from the cache of `datasets`, and downloaded only if
     it is not there and data.download allows it. FOLDER was written by `save_to_disk`. No code of a
-    data set is run. The split train is the training part. The test part is the split test, else
-    validation, else a share of train that is held out.
+    data set is run, and files and hosts that its rows name are not opened (`Images`). The split
+    train is the training part. The test part is the split test, else validation, else a share of
+    train that is held out.
     The fields columns.label, columns.client and so on give the roles of columns, as in a table
     (`hpcfed.data.tables.read`); with columns.text or columns.image that one column is the input. A
     single column of images is found automatically. Labels with names (ClassLabel) keep them, in
@@ -124,7 +129,7 @@ def hidden(test: Any, how: Reading) -> bool:
     )
     if test is None or label not in test.column_names:
         return False
-    values = test.with_format("arrow")[:].column(label).to_pylist()
+    values = arrow(test.select_columns([label]), label).column(label).to_pylist()
     return bool(values) and all(v == -1 for v in values)
 
 
@@ -153,7 +158,15 @@ def table_of(library: ModuleType, part: Any, where: str) -> tables.Table:
     plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
     kept = [c for c in part.column_names if c in plain]
     fits(part.data.nbytes, where)
-    return tables.from_arrow(part.select_columns(kept).with_format("arrow")[:], where)
+    return tables.from_arrow(arrow(part.select_columns(kept), where), where)
+
+
+def arrow(part: Any, where: str) -> Any:
+    """Return the columns of a split as an Arrow table, as they are stored; raises DataError."""
+    try:
+        return part.with_format("arrow")[:]
+    except Exception as error:  # `datasets` and Arrow raise exceptions of any type
+        raise DataError(f"{where}: cannot be read: {error}; save the data set again") from error
 
 
 def of_images(
@@ -175,14 +188,15 @@ def of_images(
     classes = names_of(library, train, label)
     y, names, task = tables.labels(made, role, how, classes)
     users = tables.clients(made, how.columns.client)
-    grey, size = image_folder.survey(each_image(both, image, name), how.image_size)
+    for part, which in zip(both, ("train", "test"), strict=False):
+        if not len(part):
+            raise DataError(f"{name}: the split of {which} examples is empty; save it with rows")
+    images = Images(library, image, name)
+    grey, size = image_folder.survey(chain.from_iterable(map(images, both)), how.image_size)
     fits(sum(map(len, both)) * size[0] * size[1] * (1 if grey else 3), name)
     x = [
         np.stack(
-            [
-                image_folder.as_array(row[image], grey, size, f"{name}: image {i}")
-                for i, row in enumerate(part.select_columns([image]))
-            ]
+            [image_folder.as_array(picture, grey, size, where) for where, picture in images(part)]
         )
         for part in both
     ]
@@ -196,10 +210,54 @@ def of_images(
     return DataSet(title(name), train, held, names, *numbers, task=task, own_tests=own)
 
 
-def each_image(parts: list[Any], column: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the images of a column of all parts, each with its place. Raises DataError."""
-    for part in parts:
-        for i, row in enumerate(part.select_columns([column])):
-            if row[column] is None:
-                raise DataError(f"{name}: row {i} has no image in column {column!r}; leave it out")
-            yield f"{name}: image {i}", row[column]
+class Images:
+    """Reads the images of a column: `Images(...)(part)` yields them, each with its place.
+
+    They are decoded here, not by `datasets`, which would open any file and ask any host that a row
+    names, and would leave the choice of the format to the bytes. Here an image is the bytes in the
+    row, or a file in the cache of `datasets` or of the hub, where downloads are; of the formats
+    that folders of images have.
+    """
+
+    def __init__(self, library: ModuleType, column: str, name: str):
+        self.column, self.name = column, name
+        hub = import_module("huggingface_hub.constants")
+        caches = (library.config.HF_DATASETS_CACHE, hub.HF_HUB_CACHE)
+        self.caches = [Path(cache).resolve() for cache in caches]
+
+    def __call__(self, part: Any) -> Iterator[tuple[str, Image.Image]]:
+        """Yield the images of a split. Raises DataError."""
+        rows = part.select_columns([self.column])
+        for first in range(0, len(rows), BATCH):
+            some = rows.select(range(first, min(first + BATCH, len(rows))))
+            cells = arrow(some, self.name).column(self.column).to_pylist()
+            for i, cell in enumerate(cells, start=first):
+                where = f"{self.name}: image {i}"
+                yield where, self.decode(cell, where, part.features[self.column].mode)
+
+    def decode(self, cell: Any, where: str, mode: str | None) -> Image.Image:
+        """Return the image of a row, upright, in the mode of its column."""
+        image = image_folder.opened(self.source(cell, where), where)
+        try:
+            upright = ImageOps.exif_transpose(image)
+            return upright.convert(mode) if mode else upright
+        except Exception as error:  # Pillow raises exceptions of many types over damaged images
+            raise DataError(
+                f"{where}: is no whole image: {error or type(error).__name__}; save it again"
+            ) from error
+
+    def source(self, cell: Any, where: str) -> Path | BytesIO:
+        """Return the bytes of a row's image, or its file in a cache."""
+        found = cell if isinstance(cell, dict) else {}
+        if isinstance(found.get("bytes"), bytes):
+            return BytesIO(found["bytes"])
+        if not (path := found.get("path")):
+            raise DataError(f"{where}: is empty; leave the row out")
+        if "\0" not in path and "://" not in path:
+            file = Path(path).resolve()
+            if any(file.is_relative_to(cache) for cache in self.caches):
+                return file
+        raise DataError(
+            f"{where}: names {path!r} in place of an image; only images within the data set are "
+            f"read: save it with their bytes (`datasets.table.embed_table_storage`)"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +128,24 @@ def clients_of(place: Path, files: list[Path], column: str) -> Table:
     return table.take(np.array([at[name] for name in names]))
 
 
-def opened(file: Path) -> Image.Image:
-    """Open an image and read its header; raises DataError."""
+def opened(file: Path | BytesIO, where: str) -> Image.Image:
+    """Open an image and read its header; raises DataError.
+
+    file: its path, or its bytes.  where: its place, for messages.
+    """
     try:
-        return Image.open(regular(file), formats=FORMATS)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: is no image: {error}; remove it, or save it again") from error
+        return Image.open(regular(file) if isinstance(file, Path) else file, formats=FORMATS)
+    except Exception as error:  # Pillow raises exceptions of many types over damaged images
+        raise DataError(
+            f"{where}: is no image ({', '.join(FORMATS)}): {error or type(error).__name__}; remove "
+            f"it, or save it again"
+        ) from error
 
 
 def each(files: list[Path]) -> Iterator[tuple[str, Image.Image]]:
     """Yield the images of files, each with its path, opened one at a time."""
     for file in files:
-        with opened(file) as image:
+        with opened(file, str(file)) as image:
             yield str(file), image
 
 
@@ -167,7 +174,7 @@ def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
     """Return images as [n, channels, height, width], uint8."""
     x = np.empty((len(files), 1 if grey else 3, size[1], size[0]), np.uint8)
     for row, file in zip(x, files, strict=True):
-        row[:] = as_array(opened(file), grey, size, str(file))
+        row[:] = as_array(opened(file, str(file)), grey, size, str(file))
     return x
 
 
@@ -180,6 +187,8 @@ def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) 
         if image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: is no whole image: {error}; save it again") from error
+    except Exception as error:  # Pillow raises exceptions of many types over damaged images
+        raise DataError(
+            f"{where}: is no whole image: {error or type(error).__name__}; save it again"
+        ) from error
     return pixels[None] if grey else np.moveaxis(pixels, 2, 0)

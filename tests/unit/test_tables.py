@@ -3,7 +3,11 @@ be used is said.
 """
 
 import csv
+import io
 import json
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import h5py
@@ -366,6 +370,55 @@ def test_texts_and_images_of_hugging_face_are_inputs(tmp_path):
     assert data.train.x.shape == (16, 1, 4, 5) and len(np.unique(data.train.users)) == 4
     assert np.array_equal(data.train.x[:, 0, 0, 0] % 2, data.train.y)
     assert read(name, size=8).train.x.shape == (16, 1, 8, 8)
+
+
+def picture(form: str = "PNG", **how) -> bytes:
+    """The bytes of an image of 5x4 pixels."""
+    Image.new("L", (5, 4), 7).save(content := io.BytesIO(), form, **how)
+    return content.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG whose header declares 60000x60000 pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60000, 60000, 8, 0, 0, 0, 0)
+    return picture()[:12] + header + struct.pack(">I", zlib.crc32(header)) + picture()[33:]
+
+
+UNSAFE = {  # rows that must not be decoded, or cannot be, and words of the message
+    "host": ({"bytes": None, "path": "http://127.0.0.1:9/leak.png"}, "names 'http://127"),
+    "file": ({"bytes": None, "path": "{folder}/pipe"}, "only images within the data set are read"),
+    "empty": ({"bytes": b"", "path": None}, "image 0: is no image"),
+    "nothing": (None, "image 0: is empty"),
+    "program": ({"bytes": picture("EPS"), "path": "a.png"}, "image 0: is no image"),
+    "bomb": ({"bytes": bomb(), "path": None}, "exceeds limit of"),
+    "cut short": ({"bytes": picture()[:-20], "path": None}, "image 0: is no whole image"),
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_images_of_hugging_face_are_their_bytes_in_a_known_format(tmp_path, monkeypatch, case):
+    row, words = UNSAFE[case]
+    asked = []
+    monkeypatch.setattr("socket.socket.connect", lambda *address: asked.append(address))
+    os.mkfifo(tmp_path / "pipe")  # opening it would never end
+    if row and row["path"]:
+        row = row | {"path": row["path"].format(folder=tmp_path)}
+    library = pytest.importorskip("datasets")
+    rows = [row] + [{"bytes": picture(), "path": None}] * 19
+    part = library.Dataset.from_dict({"image": rows, "label": [0, 1] * 10})
+    part = part.cast_column("image", library.Image())
+    monkeypatch.setattr(library, "load_from_disk", lambda folder: {"train": part})
+    with pytest.raises(DataError, match=words):
+        read(f"hf:{tmp_path}")
+    assert not asked
+
+
+def test_a_data_set_with_another_format_of_rows_is_read_as_it_is_stored(tmp_path):
+    name = saved_set(tmp_path / "i", image=[Image.new("L", (5, 4), 7)] * 20, label=[0, 1] * 10)
+    state = tmp_path / "i/train/state.json"
+    state.write_text(state.read_text().replace('"_format_type": null', '"_format_type": "torch"'))
+    assert "torch" in state.read_text()
+    assert read(name).train.x.shape == (16, 1, 4, 5)
 
 
 def test_what_the_cache_of_hugging_face_holds_needs_no_network(tmp_path, monkeypatch):
