@@ -46,7 +46,11 @@ WORDS = argument(
     "words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ..."
 )
 PLACES = argument(
-    "runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5"
+    "runs",
+    type=Path,
+    metavar="RUN",
+    nargs="+",
+    help="folder of a run or sweep, a results.h5, or a folder of these",
 )
 LINES = argument(
     "-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10"

@@ -37,6 +37,13 @@ def place_of(results: Path) -> Path:
     return real.with_suffix("") if real.suffix == ".h5" else real
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, going on or not."""
+    results = results_file(folder)
+    files = (results, journal_file(results), lock_file(folder))
+    return any(map(os.path.exists, (*files, checkpoint_folder(folder), watch_folder(folder))))
+
+
 def results_file(run: Path) -> Path:
     return run / "results.h5"
 

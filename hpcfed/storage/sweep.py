@@ -29,6 +29,7 @@ def of_folder(name: str) -> str:
     return name
 
 
+DEEP = 3  # levels of folders below which runs are looked for
 FORMAT, VERSION = "hpcfed-sweep", 1
 # the name of a folder beside sweep.json
 NAME = Annotated[str, Field(pattern=r"^[^/\x00]{1,255}$"), AfterValidator(of_folder)]
@@ -198,15 +199,32 @@ def read(folder: Path) -> Sweep:
 def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
     """Yield the run at this path, or the runs of the sweep there, begun or not.
 
-    Each comes with its sweep and member, or None if it belongs to no sweep. Raises CheckpointError
-    as `read` does.
+    Of a folder that is neither a run nor a sweep they are the runs and sweeps below it, and the
+    result files (.h5) in it, by name. Each comes with its sweep and member, or None if it belongs
+    to no sweep. Raises CheckpointError as `read` does.
     """
-    if not exists(path):
-        yield path, None
+    if exists(path):
+        sweep = read(path)
+        for run in sweep.runs:
+            yield path / run.name, (sweep, run)
         return
-    sweep = read(path)
-    for run in sweep.runs:
-        yield path / run.name, (sweep, run)
+    below = [] if names.is_run(path) else list(runs_below(path))
+    if not below:
+        yield path, None
+    for place in below:
+        yield from runs(place)
+
+
+def runs_below(folder: Path, levels: int = DEEP) -> Iterator[Path]:
+    """Yield the result files in a folder, and the runs and sweeps in so many levels below it."""
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        place = folder / name
+        if exists(place) or names.is_run(place):
+            yield place
+        elif os.path.isdir(place) and levels > 1:
+            yield from runs_below(place, levels - 1)
+        elif place.suffix == ".h5" and levels == DEEP:
+            yield place
 
 
 def note(sweep: Sweep, run: str, end: End | None) -> None:

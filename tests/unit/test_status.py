@@ -21,7 +21,7 @@ NOW = 1_800_000_000.0  # Unix seconds
 def results(folder: Path, rounds: int = 10, **about: object) -> Results:
     """The writer of a run of so many rounds, that takes 2 s for each."""
     job = {"algorithm": {"name": "local"}, "rounds": rounds, "run": {"watchdog": 1800.0}}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return Results(folder, {"job": job, "ranks": 1, "architectures": ["mlp", "cnn"]} | about, {})
 
 
@@ -132,6 +132,18 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
     assert cli.main(["status", str(sweep.folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and "hpcfed: no data" in lines[2] and "0/10" in lines[4]
+
+
+def test_a_folder_stands_for_the_runs_and_sweeps_below_it_and_for_result_files_in_it(tmp_path):
+    for place in ("b", "a", "old/c"):
+        written(results(tmp_path / "all" / place), 10)
+    moved = written(results(tmp_path / "moved"), 10)
+    (moved / "results.h5").rename(tmp_path / "all/d.h5")
+    (tmp_path / "all/empty").mkdir()
+    names = [row["run"] for row in status([tmp_path / "all"], json=True)]
+    assert names == [str(tmp_path / "all" / name) for name in ("a", "b", "d.h5", "old/c")]
+    assert {row["word"] for row in status([tmp_path / "all"], json=True)} == {"finished"}
+    assert [row["word"] for row in status([tmp_path / "all/empty"], json=True)] == ["not begun"]
 
 
 def test_tail_prints_the_last_rounds_with_the_accuracy_of_the_last_evaluation(tmp_path):
