@@ -133,7 +133,8 @@ TABLE = (
     argument(
         "--rows",
         metavar="FIELDS",
-        help="of the job, separated by commas; default: method and its parameters",
+        help="of the job, separated by commas, or ranks, nodes, version; default: method and its "
+        "parameters",
     ),
     argument(
         "--columns",
@@ -150,7 +151,9 @@ TABLE = (
     argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
     argument("--percent", action="store_true", help="accuracies in percent"),
     argument(
-        "--layout", metavar="TABLE", help="as in a paper: fedclassavg-2 (to -5), fedhenn-1 (to -3)"
+        "--layout",
+        metavar="TABLE",
+        help="as in a paper: fedclassavg-2 (to -5), fedhenn-1 (to -3); scaling: seconds by ranks",
     ),
     argument(
         "--paper", action="store_true", help="with --layout: the paper's own numbers beside ours"

@@ -40,6 +40,7 @@ UNCOUNTED = (
     "evaluate.common",
     "evaluate.batch",
 )  # a method's own fields, which its row shows, and further measurements
+MACHINE = ("ranks", "nodes", "version")  # of a run's header; they change its times alone
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
@@ -49,6 +50,21 @@ def find_cases(paths: Sequence[Path]) -> list[Run]:
     Runs of a sweep have the fields that the sweep defines.
     """
     return [run.with_fields(run.member[1].fields) if run.member else run for run in find(paths)]
+
+
+def with_machine(found: list[Run]) -> list[Run]:
+    """Return the runs with their ranks, nodes and version of hpcfed as further fields.
+
+    A run that has not begun has the values 0 and "".
+    """
+    return [run.with_fields(run.fields | machine(run)) for run in found]
+
+
+def machine(run: Run) -> dict[str, Any]:
+    header = run.header if run.begun else {}
+    nodes = header.get("hardware", {}).get("nodes", 0)
+    version = header.get("versions", {}).get("hpcfed", "")
+    return dict(zip(MACHINE, (header.get("ranks", 0), nodes, version), strict=True))
 
 
 def rename_data(found: list[Run]) -> list[Run]:
@@ -82,9 +98,14 @@ def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def axes(
-    found: list[Run], rows: list[str] | None, columns: list[str] | None
+    found: list[Run],
+    rows: list[str] | None,
+    columns: list[str] | None,
+    timed: bool = False,
 ) -> tuple[list[str], list[str]]:
     """Return the fields of rows and of columns, so that runs of a cell differ only in their seed.
+
+    timed: whether the numbers are seconds, which the machine changes too.
 
     Axes that are not given are chosen: rows by method and its own parameters, columns by all other
     fields that differ. Other data are another column even if each method has its own, because their
@@ -95,8 +116,10 @@ def axes(
     known = {name for run in found for name in run.fields}
     for name in (name for name in (*down, *across) if name not in known):
         raise ConfigError(
-            f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}"
+            f"table: no field {name!r} in the jobs of these runs; it is written as in "
+            f"--{FIRST[0]}; there are also {', '.join(MACHINE)}"
         )
+    known -= set() if timed else set(MACHINE)
     for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
         apart = name in COMPARED and name not in (*down, *across) and columns is None
         cell = conflicting_values(found, [] if apart else [*down, *across], name)
@@ -163,7 +186,7 @@ def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
     values: dict[str, dict[str, None]] = {}
     for group in groups:
         for name in dict.fromkeys(name for run in group for name in run.fields):
-            if name in (SEED, *shown) or covers((*ASIDE, *UNCOUNTED), name):
+            if name in (SEED, *MACHINE, *shown) or covers((*ASIDE, *UNCOUNTED), name):
                 continue
             found = dict.fromkeys(run.at([name])[0] for run in group if name in run.fields)
             if len(found) > 1:

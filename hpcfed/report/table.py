@@ -10,12 +10,22 @@ from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
-from hpcfed.report.cases import also_differ, axes, find_cases, name_skew, rename_data
+from hpcfed.report.cases import (
+    also_differ,
+    axes,
+    find_cases,
+    name_skew,
+    rename_data,
+    with_machine,
+)
 from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, view_of
+from hpcfed.report.scaling import scaling
 from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.run import Run
+
+SCALING = "scaling"  # a layout of its own
 
 
 def table(
@@ -37,11 +47,15 @@ def table(
     rows, columns: fields of the job, separated by commas; chosen automatically if not given.
     value: which number of a run.
     metric: of which metric it is.
-    layout: rows, columns and other options as in a table of a paper.
+    layout: rows, columns and other options as in a table of a paper; or "scaling".
     paper: whether the paper's numbers are added.
     choose: fields, separated by commas, of which the values with the best validation score are
     taken.
     """
+    if layout == SCALING:
+        refuse(layout, rows=rows, columns=columns, value=value, metric=metric, choose=choose)
+        timed = [run for run in with_machine(rename_data(find_cases(runs))) if run.finished]
+        return save_or_return(FORMATS[format](scaling(timed)), out)
     if layout:
         refuse(
             layout,
@@ -60,14 +74,15 @@ def table(
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     chosen = [names.split(",") if names else None for names in (rows, columns)]
-    tried, how = rename_data(find_cases(runs)), list[str]()
+    tried, how = with_machine(rename_data(find_cases(runs))), list[str]()
     if choose:
         tried, how = choose_values(tried, choose.split(","))
     found = name_skew(tried, [name for names in chosen for name in names or []])
     view = view_of(
         (run.record for run in found if run.finished), value, metric, deviation or "seeds", percent
     )
-    return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view, how)), out)
+    down, across = axes(found, chosen[0], chosen[1], view.value == "seconds")
+    return save_or_return(FORMATS[format](grid(found, down, across, view, how)), out)
 
 
 def refuse(layout: str, **given: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import SEED
+from hpcfed.report.cases import MACHINE, SEED
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View
 from hpcfed.results.run import Run
@@ -21,8 +21,10 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
     twice = {seed: name for seed, name in ((run.at([SEED]), run.name) for run in group)}
     if len(twice) < len(group):
         names = ", ".join(run.name for run in group)
+        differ = [name for name in MACHINE if len({run.at([name]) for run in group}) > 1]
+        apart = f", or tell them apart by --columns {','.join(differ)}" if differ else ""
         raise ConfigError(
-            f"table: two runs of one cell have the same seed: {names}; give one of them"
+            f"table: two runs of one cell have the same seed: {names}; give one of them{apart}"
         )
     found = [view.measure.of(run.record) for run in group if run.finished]
     known = [(mean, std) for mean, std in found if mean is not None]

@@ -38,10 +38,18 @@ def job(
     return tree
 
 
-def run(folder: Path, accuracies: list[list[float]], up: int = 10, **about: object) -> Path:
+def run(
+    folder: Path,
+    accuracies: list[list[float]],
+    up: int = 10,
+    ranks: int = 1,
+    seconds: float = 2.0,
+    **about: object,
+) -> Path:
     """A run folder with these accuracies of two clients, round by round."""
     folder.mkdir(parents=True)
-    header = {"job": job(**about), "ranks": 1, "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
     results = Results(folder, header, {})
     for row in accuracies:
         cells = {
@@ -51,7 +59,7 @@ def run(folder: Path, accuracies: list[list[float]], up: int = 10, **about: obje
             "clients/id": np.arange(2),
             "clients/architecture": np.zeros(2, dtype=np.int64),
         }
-        results.append({**cells, "rounds/seconds": 2.0})
+        results.append({**cells, "rounds/seconds": seconds})
     results.finish()
     return folder
 
@@ -276,6 +284,27 @@ def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_pat
     assert table([sweep, sweep / "fedavg_0.1_0"]) == table([sweep])
     with pytest.raises(ConfigError, match=r"same seed: .*fedavg_0.1_0, .*again"):
         table([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
+
+
+def test_runs_that_differ_in_ranks_alone_are_columns_of_seconds_and_a_table_of_their_own(tmp_path):
+    times = {1: 4.0, 2: 2.0, 8: 1.0}
+    for ranks, seconds in times.items():
+        run(tmp_path / "runs" / str(ranks), to_end(0.5), ranks=ranks, seconds=seconds)
+    text = lines(table([tmp_path / "runs"], value="seconds"))
+    assert text[2].split() == ["method", "ranks=1", "ranks=2", "ranks=8"]
+    assert text[3].split() == ["fedavg", "4", "s", "2", "s", "1", "s"]
+    assert "ranks=8" in table([tmp_path / "runs"], rows="ranks", columns="nodes,version")
+    with pytest.raises(ConfigError, match="or tell them apart by --columns ranks"):
+        table([tmp_path / "runs"])
+    text = lines(table([tmp_path / "runs"], layout="scaling"))
+    assert text[2].split()[1:] == ["seconds", "per", "round", "speedup", "efficiency", "waiting"]
+    assert [line.split()[2:6] for line in text[3:6]] == [
+        ["4", "s", "1.00", "100%"],
+        ["2", "s", "2.00", "100%"],
+        ["1", "s", "4.00", "50%"],
+    ]
+    with pytest.raises(ConfigError, match="have one number of ranks; run it on several"):
+        table([tmp_path / "runs/2"], layout="scaling")
 
 
 def test_any_fields_may_be_rows_and_columns(sweep):
