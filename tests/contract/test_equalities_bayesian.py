@@ -36,7 +36,7 @@ def test_fedbe_without_epochs_of_its_server_is_fedavg():
 
 
 def test_fedbes_samples_without_variance_are_one_model_with_the_public_datas_statistics():
-    flags = ("--algorithm.var_scale", "0", *SMALL)
+    flags = ("--algorithm.std_scale", "0", *SMALL)
     rounds = toy.start(Serial(), toy.job("fedbe", *flags))
     fed, method, mean = rounds.fed, rounds.algorithm, rounds.state
     ones = mean.map(torch.ones_like)

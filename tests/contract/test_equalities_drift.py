@@ -46,6 +46,22 @@ def test_gradients_of_an_update_are_counted_by_hand():
     closed = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
     assert count_gradients(tau, momentum=rho) == closed == 4.25  # 1 + 1.5 + 1.75
     assert count_gradients(2, shrink=0.1) == pytest.approx(1.9)  # 1 * 0.9 + 1
+    assert count_gradients(0) == 0
+
+
+@pytest.mark.parametrize(("steps", "want"), [(5, 11.66), (30, 16.06)])
+def test_gradients_are_counted_where_the_proximal_term_passes_through_momentum(steps, want):
+    """An update of torch's SGD on gradients of 1, divided by the learning rate."""
+    lr, mu, rho = 0.1, 0.5, 0.9
+    w = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    descent = torch.optim.SGD([w], lr, momentum=rho)
+    for _ in range(steps):
+        descent.zero_grad()
+        (w + mu / 2 * w**2).backward()
+        descent.step()
+    count = count_gradients(steps, rho, lr * mu)
+    assert count == pytest.approx(-w.item() / lr, rel=1e-12)
+    assert count == pytest.approx(want, abs=0.005)
 
 
 def test_fednovas_server_weighs_updates_by_their_steps(monkeypatch: pytest.MonkeyPatch):
@@ -75,6 +91,9 @@ def test_fednova_refuses_what_it_cannot_count():
     kept = (*SGD, "--local.momentum", "0.5", "--local.keep_optimiser", "true")
     with pytest.raises(ConfigError, match="fednova needs updates of a round's own gradients"):
         toy.given("fednova", *kept)
+    overshot = (*SGD, "--local.momentum", "0.99", "--algorithm.mu", "9")
+    with pytest.raises(ConfigError, match=r"mu = 9.* times after 6 steps\n.* set a smaller mu"):
+        toy.given("fednova", *overshot)
 
 
 ALPHA = ("--algorithm.alpha", "0.5")
@@ -104,11 +123,14 @@ def test_feddyns_correction_is_the_mean_of_the_clients_own_where_all_take_part()
     assert near(rounds.state.h, mean, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("weighting", "participation"), [("uniform", "1"), ("uniform", "0.5"), ("samples", "0.5")]
+)
 def test_feddyn_reaches_the_optimum_of_all_clients_and_fedavg_does_not(
-    monkeypatch: pytest.MonkeyPatch,
+    weighting: str, participation: str, monkeypatch: pytest.MonkeyPatch
 ):
+    """Also where two of three clients take part in a round, with weights by examples."""
     curvature, optimum = np.array([1.0, 4.0, 0.5]), np.array([3.0, -1.0, 2.0])
-    best = float((curvature * optimum).sum() / curvature.sum())
 
     def solve(fed, client, t, loss, **_: object) -> int:
         """The exact minimum of c/2 (w - b)^2 - g w + alpha/2 (w - w_t)^2, in every weight."""
@@ -117,16 +139,20 @@ def test_feddyn_reaches_the_optimum_of_all_clients_and_fedavg_does_not(
         client.load({n: (c * b + dual[n] + alpha * anchor[n]) / (c + alpha) for n in dual})
         return 1
 
-    three = ("--clients", "3", "--data.train_limit", "24", "--models.mix", "logistic", *ALL)
-    quick = ("--rounds", "60", "--evaluate.every", "1000", "--evaluate.before", "false")
+    three = ("--clients", "3", "--data.train_limit", "24", "--models.mix", "logistic")
+    sizes = ("--data.partition", "quantity", "--data.spread", "1")
+    how = ("--participation", participation, "--algorithm.weighting", weighting)
+    quick = ("--rounds", "150", "--evaluate.every", "1000", "--evaluate.before", "false")
     monkeypatch.setattr("hpcfed.algorithms.global_model.feddyn.sgd", solve)
-    rounds = begun("feddyn", *three, *quick, *ALPHA)
-    while rounds.t < 60:
+    rounds = begun("feddyn", *three, *sizes, *how, *quick, *ALPHA)
+    n = np.array(rounds.fed.sizes) if weighting == "samples" else np.ones(3)
+    best = float((n * curvature * optimum).sum() / (n * curvature).sum())
+    while rounds.t < 150:
         rounds.step()
     assert all(
         torch.allclose(v, torch.full_like(v, best), atol=1e-4) for v in rounds.state.x.values()
     )
-    assert abs(optimum.mean() - best) > 1  # where the mean of exact local minima stays
+    assert abs((n * optimum).sum() / n.sum() - best) > 1  # where means of local minima stay
 
 
 def test_moons_first_round_draws_and_pushes_alike():

@@ -51,7 +51,12 @@ def test_a_gaussian_sample_is_as_far_from_the_mean_as_it_should_be(fed: Federati
     mean, variance = Params(w=torch.zeros(20000)), Params(w=torch.full((20000,), 4.0))
     drawn = posterior.draw(fed, mean, variance, 0.25, 0, 0)["w"]
     assert drawn.mean().item() == pytest.approx(0, abs=0.03)
-    assert drawn.var().item() == pytest.approx(1, abs=0.03)
+    assert drawn.std().item() == pytest.approx(0.25 * 2, abs=0.01)  # scale * sqrt(variance)
+
+
+def test_the_authors_draw_with_a_tenth_of_the_standard_deviation_of_directions():
+    job = toy.given("fedbe", "--models.mix", "mlp", "--preset", "authors")
+    assert job.algorithm.posterior == "directions" and job.algorithm.std_scale == 0.1
 
 
 def test_mixtures_lie_between_the_clients_and_differ(fed: Federation):

@@ -4,8 +4,8 @@ Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. The server fits a distr
 clients' models and draws models from it. The teachers are the drawn models, the clients' models and
 their mean. The mean model learns the teachers' mean soft prediction, sharpened, on public data,
 with stochastic weight averaging (SWA). The preset `authors` follows the authors' code
-(hongyouc/FedBE), which fits its Gaussian to directions of change (posterior = "directions") with a
-tenth of their variance.
+(hongyouc/FedBE), which fits its Gaussian to directions of change (posterior = "directions") and
+draws with a tenth of their standard deviation (its option `var_scale`).
 
 Deviations: batch statistics of drawn models, and of the SWA average, are computed on the public
 data; the code draws them, and a variance may be negative. The divergence is summed over classes;
@@ -52,8 +52,8 @@ class FedBE(RoundBased):
     """
     samples: NonNegativeInt = 10
     """Number of models that are drawn in a round."""
-    var_scale: NonNegativeFloat = 1.0
-    """Factor of the Gaussian's variance; 0: all drawn models are its mean."""
+    std_scale: NonNegativeFloat = 1.0
+    """Factor of the Gaussian's standard deviation; 0: all drawn models are its mean."""
     alpha: PositiveFloat = 1.0
     """Dirichlet: concentration of the weights."""
     sharpen: PositiveFloat = 0.5
@@ -74,16 +74,16 @@ class FedBE(RoundBased):
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
         if not self.server_epochs:
-            names = {"posterior", "samples", "var_scale", "alpha", "sharpen", "server_lr"}
+            names = {"posterior", "samples", "std_scale", "alpha", "sharpen", "server_lr"}
             names |= {"server_momentum", "server_batch", "swa_start", "swa_every"}
             return found | {
                 f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names
             }
         if not self.samples:
             why = "samples = 0: no model is drawn"
-            found |= {f"algorithm.{name}": why for name in ("posterior", "var_scale", "alpha")}
+            found |= {f"algorithm.{name}": why for name in ("posterior", "std_scale", "alpha")}
         elif self.posterior == "dirichlet":
-            found["algorithm.var_scale"] = "posterior = 'dirichlet' has no variance"
+            found["algorithm.std_scale"] = "posterior = 'dirichlet' has no variance"
         else:
             found["algorithm.alpha"] = f"posterior = {self.posterior!r} draws no mixtures"
         steps = self.server_epochs * math.ceil(job.data.public / self.server_batch)
@@ -125,7 +125,7 @@ class FedBE(RoundBased):
 
     def sample(self, fed: Federation, mean: Params, variance: Params, i: int, t: int) -> Params:
         """Return model i of round t, with the batch statistics of the public data."""
-        scale = 0.0 if self.posterior == "dirichlet" else self.var_scale
+        scale = 0.0 if self.posterior == "dirichlet" else self.std_scale
         model = posterior.draw(fed, mean, variance, scale, t, i)
         return recalibrate(fed, fed.architectures[0], model, fed.public)
 

@@ -63,13 +63,14 @@ def deviations(sent: Mapping[int, Mean], mean: Params) -> list[tuple[int, Mean]]
 
 
 def draw(fed: Federation, mean: Params, variance: Params, scale: float, t: int, i: int) -> Params:
-    """Draw sample i of round t from the Gaussian with this mean, and this variance times scale.
+    """Draw sample i of round t from the Gaussian with this mean and variance.
 
+    scale: factor of the standard deviation.
     The sample is the same on all ranks.
     """
     g = rng.torch_stream(fed.seed, "posterior", t, i)
     noise = {n: torch.randn(v.shape, generator=g).to(v) for n, v in mean.items()}
-    return Params({n: v + (scale * variance[n]).sqrt() * noise[n] for n, v in mean.items()})
+    return Params({n: v + scale * variance[n].sqrt() * noise[n] for n, v in mean.items()})
 
 
 def mixtures(

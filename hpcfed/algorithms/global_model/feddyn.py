@@ -3,7 +3,8 @@
 Acar et al. (Federated Learning Based on Dynamic Regularization), ICLR 2021, arXiv:2111.04263,
 algorithm 1. The linear term changes with the client's past updates. A client of the round descends
 F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets g_k <- g_k - alpha (w_k - w_t). The server
-sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k - h / alpha.
+sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k - h / alpha. With weighting = "samples"
+clients count by their examples in the sum, the mean and K.
 
 Deviations: local training is the job's, not to the optimum. Float buffers of batch normalisation
 are averaged and have neither g_k nor h. The authors' code divides alpha by a client's share of the
@@ -20,6 +21,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import inner_product, proximal
@@ -88,6 +90,6 @@ class FedDyn(RoundBased):
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         mean = fed.mean(uploads, keep=state.x, last=True)
         moved = mean.pick(state.h.__contains__) - state.x
-        h = state.h - (self.alpha * len(cohort) / fed.K) * moved
+        h = state.h - (self.alpha * share_of(self, fed, cohort)) * moved
         x = {name: v - h[name] / self.alpha if name in h else v for name, v in mean.items()}
         return State(Params(x), h)

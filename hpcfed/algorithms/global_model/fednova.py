@@ -4,16 +4,20 @@ Wang et al. (Tackling the Objective Inconsistency Problem in Heterogeneous Feder
 NeurIPS 2020, arXiv:2007.07481. Without this division, clients that take more steps pull the optimum
 towards their own. a_k counts how often each of a client's tau_k gradients enters its update. The
 server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff = sum_k p_k ||a_k||_1.
-||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it (`count_gradients`).
+||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it (`count_gradients`). It
+is the sum of a_k: with momentum and a proximal term some of its entries can be negative.
 
 Deviations: float buffers of batch normalisation are averaged like FedAvg's. Weight decay counts as
-part of the gradient. With a proximal term the authors' code has sum_k p_k tau_k for tau_eff; their
-server momentum is left out.
+part of the gradient. With a proximal term the authors' code has sum_k p_k tau_k for tau_eff, and
+with momentum beside it adds up both counters, which is not the sum of a_k; their server momentum is
+left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -32,22 +36,33 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
+EXAMINED = 1000  # steps after which the number of gradients must be positive
+SMALL = 1e-3  # numbers of gradients below this cannot divide an update
 COUNT = "gradients"  # name of ||a_k||_1 beside the tensors of an update
 
 
-def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
-    """Return ||a||_1 of so many steps of SGD: how often gradients enter the update, in total.
+def counts(momentum: float = 0.0, shrink: float = 0.0) -> Iterator[float]:
+    """Yield ||a||_1 after 1, 2, ... steps of SGD: how often gradients enter the update, in total.
 
-    momentum: rho; the sum is sum_j c_j with c_j = rho c_(j-1) + 1.
-    shrink: learning rate times the weight of a proximal term; each step multiplies the update so
-    far by 1 - shrink.
+    momentum: rho.  shrink: learning rate times the weight mu of a proximal term.
+
+    The gradient of the proximal term, mu (w - w_t), passes through the momentum buffer as any other
+    does. Divided by the learning rate, the buffer's and the update's sums of coefficients are
+    B <- rho B + 1 - shrink A and A <- A + B, from 0.
+    """
+    buffer, total = 0.0, 0.0
+    while True:
+        buffer = momentum * buffer + 1 - shrink * total
+        total += buffer
+        yield total
+
+
+def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
+    """Return ||a||_1 of so many steps (`counts`); 0 of none.
+
     Wang et al., NeurIPS 2020.
     """
-    current, total = 0.0, 0.0
-    for _ in range(steps):
-        current = momentum * current + 1
-        total = total * (1 - shrink) + current
-    return total
+    return next(islice(counts(momentum, shrink), steps - 1, None)) if steps else 0.0
 
 
 class FedNova(RoundBased):
@@ -81,6 +96,17 @@ class FedNova(RoundBased):
                 "needs updates of a round's own gradients, but momentum is kept from the round "
                 "before; set local.keep_optimiser = false"
             )
+        elif self.mu:
+            shrink = job.local.lr * self.mu
+            seen = islice(counts(job.local.momentum, shrink), EXAMINED)
+            step, least = min(enumerate(seen, 1), key=lambda pair: pair[1])
+            if least < SMALL:
+                found["job"] = (
+                    f"needs updates that gradients enter more than 0 times, but with algorithm.mu "
+                    f"= {self.mu}, local.lr = {job.local.lr} and local.momentum = "
+                    f"{job.local.momentum} it is {least:.3g} times after {step} steps; set a "
+                    f"smaller mu"
+                )
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
