@@ -32,6 +32,7 @@ from hpcfed.storage.fields import at, flat
 
 DEFAULT_ALGORITHM = "fedclassavg"
 MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
+MODELS = "--models.mix (models.proxy, models.server)"
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
@@ -50,11 +51,27 @@ class Given:
 NOTHING = Given()
 
 
+@dataclass(frozen=True)
+class Importable:
+    """The methods and models outside hpcfed whose modules a job may import.
+
+    names: "module:attribute", as the user names them.
+    where: what names the others, for the message.
+    method, model: the flags by which the user names a method or a model.
+    """
+
+    names: Collection[str]
+    where: str
+    method: str
+    model: str
+
+
 def load(
     argv: Sequence[str],
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
     environ: Mapping[str, str] = os.environ,
     given: Given = NOTHING,
+    only: Importable | None = None,
 ) -> Job:
     """Return the checked job of a command line or of a call in Python.
 
@@ -65,9 +82,11 @@ def load(
     overrides the job files. Without job files the embedded job is used; with `--resume` they
     override the stored job of that run (`stored(path)`).
     given: what a call in Python gives in place of flags and of a file.
+    only: limits the methods and models of the user's own; None: those of a run's stored job are
+    limited to those that flags, environment or job files name too.
     Raises ConfigError with all mistakes in one message.
     """
-    job, _, _ = resolve(argv, stored, environ, given)
+    job, _, _ = resolve(argv, stored, environ, given, only)
     check(job, stored=bool(job.resume))
     return job
 
@@ -77,6 +96,7 @@ def resolve(
     stored: Callable[[Path], dict[str, Any]],
     environ: Mapping[str, str],
     given: Given = NOTHING,
+    only: Importable | None = None,
 ) -> tuple[Job, list[Layer], list[str]]:
     """Return the job of a command line, with each field checked by itself.
 
@@ -100,10 +120,12 @@ def resolve(
         or peek("algorithm.name", flags, environ, file, old)
         or DEFAULT_ALGORITHM
     )
-    own, source = set[str](), f"resume: the job stored in {resume}"
-    if resume:
+    if resume and not only:
         own = user_names(flags, environ, merge(file, call))
-        refuse_import([name], own, source, "--algorithm.name")
+        only = Importable(own, f"resume: the job stored in {resume}", "--algorithm.name", MODELS)
+    if only:
+        refuse_import([name], only.names, only.where, only.method)
+    if resume:
         old = fill_former_defaults(old, name)
     file, old = (about(name, table) for table in (file, old))
     if "algorithm" not in file:
@@ -127,8 +149,8 @@ def resolve(
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
     job._places = (places, flags)
-    if resume:
-        refuse_import(models_of(job), own, source, "--models.mix (models.proxy, models.server)")
+    if only:
+        refuse_import(models_of(job), only.names, only.where, only.model)
     return job, places, flags
 
 

@@ -3,7 +3,7 @@
 Each entry has a line of description and the location of its code, which is imported when needed.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
@@ -56,11 +56,17 @@ def refuse_import(
     where: names the file.
     advice: says how the user gives a name.
     """
-    for name in (name for name in names if isinstance(name, str)):
-        for part in name.split("+"):  # of models: a+b, and sub-models a@0.5, variants a~pan
-            base = part.partition("~")[0].partition("@")[0]
-            if ":" in base and base not in own and base.partition(":")[0] not in LIBRARIES:
-                raise ConfigError(
-                    f"{where} names {base}: its module would be imported, and what it says run; "
-                    f"hpcfed does that only where you name it yourself: {advice} {base}"
-                )
+    for base in (base for name in names for base in outside(name) if base not in own):
+        raise ConfigError(
+            f"{where} names {base}: its module would be imported, and what it says run; "
+            f"hpcfed does that only where you name it yourself: {advice} {base}"
+        )
+
+
+def outside(name: object) -> Iterator[str]:
+    """Yield each "module:attribute" in the name of a method or model that is outside hpcfed."""
+    for part in name.split("+") if isinstance(name, str) else ():
+        # of models: a+b, and sub-models a@0.5, variants a~pan
+        base = part.partition("~")[0].partition("@")[0]
+        if ":" in base and base.partition(":")[0] not in LIBRARIES:
+            yield base

@@ -250,6 +250,7 @@ SWEEP = (
         metavar="I",
         help="only run number I, from 0, as an array job's task does",
     ),
+    OWN,
     argument("--dry-run", action="store_true", help="check and list the runs, start nothing"),
     argument(
         "--submit", action="store_true", help="as an array job of Slurm, a task for each run; with:"

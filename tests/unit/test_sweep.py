@@ -5,6 +5,7 @@ without harm.
 import fcntl
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpcfed.cli import main
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.launch.sweep import gpus, launch, pool
 from hpcfed.launch.sweep.grid import agree, define
+from hpcfed.launch.sweep.launch import continuing
 from hpcfed.launch.sweep.pool import BUSY, LEFT, Pool
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
@@ -261,6 +263,38 @@ def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
     assert "--at-once 0: give at least 1" in capsys.readouterr().err
 
 
+HOSTILE = {  # what a sweep's file may not make hpcfed do: changes of the file, and the message
+    "launcher": ({"launcher": "touch ran"}, "name it yourself: --launcher 'touch ran'"),
+    "method": ({"words": ["--algorithm.name", "evil:Mine"]}, "names evil:Mine: .*--own evil:Mine"),
+    "model": ({"words": ["--models.mix", "evil:Mine"]}, "names evil:Mine: .*--own evil:Mine"),
+    "job file": ({"words": ["evil.toml"]}, "names evil:Mine: .*--own evil:Mine"),
+    "directory": ({"directory": "{folder}/s"}, "may find modules to import; go there first: cd "),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_the_file_of_a_sweep_starts_no_program_that_the_user_does_not_name(
+    tmp_path, monkeypatch, capsys, case
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "evil.toml").write_text("algorithm.name = 'evil:Mine'\n")
+    store.write(define(["--seed", "0,1"], tmp_path / "s", 1, ""))
+    changes, words = HOSTILE[case]
+    path = names.sweep_file(tmp_path / "s")
+    text = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(text).replace("{folder}", str(tmp_path)))
+    assert main(["sweep", str(tmp_path / "s")]) == 2
+    assert re.search(words, capsys.readouterr().err) and not (tmp_path / "ran").exists()
+
+
+def test_a_sweep_with_code_of_the_users_says_how_it_is_continued(tmp_path, monkeypatch):
+    run = Member("a", [], {"algorithm.name": "mine:Mine", "models.mix": ["mine:A+mlp", "hf:b"]})
+    sweep = Sweep(Path("s"), [], "", 2, "srun -l", (run,))
+    assert continuing(sweep) == ("hpcfed sweep --launcher 'srun -l' --own mine:Mine --own mine:A s")
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     """Three runs, of which the shell plays the part of hpcfed.main (see `plays`)."""
@@ -440,7 +474,10 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     assert main([*words, *asked, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --array=0-2%2\n" in text
-    assert f"\nwatch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {tmp_path}/s\n" in text
+    task = (
+        rf"\nwatch hpcfed sweep --task \$SLURM_ARRAY_TASK_ID --launcher '?mpirun.* {tmp_path}/s\n"
+    )
+    assert re.search(task, text)
     assert not (tmp_path / "s").exists()
 
     monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")

@@ -11,7 +11,10 @@ from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import AUTO
 from hpcfed.launch.slurm.resources import batch_of
 from hpcfed.launch.slurm.submit import how_to_stop, sbatch
+from hpcfed.launch.sweep.launch import continuing
 from hpcfed.storage.sweep import Sweep, array_size
+
+TASK = "--task $SLURM_ARRAY_TASK_ID"
 
 
 def plan_batch(
@@ -37,11 +40,9 @@ def plan_batch(
             f"{batch.ntasks_per_node} have {tasks} tasks; ask for more, or give fewer"
         )
     words = batch.starter() if ranks > 1 else []
-    folder = shlex.quote(str(found.folder.resolve()))
-    text = script.script(
-        batch, f"watch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {folder}", array_size(found)
-    )
-    return replace(found, ranks=ranks, launcher=shlex.join(words)), text
+    found = replace(found, ranks=ranks, launcher=shlex.join(words))
+    task = continuing(replace(found, folder=found.folder.resolve()), TASK)
+    return found, script.script(batch, f"watch {task}", array_size(found))
 
 
 def submit(found: Sweep, text: str) -> str:

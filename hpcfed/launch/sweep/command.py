@@ -10,11 +10,13 @@ them.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpcfed.config.load import Importable
 from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
@@ -30,10 +32,11 @@ from hpcfed.launch.sweep.grid import (
     split_files,
     varied,
 )
-from hpcfed.launch.sweep.launch import is_finished, launcher
+from hpcfed.launch.sweep.launch import continuing, is_finished, launcher
 from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, runs_at_once
 from hpcfed.launch.sweep.search import TRIALS, Range, Values, draw, propose
 from hpcfed.report.choose import score
+from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
 from hpcfed.storage.sweep import Sweep, exists, read, write
@@ -51,6 +54,7 @@ def sweep(
     submit: bool = False,
     search: str | None = None,
     trials: int | None = None,
+    own: Sequence[str] | None = None,
     **batch: Any,
 ) -> int | str:
     """Run, continue, list or submit a sweep.
@@ -59,6 +63,7 @@ def sweep(
     overlays: job files whose fields override those of each job file.
     batch: options of an array job.
     search, trials: how values of ranges are drawn, and how many times.
+    own: methods and models outside hpcfed that a continued sweep may import.
     Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
     its run. With submit, returns the text to be printed.
     """
@@ -75,14 +80,19 @@ def sweep(
         drawn = [draw(spans, i) for i in range(n)]
     else:
         drawn = []
+    if own and not goes_on(words):
+        raise ConfigError(
+            "sweep: --own is for the folder of a sweep, whose file may name modules; the flags and "
+            "job files of a new sweep name them themselves: leave --own away"
+        )
     found = (
-        reopen_sweep(words, overlays or (), out, ranks, launcher)
+        reopen_sweep(words, overlays or (), out, ranks, launcher, submit)
         if goes_on(words)
         else define_sweep(words, overlays or (), out, ranks or 1, launcher or "", drawn)
     )
     tasks = select_tasks(found, task)
     if goes_on(words):
-        check_same_jobs(found, tasks)
+        check_same_jobs(found, tasks, own or ())
     if submit:
         return submit_sweep(
             found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
@@ -105,9 +115,28 @@ def reopen_sweep(
     out: Path | None,
     ranks: int | None,
     launcher: str | None,
+    submit: bool,
 ) -> Sweep:
-    """Return the sweep in that folder, as it was defined."""
+    """Return the sweep in that folder, as it was defined.
+
+    Its file is data, no program: raises ConfigError for a launcher that only the file names, and
+    for another directory than the current one, from which Python would import modules.
+    """
     found = read(Path(words[0]))
+    if found.launcher and launcher is None and not submit:
+        raise ConfigError(
+            f"sweep: {found.folder} would start its runs by {found.launcher!r}, a command that "
+            f"only its file names; name it yourself: --launcher {shlex.quote(found.launcher)}"
+        )
+    if not os.path.isdir(found.directory):
+        raise ConfigError(
+            f"sweep: no folder {found.directory}, in which its runs start; define the sweep again"
+        )
+    if not os.path.samefile(found.directory, os.curdir):
+        raise ConfigError(
+            f"sweep: the runs of {found.folder} start in {found.directory}, where Python may find "
+            f"modules to import; go there first: cd {shlex.quote(found.directory)}"
+        )
     if overlays:
         raise ConfigError(
             f"sweep: --with {overlays[0]}, but a sweep goes on with the jobs it has; leave it away"
@@ -274,10 +303,6 @@ def start(found: Sweep) -> None:
     Raises ConfigError if they cannot.
     """
     launcher(found)
-    if not os.path.isdir(found.directory):
-        raise ConfigError(
-            f"sweep: no folder {found.directory}, in which its runs start; define the sweep again"
-        )
     make(found.folder)
     if not exists(found.folder) or read(found.folder) != found:
         write(found)
@@ -303,14 +328,17 @@ def select_tasks(found: Sweep, task: int | None) -> Sequence[int]:
     return range(n) if task is None else [task]
 
 
-def check_same_jobs(found: Sweep, tasks: Sequence[int]) -> None:
+def check_same_jobs(found: Sweep, tasks: Sequence[int], own: Sequence[str]) -> None:
     """Raise ConfigError if unfinished runs would have other jobs now.
 
     The job file, or the environment, may have changed since the sweep was defined.
+    own: methods and models outside hpcfed that the user names; others are refused before they are
+    imported.
     """
+    only = Importable(own, f"sweep: {names.sweep_file(found.folder)}", "--own", "--own")
     for run in (found.runs[i] for i in tasks):
         if not is_finished(found, run):
-            check_same_job(run, job_of([*found.words, *run.words]), found.folder)
+            check_same_job(run, job_of([*found.words, *run.words], only), found.folder)
 
 
 def one(found: Sweep, task: int) -> int:
@@ -326,7 +354,7 @@ def all_of(found: Sweep, places: int) -> int:
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
     print_outcomes(failed, "failed; their output is in " + str(found.folder / "logs"))
-    print_outcomes(open_, f"not finished; go on with hpcfed sweep {found.folder}")
+    print_outcomes(open_, f"not finished; go on with {continuing(found)}")
     return FAULT if failed else RESUME_ME if open_ else DONE
 
 

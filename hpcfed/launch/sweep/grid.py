@@ -16,7 +16,7 @@ from typing import get_args, get_origin
 
 from hpcfed.config.files import merge, read
 from hpcfed.config.job import FREE, Job, algorithm_model
-from hpcfed.config.load import DEFAULT_ALGORITHM, job_files, load, peek, split
+from hpcfed.config.load import DEFAULT_ALGORITHM, Importable, job_files, load, peek, split
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.validation_messages import section
 from hpcfed.core.errors import ConfigError
@@ -359,9 +359,13 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
     return jobs
 
 
-def job_of(words: list[str]) -> Fields:
-    """Return the whole job of a command line, by dotted names, without fields that a sweep sets."""
-    return {name: value for name, value in flat(load(words).plain()).items() if name not in OURS}
+def job_of(words: list[str], only: Importable | None = None) -> Fields:
+    """Return the whole job of a command line, by dotted names, without fields that a sweep sets.
+
+    only: limits the methods and models that it may import.
+    """
+    job = load(words, only=only)
+    return {name: value for name, value in flat(job.plain()).items() if name not in OURS}
 
 
 def agree(old: Sweep, new: Sweep) -> None:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import tail
+from hpcfed.core.registry import outside
 from hpcfed.engine.fault_tolerance.supervise import MAIN, onward
 from hpcfed.engine.fault_tolerance.supervise import is_finished as all_done
 from hpcfed.launch.doctor.timeout import split
@@ -58,6 +59,31 @@ def launcher(sweep: Sweep) -> list[str]:
     if sweep.ranks == 1 and not sweep.launcher:
         return []
     return find_launcher("sweep", sweep.ranks, sweep.launcher, "give --launcher")
+
+
+def continuing(sweep: Sweep, *options: str) -> str:
+    """Return the command line that continues a sweep.
+
+    It names what the sweep's file may not name alone: the launcher, and methods and models outside
+    hpcfed.
+    options: in the shell's syntax.
+    """
+    words = ["--launcher", shlex.quote(sweep.launcher)] if sweep.launcher else []
+    for name in dict.fromkeys(name for run in sweep.runs for name in own_code(run)):
+        words += ["--own", shlex.quote(name)]
+    return " ".join(["hpcfed", "sweep", *options, *words, shlex.quote(str(sweep.folder))])
+
+
+def own_code(run: Member) -> Iterator[str]:
+    """Yield the methods and models outside hpcfed that a run's job names."""
+    fields = run.fields
+    models = (
+        *fields.get("models.mix", ()),
+        fields.get("models.proxy"),
+        fields.get("models.server"),
+    )
+    for name in (fields.get("algorithm.name"), *models):
+        yield from outside(name)
 
 
 def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
