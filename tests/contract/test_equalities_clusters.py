@@ -391,6 +391,66 @@ def cut(comm: Comm, job: Job) -> Any:
     return rounds.state
 
 
+def in_turns(monkeypatch: pytest.MonkeyPatch, *cohorts: list[int]) -> None:
+    """Rounds have these cohorts, one after the other."""
+    monkeypatch.setattr(cfl.CFL, "cohort", lambda method, fed, t: cohorts[min(t, len(cohorts) - 1)])
+
+
+def clusters_by_round(*flags: str, rounds: int) -> list[list[int]]:
+    """Each client's cluster after each round of CFL, of clients that weigh alike."""
+    going = toy.start(Serial(), toy.job("cfl", *MLP, *UNIFORM, *AT_ONCE, *flags))
+    found = []
+    for _ in range(rounds):
+        going.step()
+        found.append(going.state.cluster.tolist())
+    return found
+
+
+def test_cfl_splits_no_cluster_of_which_nobody_takes_part(monkeypatch: pytest.MonkeyPatch):
+    """Updates of all clients agree, so that no cluster may be split."""
+    monkeypatch.setattr(
+        "hpcfed.algorithms.base.sgd",
+        lambda fed, client, *_, **__: client.skeleton.flat.add_(2.0 + client.id / 1000),
+    )
+    in_turns(monkeypatch, [0, 1, 2, 3, 4, 5], [3, 4, 5], [0, 1, 2])
+    apart = torch.tensor([0, 0, 0, 1, 1, 1])
+    going = toy.start(
+        Serial(), toy.job("cfl", *MLP, *AT_ONCE, "--algorithm.eps1", "1e-12", "--rounds", "5")
+    )
+    going.step()
+    two = going.state.centres.map(lambda v: v[[0, 0]])
+    going.state = type(going.state)(two, apart)
+    for _ in range(4):
+        going.step()
+        assert going.state.cluster.tolist() == apart.tolist()
+
+
+def test_cfl_tests_a_cluster_when_all_its_clients_have_trained(monkeypatch: pytest.MonkeyPatch):
+    """Updates are opposed: the mean of all of them is short, that of a part of them is not. After
+    the test their clients are heard anew, so that nothing of before the split counts.
+    """
+    opposed(monkeypatch)
+    flags = ("--algorithm.eps1", "1", "--rounds", "6")
+    in_turns(monkeypatch, [0, 2], [0, 4], [1, 2, 3], [5], [0, 2], [1, 4])
+    parted = [0, 1, 0, 1, 0, 1]
+    assert clusters_by_round(*flags, rounds=6) == [[0] * 6] * 3 + [parted] * 3
+
+
+def test_cfl_tests_clusters_every_so_many_rounds_and_leaves_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Every cluster that is tested is split, because no gap is below 0."""
+    opposed(monkeypatch)
+    split = ("--algorithm.rule", "gap", "--algorithm.gamma", "0", "--rounds", "5", *ALL)
+    every = clusters_by_round(*split, rounds=3)
+    assert [max(row) + 1 for row in every] == [2, 4, 4]  # of two clients each, and of one
+    second = ("--algorithm.every", "2")
+    later = clusters_by_round(*split, *second, rounds=4)
+    assert [max(row) + 1 for row in later] == [2, 2, 4, 4]
+    whole = clusters_by_round(*split, *second, "--algorithm.min_size", "4", rounds=4)
+    assert [max(row) + 1 for row in whole] == [2, 2, 2, 2]
+
+
 def test_cfls_cosine_with_a_zero_update_is_0():
     rounds = toy.start(Serial(), toy.job("cfl", *MLP))
     mine = list(rounds.fed.clients.values())[:3]

@@ -5,22 +5,23 @@ cluster is split if its mean update is short while the update of one of its clie
 split by the cosine similarity of its clients' updates, and both parts go on separately. rule =
 "gap" is the other test of that paper, as in the code of Long et al., arXiv:2108.08647: a cluster is
 split where sqrt((1 - s) / 2) >= gamma for the largest similarity s across the split. That code has
-linkage = "average", scope = "head", after = 30.
+linkage = "average", scope = "head", after = 30 and every = 30, and does not train a cluster further
+once a test has left it whole; here it is trained and tested on.
 
-Deviations: in the paper all clients take part in each round. Here the update of a client that is
-not in the cohort is its last one, and a cluster is not split before all of its clients have one;
-the mean update is the distance by which the centre moved. The authors' code weighs clients equally
-(preset `authors`) and decays the learning rate. The cosine with a zero update is 0.
+Deviations: in the paper all clients take part in each round. Here a cluster is tested when all of
+its clients have trained since its last test, or since it began, and by their last updates; the mean
+update is the mean of these. The authors' code weighs clients equally (preset `authors`) and decays
+the learning rate. The cosine with a zero update is 0.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from hpcfed.algorithms.base import Guide, Share, single_step
 from hpcfed.algorithms.clusters import clusters
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
+OPTIONS = ("after", "every", "min_size", "rule", "eps1", "eps2", "gamma", "linkage", "scope")
+
 
 class CFL(Centred):
     """Clustered FL by recursive splits; before the first split it is FedAvg, bit for bit.
 
-    A client's last update is in its memory, as `update`.
+    A client's last update since its cluster was tested is in its memory, as `update`.
     """
 
     guide = Guide(
@@ -67,6 +70,10 @@ class CFL(Centred):
     """Updates are compared in all parameters, or in the last layer's weight matrix alone."""
     after: NonNegativeInt = 20
     """Rounds before the first in which a cluster may be split."""
+    every: PositiveInt = 1
+    """Rounds from one in which clusters may be split to the next."""
+    min_size: Annotated[int, Field(ge=2)] = 3
+    """Clusters of fewer clients are not split."""
 
     @property
     def reads_head(self) -> bool:
@@ -79,8 +86,14 @@ class CFL(Centred):
         found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not use it" for name in idle}
         if self.after >= job.rounds:
             why = f"after = {self.after}, and there are {job.rounds} rounds: no cluster is split"
-            names = ("after", "rule", "eps1", "eps2", "gamma", "linkage", "scope")
-            found |= {f"algorithm.{name}": why for name in names}
+            found |= {f"algorithm.{name}": why for name in OPTIONS}
+        elif self.min_size > job.clients:
+            why = f"min_size = {self.min_size}, and there are {job.clients} clients"
+            found |= {f"algorithm.{name}": f"{why}: no cluster is split" for name in OPTIONS}
+        elif self.after + self.every >= job.rounds:
+            found["algorithm.every"] = (
+                f"after = {self.after}, and there are {job.rounds} rounds: clusters are tested once"
+            )
         return found
 
     def init(self, fed: Federation) -> State:
@@ -106,48 +119,55 @@ class CFL(Centred):
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         centres = fed.mean(uploads, keep=state.centres, per="row")
-        moved = (centres - state.centres).pick(lambda name: self.counts(fed, name))
         new = State(centres, state.cluster)
-        return self.split(fed, new, moved) if t >= self.after else new
+        tests = t >= self.after and (t - self.after) % self.every == 0
+        return self.split(fed, new) if tests else new
 
-    def split(self, fed: Federation, state: State, moved: Params) -> State:
+    def split(self, fed: Federation, state: State) -> State:
         """Split the clusters that meet the rule; collective.
 
         The part with the cluster's first client keeps its number, the other part becomes a new
         cluster.
-        moved: change of each centre in this round.
         """
         held = (c for c in fed.mine(range(fed.K)) if c.id in fed.store)
         mine = [c for c in held if "update" in c.memory]
-        lengths = fed.gather(
-            {c.id: math.sqrt(product(c.memory["update"], c.memory["update"])) for c in mine}
-        )
+        lengths = fed.gather({c.id: length(c.memory["update"]) for c in mine})
+        keep = state.centres.pick(lambda name: self.counts(fed, name)) * 0
+        parts = ((c.id, self.part_of_update(c, state, keep)) for c in mine)
+        mean = fed.mean(parts, keep=keep, per="row", counted=False)
         cluster, rows = state.cluster.clone(), [*range(len(next(iter(state.centres.values()))))]
         for m in tuple(rows):
             members = (state.cluster == m).nonzero()[:, 0].tolist()
-            mean = clusters.row(moved, m)
-            length = math.sqrt(product(mean, mean))
-            if not self.ready(members, lengths, length):
+            if len(members) < self.min_size or not lengths.keys() >= set(members):
                 continue
-            alike = similarities(fed, [c for c in mine if c.id in members], members)
-            first, second = bipartition(alike, self.linkage)
-            if self.rule == "gap" and gap(alike, first, second) < self.gamma:
-                continue
-            cluster[[members[i] for i in second]] = len(rows)
-            rows.append(m)
+            own = [c for c in mine if c.id in members]
+            longest = max(lengths[k] for k in members)
+            if self.rule == "gap" or self.disagree(length(clusters.row(mean, m)), longest):
+                alike = similarities(fed, own, members)
+                first, second = bipartition(alike, self.linkage)
+                if self.rule == "norms" or gap(alike, first, second) >= self.gamma:
+                    cluster[[members[i] for i in second]] = len(rows)
+                    rows.append(m)
+            for client in own:
+                client.memory.pop("update")
         return State(state.centres.map(lambda v: v[rows]), cluster)
 
-    def ready(self, members: list[int], lengths: dict[int, float], mean: float) -> bool:
-        """Return whether a cluster of these clients may be split.
+    def part_of_update(self, client: Client, state: State, like: Params) -> Mean:
+        """Return a client's part in the mean of its cluster's last updates.
 
-        lengths: norms of the clients' last updates, by client.
-        mean: norm of the cluster's mean update.
+        like: tensors of all clusters' updates.
         """
-        if len(members) <= 2 or not lengths.keys() >= set(members):
-            return False
-        if self.rule == "gap":
-            return True
-        return mean < self.eps1 and max(lengths[k] for k in members) > self.eps2
+        m, update = int(state.cluster[client.id]), Params(client.memory["update"])
+        return clusters.part(update, self.weight(client), m, like)
+
+    def disagree(self, mean: float, longest: float) -> bool:
+        """Return whether updates of these lengths call for a split by `norms`."""
+        return mean < self.eps1 and longest > self.eps2
+
+
+def length(update: Params) -> float:
+    """Return the Euclidean norm of an update."""
+    return math.sqrt(product(update, update))
 
 
 def product(a: Params, b: Params) -> float:
