@@ -415,6 +415,7 @@ COMMANDS = {
         "one page for a browser: curves, tables, job",
         PLACES,
         PAGE,
+        METRIC,
     ),
     "export": command(
         "hpcfed.results.export:export",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import join_few
 from hpcfed.report import layouts
 from hpcfed.report.cases import (
     also_differ,
@@ -23,6 +24,7 @@ from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.scaling import scaling
 from hpcfed.report.table_cells import caption, cell, mark_best
+from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
 SCALING = "scaling"  # a layout of its own
@@ -110,10 +112,18 @@ def grid(
     columns = ([run for run in found if run.at(across) == head] for head in heads)
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
     notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
+    notes += one_class_notes(found)
     told = caption(view.what(), view.deviation, seeds)
     return Grid(
         told, view.value, down, across, lines, heads, mark_best(table, view.measure.high), notes
     )
+
+
+def one_class_notes(found: Sequence[Run]) -> list[str]:
+    """Return a note on the runs whose models predict one class alone."""
+    names = [run.name for run in found if run.finished and one_class(run.record)]
+    told = "their models, or those of some clients, predict one class for all test examples"
+    return [f"{join_few(names, 4)}: {told} (hpcfed summary)"] if names else []
 
 
 def order_values(found: list[Run], names: list[str]) -> list[tuple[str, ...]]:

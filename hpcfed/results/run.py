@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from hpcfed.core.errors import AbsentError, CheckpointError, printable
+from hpcfed.core.errors import AbsentError, CheckpointError, ConfigError, printable, unknown
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import unique_names
 from hpcfed.core.progress import track
@@ -167,6 +168,19 @@ class Run:
     def main_metric(self) -> str:
         """The metric that is used if none is asked for: accuracy, if the run has it."""
         return main_metric(self.record)
+
+    def with_metric(self, name: str) -> Self:
+        """Return the same run with this metric as its main one.
+
+        Raises ConfigError for a metric that was not measured.
+        """
+        known = metrics(self.record)
+        if name not in known:
+            raise ConfigError(f"--metric: {self.name}: {unknown('metric', name, known)}")
+        run = copy(self)
+        first = [name, *(other for other in known if other != name)]
+        run._record = replace(self.record, header=self.header | {"metrics": first})
+        return run
 
     @property
     def drawn_metric(self) -> str:

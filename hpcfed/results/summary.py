@@ -23,6 +23,7 @@ from hpcfed.results.columns import (
     rounds_with_values,
     title_metric,
 )
+from hpcfed.results.one_class import one_class
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, load
 
@@ -201,6 +202,9 @@ def render(record: Record) -> Group:
         traffic_table(found["traffic"]),
         time_table(found["time"]),
     )
+    warning = one_class(record)
+    if warning:
+        tables = (Text(f"warning: {warning}"), *tables)
     hardware = Text(printable(f"hardware: {words(record.header.get('hardware', 'unknown'))}"))
     return Group(
         *(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware

@@ -114,6 +114,21 @@ def test_a_run_is_drawn_as_means_over_its_clients():
     assert np.isnan(found["x_virtual"]).all()
 
 
+def test_a_page_of_another_metric_has_it_in_curves_tables_and_heads_and_the_others_beside():
+    one = record(metrics=["accuracy", "f1"])
+    one = replace(one, columns=one.columns | {"clients/f1": np.array([[NAN] * 3, [0.1, 0.3, NAN]])})
+    run = shown("a", one).with_metric("f1")
+    assert tables.page_metric([run]) == "f1" and tables.further_metrics([run]) == ["accuracy"]
+    cells = tables.clients(run.record, np.arange(3), "f1")
+    assert cells["f1"] == [0.1, 0.3, None] and cells["accuracy"] == [0.5, 0.9, None]
+    assert tables.run(run, "f1")["f1"] == pytest.approx(0.2)
+    assert '"f1":["F1","share"]' in render_page([run]) and "F1 by architecture" in render_page(
+        [run]
+    )
+    with pytest.raises(ConfigError, match="no metric 'f2'"):
+        run.with_metric("f2")
+
+
 def test_the_traffic_of_a_client_adds_up():
     assert curves.by_client(record())["traffic"].tolist() == [[15, 15, 0], [15, 30, 15]]
 

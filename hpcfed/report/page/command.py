@@ -20,11 +20,13 @@ from hpcfed.storage import names
 NAME = "report.html"
 
 
-def report(runs: Sequence[Path], out: Path | None = None) -> str:
+def report(runs: Sequence[Path], out: Path | None = None, metric: str | None = None) -> str:
     """Write the page of these runs, and return its path.
 
+    metric: of curves, tables and the comparison; default: the first one that runs have.
     out: default: in the folder of the first run or sweep. Raises CheckpointError for a run without
-    results, ConfigError if a library is missing or the file cannot be written.
+    results, ConfigError if a library is missing, the file cannot be written, or a run has not
+    measured the metric.
     """
     write.check()
     found, absent = split_runs(find(runs))
@@ -33,6 +35,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
             "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
         )
     name_runs(found)
+    found = [run.with_metric(metric) for run in found] if metric else found
     path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
@@ -61,7 +64,9 @@ def render_page(
     known = changes(found, absent, [run.name for run in found], live is not None)
     above, below = known.pop("above"), known.pop("below")
     return write.page(
-        known | constants(metric, axes) | ({"live": live} if live else {}),
+        known
+        | constants(metric, axes, tables.further_metrics(found))
+        | ({"live": live} if live else {}),
         above,
         below,
         live=live is not None,
@@ -76,8 +81,13 @@ def render_page(
     )
 
 
-def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return the data of the page's scripts that stay the same while runs go on."""
+def constants(
+    metric: str, axes: dict[str, tuple[str, str]], others: Sequence[str]
+) -> dict[str, Any]:
+    """Return the data of the page's scripts that stay the same while runs go on.
+
+    others: further metrics, which the clients' table has.
+    """
     from hpcfed.report.page import charts
 
     return {
@@ -87,7 +97,7 @@ def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
         **colours.for_scripts(),
         "heads": {
             "runs": tables.heads(tables.RUNS, metric),
-            "clients": tables.heads(tables.CLIENTS, metric),
+            "clients": tables.heads(tables.CLIENTS, metric) | tables.further_heads(others),
         },
         "charts": charts.charts(tuple(axes)),
     }

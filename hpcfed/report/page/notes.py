@@ -17,6 +17,7 @@ from hpcfed.results.columns import (
     rounds_with_values,
     title_metric,
 )
+from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 from hpcfed.results.state import FINISHED, State, words
 from hpcfed.storage.record import Record
@@ -45,6 +46,7 @@ def of_run(run: Run, states: bool = True) -> Iterator[str]:
     yield from commit(run.record.header)
     yield from starts(run.record.header)
     yield from ranks(run.record)
+    yield from filter(None, [one_class(run.record)])
     yield from clients(run.record)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.report.page import encode
-from hpcfed.results.columns import column, last, main_metric, title_metric
+from hpcfed.results.columns import column, last, main_metric, metrics, title_metric
 from hpcfed.results.columns import phases as spent
 from hpcfed.results.run import Run
 from hpcfed.results.state import RECENT
@@ -67,6 +67,17 @@ def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[s
     }
 
 
+def further_metrics(found: Sequence[Run]) -> list[str]:
+    """Return the metrics of these runs besides their main ones."""
+    names = dict.fromkeys(name for run in found for name in run.metrics)
+    return [name for name in names if name not in {run.main_metric for run in found}]
+
+
+def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the columns of the clients' table for further metrics."""
+    return {name: (title_metric(name), "share") for name in names}
+
+
 def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
     """Return a line of the runs' table; None for values that were not recorded.
 
@@ -96,7 +107,7 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
 def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[str, list[Any]]:
     """Return columns of the clients' table, for these clients; None if a client has no value.
 
-    metric: from `page_metric`.
+    metric: from `page_metric`. Further metrics follow, those of the last evaluated round.
     """
     if not len(ids):
         return {}
@@ -121,10 +132,12 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
     }
     listed = {name: numbers(values[ids]) for name, values in found.items()}
     kinds = header["architectures"]
-    return {
+    table = {
         name: [kinds[k] for k in ids] if name == "architecture" else listed[name]
         for name in heads(CLIENTS, metric)
     }
+    others = [name for name in metrics(record) if name != main]
+    return table | {name: numbers(last(record, f"clients/{name}")[ids]) for name in others}
 
 
 def sizes(record: Record, K: int) -> dict[str, np.ndarray]:
