@@ -3,7 +3,9 @@
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
 arXiv:2011.08756.
 Deviations of power of choice: the losses are those of the last local training, which clients
-reported beside their uploads (4 bytes each). They are not requested before each round.
+reported beside their uploads (4 bytes each). They are not requested before each round. Candidates
+are drawn in proportion to their examples, and the paper's server takes the plain mean of the
+cohort's models: that is the method's weighting = "uniform"; with "samples" size counts twice.
 Deviations of E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from
 memory of the paper. A cohort is drawn by systematic sampling over a random order, which gives each
 client exactly its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m
@@ -70,8 +72,9 @@ class Choice:
             return draw_systematic(self.probabilities(t)[0], g)
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
-        several = min(K, self.selection.candidates or 2 * self.m)
-        chosen = g.choice(K, several if by == "power-of-choice" else self.m, replace=False, p=p)
+        several = (self.selection.candidates or 2 * self.m) if by == "power-of-choice" else self.m
+        several = min(several, K if p is None else int(np.count_nonzero(p)))  # none without examples
+        chosen = g.choice(K, several, replace=False, p=p)
         if by == "power-of-choice":
             chosen = np.sort(chosen)
             chosen = chosen[np.argsort(-self.losses[chosen], kind="stable")[: self.m]]
@@ -85,7 +88,7 @@ class Choice:
         """Return E3CS's probabilities of the clients in round t, and which are capped at 1, [K]."""
         K = len(self.sizes)
         sigma = self.quota(t) * self.m / K
-        return allocate(np.exp(self.log_weights - self.log_weights.max()), self.m, sigma)
+        return allocate(self.log_weights, self.m, sigma)
 
     def learn(self, t: int, reports: Collection[int], losses: dict[int, float]) -> None:
         """Update the selection with the reports of round t.
@@ -113,19 +116,21 @@ class Choice:
         self.losses, self.log_weights = np.array(tree["losses"]), np.array(tree["log_weights"])
 
 
-def allocate(weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+def allocate(log_weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities that sum to m, each in [sigma, 1], and which are capped at 1.
+
+    Weights are given by their logarithms, so that no ratio of those that are not capped underflows.
 
     p_i = sigma + (m - K sigma) w'_i / sum w' with w'_i = min(w_i, (1 - sigma) a). Here a = sum w' /
     (m - K sigma) if some p_i would exceed 1, so that the largest p_i is 1. Huang et al., sec. IV.
     """
-    rest = m - len(weights) * sigma
-    capped = np.zeros(len(weights), bool)
+    rest = m - len(log_weights) * sigma
+    capped = np.zeros(len(log_weights), bool)
     while True:
         free = rest - (1 - sigma) * capped.sum()
-        share = np.where(capped, 0.0, weights)
-        total = share.sum()
-        p = np.where(capped, 1.0, sigma + (free * share / total if total else 0.0))
+        largest = log_weights.max(where=~capped, initial=-np.inf)
+        share = np.exp(log_weights - largest, where=~capped, out=np.zeros(len(log_weights)))
+        p = np.where(capped, 1.0, sigma + free * share / max(share.sum(), 1.0))
         over = ~capped & (p > 1)
         if not over.any():
             return p, capped

@@ -26,7 +26,7 @@ class Selection(Section):
 
     by: Literal["uniform", "size", "power-of-choice", "e3cs"] = "uniform"
     """Alike; in proportion to examples (use weighting = 'uniform'); highest losses of some
-    candidates; E3CS: who reports.
+    candidates, which are drawn in proportion to examples (likewise); E3CS: who reports.
     """
     candidates: PositiveInt | None = None
     """Power of choice: clients drawn by size, of which those with the highest losses train.

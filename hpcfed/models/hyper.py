@@ -41,10 +41,11 @@ class Hyper(nn.Module):
             {name: nn.Linear(hidden + PLACES, hidden) for name in ("weight", "bias")}
         )
         self.last = nn.ModuleDict({name: nn.Linear(hidden, CHUNK) for name in ("weight", "bias")})
-        for layers, follows in ((self.first, "linear"), (self.last, "tanh")):
-            for layer in layers.values():  # generated values have variance 1
-                nn.init.kaiming_normal_(layer.weight, nonlinearity=follows)
-                nn.init.zeros_(layer.bias)
+        for name in ("weight", "bias"):  # so that generated values have a variance of about 1
+            nn.init.kaiming_normal_(self.first[name].get_parameter("weight"), nonlinearity="linear")
+            nn.init.kaiming_normal_(self.last[name].get_parameter("weight"), nonlinearity="tanh")
+            for layers in (self.first, self.last):
+                nn.init.zeros_(layers[name].get_parameter("bias"))
 
     def encode(self, nodes: Tensor, edges: Tensor) -> Tensor:
         """Return the states of the nodes after the messages.

@@ -15,16 +15,26 @@ def choice(by: str, m: int = 2, sizes: tuple[int, ...] = SIZES, **fields: object
 
 
 def test_a_weight_that_is_too_large_is_capped_and_the_others_share_the_rest():
-    p, capped = allocate(np.array([100.0, 1, 1, 1]), 2, 0.1)
+    p, capped = allocate(np.log([100.0, 1, 1, 1]), 2, 0.1)
     assert p == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3]) and capped.tolist() == [True, *3 * [False]]
 
 
 def test_who_becomes_too_likely_by_another_ones_cap_is_capped_too():
-    p, capped = allocate(np.array([100.0, 10, 1, 1]), 2, 0.0)
+    p, capped = allocate(np.log([100.0, 10, 1, 1]), 2, 0.0)
     # uncapped 1.79 and 0.18; then one place is left for 10 + 1 + 1
     assert p == pytest.approx([1, 10 / 12, 1 / 12, 1 / 12]) and capped.sum() == 1
-    p, capped = allocate(np.array([100.0, 50, 1, 1]), 3, 0.0)
+    p, capped = allocate(np.log([100.0, 50, 1, 1]), 3, 0.0)
     assert p == pytest.approx([1, 1, 0.5, 0.5]) and capped.sum() == 2
+
+
+def test_weights_that_underflow_beside_others_still_share_what_these_leave():
+    p, capped = allocate(np.array([1e5, 5e4, 1.0, 1.0, 1.0]), 4, 0.0)
+    assert p == pytest.approx([1, 1, 2 / 3, 2 / 3, 2 / 3]) and capped.sum() == 2
+    e3cs = choice("e3cs", m=5, sizes=(1,) * 20, quota=0.0, eta=5000.0)
+    for t in range(50):
+        cohort = e3cs.sample(t)
+        assert len(cohort) == len(set(cohort)) == 5
+        e3cs.learn(t, cohort[::2], {})
 
 
 def test_with_the_whole_quota_e3cs_is_uniform_and_learns_nothing():
@@ -79,6 +89,12 @@ def test_as_many_candidates_as_a_cohort_has_clients_are_a_choice_by_size():
     assert cohorts == [poc.sample(t) for t in range(300)]
     often = np.bincount(np.concatenate(cohorts), minlength=5)
     assert often[1] == 0 and often[3] > often[2] > often[0]  # without examples: never
+
+
+def test_clients_without_examples_are_no_candidates():
+    poc = choice("power-of-choice", sizes=(5, 0, 10, 20, 5), candidates=5)
+    assert [poc.sample(t) for t in range(5)] == [[0, 2]] * 5  # nobody has been chosen: lowest ids
+    assert choice("size", m=4, sizes=(5, 0, 10, 0, 5)).sample(0) == [0, 2, 4]
 
 
 def test_the_quota_inc_is_none_in_the_first_quarter_and_then_all():
