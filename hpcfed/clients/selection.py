@@ -73,7 +73,7 @@ class Choice:
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
         several = (self.selection.candidates or 2 * self.m) if by == "power-of-choice" else self.m
-        several = min(several, K if p is None else int(np.count_nonzero(p)))  # none without examples
+        several = min(several, K if p is None else int(np.count_nonzero(p)))
         chosen = g.choice(K, several, replace=False, p=p)
         if by == "power-of-choice":
             chosen = np.sort(chosen)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.config.architectures import find as find_model
 from hpcfed.core.errors import DataError, WriteError
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun, join_few
@@ -71,7 +72,8 @@ def attempt(course: Course, comm: Comm) -> int:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.heartbeat = course.heartbeat
-    for odd in (*facts.data.notes, *odd_labels(job, facts)):
+    notes = (*job.algorithm.notes(fed), *odd_settings(job))
+    for odd in (*facts.data.notes, *odd_labels(job, facts), *notes):
         fed.warnings.say(f"warning: {odd}")
     if folder is None:
         if comm.rank == 0:
@@ -140,6 +142,25 @@ def warn(fed: Federation) -> None:
     idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle:
         fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
+
+
+def odd_settings(job: Job) -> list[str]:
+    """Return warnings about settings that can be meant and rarely are, one line each."""
+    found, models, by = [], job.models, job.selection.by
+    drawn = [kind for kind in models.mix if not find_model(kind).own and "clip:" not in kind]
+    if (models.lora or models.train) and not models.weights and drawn:
+        how = f"models.lora = {models.lora}" if models.lora else "models.train"
+        found.append(
+            f"{how} without models.weights: what is not trained of {drawn[0]} stays at its random "
+            f"initial values"
+        )
+    twice = getattr(job.algorithm, "weighting", "") == "samples"
+    if by in ("size", "power-of-choice") and twice:
+        found.append(
+            f"selection.by = {by!r} draws clients in proportion to their examples, which then "
+            f"count again in the mean; set algorithm.weighting = 'uniform'"
+        )
+    return found
 
 
 def odd_labels(job: Job, facts: World) -> list[str]:

@@ -154,6 +154,13 @@ class Finetuning:
                 f"models.lora = {self.lora}: {architecture} has no linear or attention layer whose "
                 f"weights models.train leaves frozen; set models.lora = 0, or take another model"
             )
+        for module, name in self.adapted(model) if self.lora else ():
+            m, n = getattr(module, name).shape
+            if self.lora > max(m, n):
+                raise ConfigError(
+                    f"models.lora = {self.lora}: {architecture} has a matrix of {m} x {n}, whose "
+                    f"rank is at most {min(m, n)}; set models.lora to at most {min(m, n)}"
+                )
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from hpcfed.algorithms.multimodal import fedcovid, harmony
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
@@ -138,6 +139,20 @@ def test_discrepancy_is_the_cosine_distance_of_all_parameters_together():
     assert harmony.discrepancy(a, b) == pytest.approx(1 - 0.5**0.5)
 
 
+def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one():
+    def notes(*flags: str) -> list[str]:
+        rounds = begun("harmony", *LISTED, *flags)
+        return rounds.algorithm.notes(rounds.fed)
+
+    (line,) = notes()
+    assert "rounds end with the first stage; set algorithm.stage1_rounds below 3" in line
+    assert notes("--algorithm.stage1_rounds", "2") == []
+    (line,) = notes("--algorithm.stage1_rounds", "2", "--algorithm.clusters", "4")
+    assert "clusters = 4 clusters for the 4 clients with several modalities" in line
+    with pytest.raises(ConfigError, match="clusters = 4 has no effect: stage1_rounds = 19"):
+        begun("harmony", *LISTED, "--algorithm.clusters", "4")
+
+
 # --- FedCovid
 
 COVID = ("--models.mix", "gated(motion=conv1d)", "--participation", "1")
@@ -160,6 +175,16 @@ def test_a_gated_representation_is_the_sigmoid_of_itself_times_itself():
     h = body.out(body.fuse(fed.prepare(x)))
     assert torch.allclose(body(fed.prepare(x)), h.sigmoid() * h)
     assert ((h.sigmoid() > 0) & (h.sigmoid() < 1)).all()
+
+
+def test_fedcovid_says_where_small_clients_never_train():
+    rounds = begun("fedcovid", *COVID, "--algorithm.large", "2")
+    (line,) = rounds.algorithm.notes(rounds.fed)
+    assert "only the 2 largest of 6 clients train" in line
+    with pytest.raises(ConfigError, match=r"small_lr = 0.1 has no effect: warmup = 200"):
+        begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.small_lr", "0.1")
+    rounds = begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.warmup", "1")
+    assert rounds.algorithm.notes(rounds.fed) == []
 
 
 def test_fedcovids_weights_are_logarithms_of_sizes():

@@ -10,6 +10,7 @@ from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.engine.run import odd_settings
 from hpcfed.models import build, clip
 from hpcfed.models.finetuning import Finetuning, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -18,6 +19,7 @@ from tests.contract.models import counted, load, saved_run, with_tests
 
 HEAD = ("--models.train", "head.*")
 LORA = ("--models.lora", "2")
+MLP = ("--models.mix", "mlp")
 BYTES = {  # of float32, by hand: the head [4, 16] and [4]; the linear layer reads 2x2x16 wide maps
     HEAD: 4 * (4 * 16 + 4),
     LORA: 4 * (4 * 16 + 4) + 4 * 2 * (16 + 16),
@@ -134,6 +136,7 @@ REFUSED = {
     ("fesemma", *LORA): "fesemma needs whole models",
     ("heterofl", *HEAD, "--models.widths", "1,0.5"): "of one width",
     ("fedavg", "--models.train", "foot.*"): r"no parameter of small has a name like 'foot\.\*'",
+    ("fedavg", "--models.lora", "300", "--models.mix", "mlp"): r"rank is at most \d+; set",
     ("fedavg", "--models.mix", "cnn", "--models.lora", "2", "--models.train", "*"): "no linear or",
     ("fedrep", *HEAD): "models.train leaves nothing that fedrep exchanges",
     ("fedavg", "--models.weights", "none,none"): "2 entries, but models.mix 1",
@@ -146,6 +149,16 @@ REFUSED = {
 def test_what_cannot_be_is_refused_in_one_message(words):
     with pytest.raises(ConfigError, match=REFUSED[words]):
         toy.start(Serial(), toy.job(*words))
+
+
+def test_a_run_warns_of_random_weights_that_stay_and_of_sizes_that_count_twice():
+    assert odd_settings(toy.job("fedavg", *MLP)) == []
+    (line,) = odd_settings(toy.job("fedavg", *MLP, *LORA))
+    assert "models.lora = 2 without models.weights" in line
+    choice = ("--selection.by", "power-of-choice")
+    (line,) = odd_settings(toy.job("fedavg", *choice))
+    assert "set algorithm.weighting = 'uniform'" in line
+    assert odd_settings(toy.job("fedavg", *choice, "--algorithm.weighting", "uniform")) == []
 
 
 def test_weights_of_a_file_are_where_all_clients_start(tmp_path):

@@ -373,6 +373,19 @@ def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.
     assert after.buffer["x"].item() == 0 and rounds.schedule.version == 2
 
 
+def test_fedbuff_needs_as_many_merges_as_make_a_model():
+    mlp, few = (
+        ("--models.mix", "mlp"),
+        r"needs at least algorithm.K = 10 merges for a new model, but the job's 3 rounds have ",
+    )
+    with pytest.raises(ConfigError, match=few + "9\n"):
+        toy.job("fedbuff", *mlp, "--algorithm.K", "10")
+    edges = (*mlp, "--edges.number", "3", "--edges.rounds", "2", "--algorithm.K", "4")
+    with pytest.raises(ConfigError, match="have 3 at each of 3 edges\n.*a smaller"):
+        toy.job("fedbuff", *edges)
+    toy.job("fedbuff", *edges, "--rounds", "4")
+
+
 def compass(
     speeds: tuple[float, ...],
     slower: dict[tuple[int, int], float] | None = None,

@@ -105,6 +105,15 @@ class FedBuff(EventBased):
         found = super().refuses(job)
         if self.staleness == "const":
             found["algorithm.a"] = "staleness = 'const' does not use it"
+        edges = job.edges.number or 1
+        merges = job.rounds * (self.merges or job.cohort_size) // edges
+        if self.K > merges:
+            where = f" at each of {edges} edges" if edges > 1 else ""
+            found["job"] = (
+                f"needs at least algorithm.K = {self.K} merges for a new model, but the job's "
+                f"{job.rounds} rounds have {merges}{where}; set a smaller algorithm.K, or more "
+                f"rounds"
+            )
         return found
 
     @property

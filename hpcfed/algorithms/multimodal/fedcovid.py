@@ -102,9 +102,21 @@ class FedCovid(RoundBased):
         if self.large >= job.clients:
             why = f"large = {self.large}: no client is small"
             found |= {f"algorithm.{name}": why for name in ("warmup", "small_epochs", "small_lr")}
+        elif self.warmup >= job.rounds:
+            why = f"warmup = {self.warmup}: in the job's {job.rounds} rounds no small client trains"
+            found |= {f"algorithm.{name}": why for name in ("small_epochs", "small_lr")}
         elif (job.local.steps or job.local.epochs) == 1:
             found["algorithm.small_epochs"] = "a part of a single epoch or step is all of it"
         return found
+
+    def notes(self, fed: Federation) -> list[str]:
+        if self.large >= fed.K or self.warmup < fed.job.rounds:
+            return []
+        return [
+            f"fedcovid: only the {self.large} largest of {fed.K} clients train, because the job's "
+            f"{fed.job.rounds} rounds end with the first stage; set algorithm.warmup below "
+            f"{fed.job.rounds}"
+        ]
 
     @property
     def augments(self) -> bool:

@@ -45,6 +45,7 @@ from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 ALL = "all"  # name of the modality of inputs of one kind
@@ -70,6 +71,31 @@ class Harmony(RoundBased):
     """Clusters of clients in the fusion; as many as clients: classifiers are not averaged."""
     encoder_rate: Share = 0.1
     """Learning rate of encoders in the fusion, as a part of local.lr; 0: they stay as they are."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if self.stage1_rounds >= job.rounds:
+            why = f"stage1_rounds = {self.stage1_rounds}: the job's {job.rounds} rounds end before"
+            found |= {f"algorithm.{name}": why for name in ("clusters", "encoder_rate")}
+        return found
+
+    def notes(self, fed: Federation) -> list[str]:
+        rounds, several = fed.job.rounds, sum(len(own) > 1 for own in fed.modalities)
+        fusing = min(several, fed.cohort_size)  # clients in a round of stage 2
+        if not several:
+            return []
+        if self.stage1_rounds >= rounds:
+            return [
+                f"harmony: no modalities are fused, because the job's {rounds} rounds end with the "
+                f"first stage; set algorithm.stage1_rounds below {rounds}"
+            ]
+        if self.clusters >= fusing:
+            return [
+                f"harmony: classifiers are hardly averaged, because there are algorithm.clusters = "
+                f"{self.clusters} clusters for the {fusing} clients with several modalities in a "
+                f"round; set fewer clusters"
+            ]
+        return []
 
     def fuses(self, fed: Federation, t: int) -> bool:
         """Return whether round t belongs to stage 2.
