@@ -155,13 +155,6 @@ class Method(Section):
             found["local.stragglers"] = why
         return found
 
-    def notes(self, fed: Federation) -> list[str]:
-        """Return what a user should know of these settings before the run, one sentence each.
-
-        They are printed as warnings. Nothing is refused for them.
-        """
-        return []
-
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in one round.
 

@@ -1,8 +1,8 @@
 """CelebA as in LEAF: photographs of celebrities, smiling or not.
 
 A celebrity is a natural client. LEAF resizes the images to 84x84 and uses celebrities with at least
-five of them. The images come from torchvision's files, or its download. A random tenth of each
-celebrity's images, at least one, is for tests.
+five of them. The images come from torchvision's files, or its download. Of n images of a celebrity
+int(0.9 n) are for training, as LEAF takes them, and the others for tests.
 Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; Caldas et al. (LEAF),
 arXiv:1812.01097.
 Deviations: LEAF draws its test images from a generator of its own.
@@ -25,7 +25,7 @@ from hpcfed.data.user_arrays import fits, readable
 
 FOLDER, IMAGES = "celeba", "img_align_celeba"
 IDENTITY, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
-SIZE, LEAST, TEST = 84, 5, 0.1
+SIZE, LEAST, TRAIN = 84, 5, 0.9
 ASKED = "Smiling"
 
 
@@ -111,6 +111,6 @@ def held_out(users: np.ndarray) -> np.ndarray:
     test = np.zeros(len(users), bool)
     for user in np.unique(users):
         rows = np.flatnonzero(users == user)
-        n = max(1, int(TEST * len(rows)))
+        n = len(rows) - int(TRAIN * len(rows))
         test[stream(0, "celeba", int(user)).choice(rows, n, replace=False)] = True
     return test

@@ -2,8 +2,9 @@
 
 The last three of the 13 columns, mostly empty, are left out, then the rows with gaps; 740 rows
 remain. Chest pain and resting electrocardiogram become a 0 or 1 for each kind but the first.
-Numbers are standardised by the training examples of their own hospital. There are 13 features. A
-hospital is a natural client, with test examples of its own, 34 % of each label.
+Numbers are standardised by the training examples of their own hospital, with the deviation over
+n - 1. There are 13 features. A hospital is a natural client, with test examples of its own, 34 % of
+each label.
 Ogier du Terrail et al., "FLamby", NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al.,
 UCI, 1988.
 Deviations: the rows of the test examples are drawn from a stream of hpcfed; their numbers are
@@ -151,7 +152,7 @@ def prepare(table: np.ndarray, hospital: int) -> tuple[Patients, Patients]:
             made.append(x[:, column])
     features = np.stack(made, 1).astype(np.float64)
     known = features[~test]
-    std = known.std(0)
+    std = known.std(0, ddof=1 if len(known) > 1 else 0)
     features = (features - known.mean(0)) / np.where(std > 0, std, 1)
     rows = features.astype(np.float32)
     who = np.full(len(y), hospital)

@@ -72,8 +72,7 @@ def attempt(course: Course, comm: Comm) -> int:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.heartbeat = course.heartbeat
-    notes = (*job.algorithm.notes(fed), *odd_settings(job))
-    for odd in (*facts.data.notes, *odd_labels(job, facts), *notes):
+    for odd in (*facts.data.notes, *odd_labels(job, facts), *odd_settings(job)):
         fed.warnings.say(f"warning: {odd}")
     if folder is None:
         if comm.rank == 0:

@@ -139,16 +139,15 @@ def test_discrepancy_is_the_cosine_distance_of_all_parameters_together():
     assert harmony.discrepancy(a, b) == pytest.approx(1 - 0.5**0.5)
 
 
-def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one():
-    def notes(*flags: str) -> list[str]:
-        rounds = begun("harmony", *LISTED, *flags)
-        return rounds.algorithm.notes(rounds.fed)
-
-    (line,) = notes()
-    assert "rounds end with the first stage; set algorithm.stage1_rounds below 3" in line
-    assert notes("--algorithm.stage1_rounds", "2") == []
-    (line,) = notes("--algorithm.stage1_rounds", "2", "--algorithm.clusters", "4")
-    assert "clusters = 4 clusters for the 4 clients with several modalities" in line
+def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one(capsys):
+    begun("harmony", *LISTED)
+    assert (
+        "end with the first stage; set algorithm.stage1_rounds below 3" in capsys.readouterr().err
+    )
+    begun("harmony", *LISTED, "--algorithm.stage1_rounds", "2")
+    assert not capsys.readouterr().err
+    begun("harmony", *LISTED, "--algorithm.stage1_rounds", "2", "--algorithm.clusters", "4")
+    assert "algorithm.clusters = 4 for the 4 clients with several" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="clusters = 4 has no effect: stage1_rounds = 19"):
         begun("harmony", *LISTED, "--algorithm.clusters", "4")
 
@@ -177,14 +176,13 @@ def test_a_gated_representation_is_the_sigmoid_of_itself_times_itself():
     assert ((h.sigmoid() > 0) & (h.sigmoid() < 1)).all()
 
 
-def test_fedcovid_says_where_small_clients_never_train():
-    rounds = begun("fedcovid", *COVID, "--algorithm.large", "2")
-    (line,) = rounds.algorithm.notes(rounds.fed)
-    assert "only the 2 largest of 6 clients train" in line
+def test_fedcovid_says_where_small_clients_never_train(capsys):
+    begun("fedcovid", *COVID, "--algorithm.large", "2")
+    assert "only the 2 largest of 6 clients train" in capsys.readouterr().err
+    begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.warmup", "1")
+    assert not capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"small_lr = 0.1 has no effect: warmup = 200"):
         begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.small_lr", "0.1")
-    rounds = begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.warmup", "1")
-    assert rounds.algorithm.notes(rounds.fed) == []
 
 
 def test_fedcovids_weights_are_logarithms_of_sizes():

@@ -3,6 +3,7 @@ networks must not do.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from hpcfed.models.depths import family, find_row
 from hpcfed.models.flat import Layout
 from hpcfed.models.groups import row_groups
 from hpcfed.models.variants import encode_units
+from hpcfed.training.local import sgd
 from tests.contract import toy
 from tests.contract.test_equalities import run
 
@@ -258,7 +260,7 @@ PLAIN = [f for n in ("exponent", "intra", "inter") for f in (f"--algorithm.{n}",
 def test_fedrare_without_contrast_and_class_weights_is_fedavg():
     flags = tuple(f for f in PLAIN if f)
     outcome = toy.run(
-        Serial(), toy.given("fedrare", "--algorithm.inter_after", "10", *flags, *SMALL)
+        Serial(), toy.given("fedrare", "--algorithm.inter_after", "11", *flags, *SMALL)
     )
     want = toy.run(Serial(), toy.given("fedavg", "--local.keep_optimiser", "true", *SMALL))
     model = {n: v for n, v in outcome.state.items() if n != fedrare.VECTORS}
@@ -312,15 +314,38 @@ def test_the_contrast_with_vectors_is_computed_among_those_that_are_known():
     assert z.grad.isfinite().all()
 
 
-def test_a_single_rare_example_of_a_batch_gets_the_last_one_before_as_partner():
+def test_a_single_rare_example_of_a_batch_gets_the_oldest_of_the_queue_which_becomes_the_newest():
     rounds = toy.start(Serial(), toy.job("fedrare", *SMALL))
     client, queues = rounds.fed.clients[5], {1: None}
     own = np.flatnonzero(client.train.labels == 1)
     ask = lambda *rows: rounds.algorithm.partner(client, np.array(rows), queues, 1)  # noqa: E731
     assert ask(own[0]) == -1  # nothing in the queue yet
     assert ask(own[1]) == own[0] and ask(own[1]) == own[0]  # never itself
-    assert ask(own[2], own[3]) == -1 and queues[1].tolist() == own[[0, 1, 2, 3]].tolist()
-    assert ask(own[0]) == own[3]
+    assert ask(own[2], own[3]) == -1 and queues[1].tolist() == own[[1, 0, 2, 3]].tolist()
+    assert ask(own[0]) == own[1] and queues[1].tolist() == own[[2, 3, 0, 1]].tolist()
+    assert ask(own[0]) == own[2]
+
+
+def test_a_clients_class_vectors_are_means_of_directions_as_the_public_code_has_them():
+    """However long a representation is, it counts as much; the vector has length 1."""
+    rounds = toy.start(Serial(), toy.job("fedrare", *SMALL, "--local.epochs", "10"))
+    fed, client = rounds.fed, rounds.fed.clients[5]
+    client.load(rounds.state.pick(lambda name: name != fedrare.VECTORS))
+    sgd(fed, client, 0, partial(rounds.algorithm.loss, client, Params()))
+    vectors, weights = rounds.algorithm.describe(fed, client)
+    x, y = client.train.batch(np.arange(client.n))
+    z = client.model.eval().body(fed.prepare(x)).detach()
+    p = client.model.head(z).softmax(1).detach()
+    for c in range(toy.CLASSES):
+        right = (y == c) & (p.argmax(1) == y)
+        if not right.any():
+            assert vectors[c].tolist() == [0] * toy.D and weights[c] == 0
+            continue
+        mean = (z[right] / z[right].norm(dim=1, keepdim=True)).mean(0)
+        assert torch.allclose(vectors[c], mean / mean.norm(), atol=1e-6)
+        sure = ((p[right].max(1, keepdim=True).values - p[right]).sum(1) / 3).mean()
+        assert weights[c].item() == pytest.approx(sure.exp().item(), rel=1e-5)
+    assert (weights > 0).sum() >= 2
 
 
 def test_hyper_networks_are_of_one_size_whatever_they_make():

@@ -14,7 +14,7 @@ from PIL import Image
 from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.data import har, heart, leaf, tcga
+from hpcfed.data import celeba, har, heart, leaf, tcga
 from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
 from hpcfed.models import build
@@ -58,7 +58,7 @@ def test_heart_disease_is_read_as_flamby_prepares_it(tmp_path: Path):
     for k in range(4):
         own = data.train.x[data.train.users == k]
         np.testing.assert_allclose(own.mean(0), 0, atol=1e-6)
-        spread = own.std(0)  # all have one sex and one blood pressure
+        spread = own.std(0, ddof=1)  # all have one sex and one blood pressure
         assert (
             np.isclose(spread[0], 1) and spread[1] == 0 and np.isin(spread.round(5), (0, 1)).all()
         )
@@ -298,6 +298,13 @@ def faces(folder: Path, numbers: list[int]) -> None:
     (folder / "list_attr_celeba.txt").write_text(
         "\n".join([str(len(names)), "Young Smiling ", *lines, ""])
     )
+
+
+def test_celebas_test_images_are_those_that_leaf_leaves():
+    sizes = [5, 9, 10, 11, 19, 20, 21, 30]
+    test = celeba.held_out(np.repeat(np.arange(8), sizes))
+    counts = np.bincount(np.repeat(np.arange(8), sizes)[test])
+    assert counts.tolist() == [1, 1, 1, 2, 2, 2, 3, 3]  # n - int(0.9 n)
 
 
 def test_celeba_is_read_from_torchvisions_files_by_celebrity(tmp_path: Path):

@@ -5,17 +5,20 @@ The paper was not at hand; the implementation is based on that code. A client mi
 three losses. The first is cross-entropy, with class c weighted by n_c^-1.2. The second is the
 supervised contrastive loss of its representations (Khosla et al., 2020, arXiv:2004.11362). The
 third is w times the same loss against the global vectors of the classes alone, with w = 0 in the
-first 10 rounds. If a batch holds a single example of a rare class, one of the client's last 10 such
-examples joins it. The client sends its model, the mean representation of its correctly predicted
-examples of each class, and the confidence in it, the mean of sum_j (max p - p_j) / (C - 1). The
-global vector of a class is the mean of these representations, weighted by the softmax over clients
-of confidence / T, and scaled to length 1. A class that nobody predicts keeps its vector. Adam's
-moments stay with the clients.
+first 11 rounds. If a batch holds a single example of a rare class, the oldest of the client's last
+10 such examples joins it, and becomes the newest. The client sends its model, the vectors of its
+classes, and the confidences in them. The vector of a class is the mean of the representations of
+its correctly predicted examples, each scaled to length 1, and is scaled to length 1 itself; the
+confidence is the mean of sum_j (max p - p_j) / (C - 1). The global vector of a class is the mean of
+the clients' vectors, weighted by the softmax over clients of confidence / T, and scaled to length
+1. A class that nobody predicts keeps its vector. Adam's moments stay with the clients.
 
 Deviations: the representation itself is contrasted, without a projection. n_c are the client's
 counts, and the weights are 1 on average over its classes. A class is rare if it has less than
-rare_share of all examples; the code names two classes and four clients. Vectors are unknown until a
-client sends them; in the code they are random.
+rare_share of all examples; the code names two classes, and uses the vectors of four clients alone.
+Vectors are of a pass over the client's examples after its training, in eval mode; in the code they
+are of the batches as they are trained on. They are unknown until a client sends them; in the code
+they are random. An example is no partner of itself.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class FedRare(RoundBased):
     """Weight of the contrastive loss within a batch."""
     inter: NonNegativeFloat = 2.0
     """Weight of the contrastive loss against the global vectors of the classes."""
-    inter_after: NonNegativeInt = 10
+    inter_after: NonNegativeInt = 11
     """Rounds before the loss against the global vectors is used."""
     tau: PositiveFloat = 0.07
     """Temperature of both contrastive losses."""
@@ -84,6 +87,9 @@ class FedRare(RoundBased):
         if not self.inter:
             why = "inter = 0: the vectors are not used"
             found |= {f"algorithm.{name}": why for name in ("inter_after", "confidence_tau")}
+        if not self.intra:
+            why = "intra = 0: examples within a batch are not contrasted"
+            found |= {f"algorithm.{name}": why for name in ("rare_share", "queue")}
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
@@ -144,22 +150,23 @@ class FedRare(RoundBased):
     def partner(
         self, client: Client, rows: np.ndarray, queues: dict[int, Tensor | None], c: int
     ) -> int:
-        """Return the position of an earlier example of class c; -1 for none.
+        """Return the position of the oldest example of class c in its queue; -1 for none.
 
         There is one only if the batch holds exactly one example of the class. The batch's examples
-        of the class are appended to the queue of the class.
+        of the class are appended to the queue of the class, and then the partner.
         """
         new = rows[client.train.labels[rows] == c]
         kept = queues[c]
         old = np.zeros(0, np.int64) if kept is None else kept.numpy()
         old = old[~np.isin(old, new)]
-        joined = np.concatenate([old, new])
+        partner, old = np.split(old, [1 if len(new) == 1 else 0])
+        joined = np.concatenate([old, new, partner])
         if len(joined):
             queues[c] = torch.from_numpy(joined[-self.queue :].astype(np.int64))
-        return int(old[-1]) if len(new) == 1 and len(old) else -1
+        return int(partner[0]) if len(partner) else -1
 
     def describe(self, fed: Federation, client: Client) -> tuple[Tensor, Tensor]:
-        """Return mean representations by class, and their weights exp(confidence / T).
+        """Return the vectors of the classes, and their weights exp(confidence / T).
 
         Only correctly predicted examples count. Shapes are [C, d] and [C, 1]. Both are 0 for a
         class without such examples.
@@ -171,11 +178,12 @@ class FedRare(RoundBased):
             p = F.softmax(model.head(z), 1)
         labels = client.train.labels
         right = (p.argmax(1).cpu().numpy() == labels).nonzero()[0]
-        sums, count = class_sums(z[right], labels[right], fed.classes)
+        directions = F.normalize(z[right], dim=1)
+        sums, count = class_sums(directions, labels[right], fed.classes)
         sure, _ = class_sums(confidence(p[right])[:, None], labels[right], fed.classes)
         there, n = (count > 0)[:, None], count.clamp(min=1)[:, None]
         weights = torch.where(there, (sure / n / self.confidence_tau).exp(), 0.0)
-        return (sums / n).float(), weights.float()
+        return F.normalize(sums, dim=1).float(), weights.float()
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))

@@ -109,14 +109,15 @@ class FedCovid(RoundBased):
             found["algorithm.small_epochs"] = "a part of a single epoch or step is all of it"
         return found
 
-    def notes(self, fed: Federation) -> list[str]:
-        if self.large >= fed.K or self.warmup < fed.job.rounds:
-            return []
-        return [
-            f"fedcovid: only the {self.large} largest of {fed.K} clients train, because the job's "
-            f"{fed.job.rounds} rounds end with the first stage; set algorithm.warmup below "
-            f"{fed.job.rounds}"
-        ]
+    def init(self, fed: Federation) -> Params:
+        rounds = fed.job.rounds
+        if self.large < fed.K and self.warmup >= rounds:
+            fed.warnings.say(
+                f"warning: fedcovid: only the {self.large} largest of {fed.K} clients train, "
+                f"because the job's {rounds} rounds end with the first stage; set "
+                f"algorithm.warmup below {rounds}"
+            )
+        return super().init(fed)
 
     @property
     def augments(self) -> bool:

@@ -79,23 +79,21 @@ class Harmony(RoundBased):
             found |= {f"algorithm.{name}": why for name in ("clusters", "encoder_rate")}
         return found
 
-    def notes(self, fed: Federation) -> list[str]:
+    def warn(self, fed: Federation) -> None:
+        """Warn if no modalities are fused, or if hardly any classifiers are averaged."""
         rounds, several = fed.job.rounds, sum(len(own) > 1 for own in fed.modalities)
         fusing = min(several, fed.cohort_size)  # clients in a round of stage 2
-        if not several:
-            return []
-        if self.stage1_rounds >= rounds:
-            return [
-                f"harmony: no modalities are fused, because the job's {rounds} rounds end with the "
-                f"first stage; set algorithm.stage1_rounds below {rounds}"
-            ]
-        if self.clusters >= fusing:
-            return [
-                f"harmony: classifiers are hardly averaged, because there are algorithm.clusters = "
-                f"{self.clusters} clusters for the {fusing} clients with several modalities in a "
-                f"round; set fewer clusters"
-            ]
-        return []
+        if several and self.stage1_rounds >= rounds:
+            fed.warnings.say(
+                f"warning: harmony: no modalities are fused, because the job's {rounds} rounds end "
+                f"with the first stage; set algorithm.stage1_rounds below {rounds}"
+            )
+        elif several and self.clusters >= fusing:
+            fed.warnings.say(
+                f"warning: harmony: classifiers are hardly averaged, because there are "
+                f"algorithm.clusters = {self.clusters} for the {fusing} clients with several "
+                f"modalities in a round; set fewer clusters"
+            )
 
     def fuses(self, fed: Federation, t: int) -> bool:
         """Return whether round t belongs to stage 2.
@@ -119,6 +117,7 @@ class Harmony(RoundBased):
 
     def init(self, fed: Federation) -> Params:
         """Return the networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
+        self.warn(fed)
         first = fed.initial()
         named = sorted({m for k in range(fed.K) for m in modalities(fed, k)})
         networks = {m: first.pick(in_network(m)).prefixed(f"{m}/") for m in named}
