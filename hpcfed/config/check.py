@@ -81,7 +81,7 @@ def check_columns(job: Job) -> None:
     """Raise ConfigError if columns or other fields of own data are set for a known data set."""
     if {job.data.name, job.data.public_source} - set(DATASETS) - {""}:
         return
-    fields = ("test_file", "held_out", "image_size")
+    fields = ("test_file", "held_out", "channels", "image_size")
     given: dict[str, tuple[Any, Any]] = {
         f"data.{name}": (getattr(job.data, name), type(job.data)) for name in fields
     }

@@ -112,6 +112,10 @@ class Data(Section):
     """Own data without test examples: the share of the examples that serves as such, drawn label by
     label.
     """
+    channels: Literal["auto", "first", "last"] = "auto"
+    """Own arrays of images with four axes, which the channels are: [n, channels, height, width] or
+    [n, height, width, channels]; auto: the axis with 1 to 4 of them.
+    """
     image_size: Count = 0
     """Folder of images, hf: scale them to so many pixels in height and width; 0: they are alike."""
     test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3

@@ -7,11 +7,16 @@ from hpcfed.core.errors import DataError
 MOST = 2**31  # maximum label, token and index; no array in memory is larger
 
 
-def images(x: np.ndarray, where: str) -> np.ndarray:
+CHANNELS = 4  # largest number of channels of images whose axis of channels is not named
+
+
+def images(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
     """Return images as [n, channels, height, width], uint8 or float32.
 
-    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] if only the second axis can be channels (1..4 of
-    them). Integers must lie in 0..255, floats must be finite.
+    x: [n, h, w], or [n, h, w, c], or [n, c, h, w]. Integers must lie in 0..255, floats must be
+    finite.
+    channels: the axis of the channels, first or last; auto: the last if it can be channels (1..4 of
+    them), else the first if that can.
     where: the beginning of messages.
     Raises DataError.
     """
@@ -22,7 +27,16 @@ def images(x: np.ndarray, where: str) -> np.ndarray:
         )
     if x.ndim == 3:
         return pixels(x, where)[:, None]
-    if x.shape[3] > 4 and x.shape[1] <= 4:
+    if channels == "auto":
+        if min(x.shape[1], x.shape[3]) > CHANNELS:
+            raise DataError(
+                f"{where}: shape {list(x.shape)}: images have 1 to {CHANNELS} channels, unless the "
+                f"job names their axis; set data.channels = 'first' ({x.shape[1]} channels of "
+                f"{x.shape[2]}x{x.shape[3]}) or 'last' ({x.shape[3]} channels of "
+                f"{x.shape[1]}x{x.shape[2]})"
+            )
+        channels = "last" if x.shape[3] <= CHANNELS else "first"
+    if channels == "first":
         return pixels(x, where)
     return np.ascontiguousarray(np.moveaxis(pixels(x, where), 3, 1))
 
@@ -44,15 +58,16 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     raise DataError(f"{where}: dtype {x.dtype} is no pixel; store uint8 (0..255) or float32 (0..1)")
 
 
-def numbers(x: np.ndarray, where: str) -> np.ndarray:
+def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
     """Return one modality of the examples as float32, or as images.
 
     x: rows of numbers [n, features], sequences [n, channels, steps], or images as `images` takes
     them.
+    channels: as for `images`.
     Raises DataError.
     """
     if x.ndim == 4:
-        return images(x, where)
+        return images(x, where, channels)
     if x.ndim not in (2, 3) or 0 in x.shape or x.dtype.kind not in "fiu":
         raise DataError(
             f"{where}: {x.dtype} {list(x.shape)} is no modality; store numbers, [n, features], "

@@ -44,6 +44,7 @@ class Reading:
     held_out: share of the examples that becomes the test split if there is none.
     image_size: pixels, in height and width, to which images of a folder are scaled; 0: all have the
     same size.
+    channels: which axis of arrays of images has the channels: first, last, or auto.
     """
 
     text: Text = TEXT
@@ -51,6 +52,7 @@ class Reading:
     test_file: Path | None = None
     held_out: float = HELD_OUT
     image_size: int = 0
+    channels: str = "auto"
 
     def refuse_others(self, where: str, what: str, taken: Collection[str]) -> None:
         """Raise DataError for a field that is set but has no effect on such data.
@@ -58,7 +60,7 @@ class Reading:
         taken: the fields that have an effect, such as "data.held_out" and "columns.label".
         """
         usual = Reading()
-        names = [f"data.{name}" for name in ("test_file", "held_out", "image_size")]
+        names = [f"data.{name}" for name in ("test_file", "held_out", "image_size", "channels")]
         names += [f"columns.{name}" for name in type(self.columns).model_fields]
         for name in names:
             table, _, last = name.partition(".")
@@ -124,6 +126,7 @@ class DataSet:
     is then tested on the test examples of its own users, otherwise on examples that mirror its
     labels.
     notes: changes that were made to the data while reading, such as filled gaps; one line each.
+    columns: what each column of a table is, in the table's order; one line each.
     """
 
     name: str
@@ -137,6 +140,7 @@ class DataSet:
     task: Task = "classes"
     own_tests: bool = False
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -221,6 +225,7 @@ def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
 FACTS = (
     *("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests"),
     "notes",
+    "columns",
 )
 
 
@@ -254,5 +259,5 @@ def from_arrays(arrays: Arrays) -> DataSet:
         return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), there)
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
-    facts |= {key: tuple(facts[key]) for key in ("classes", "notes")}
+    facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns")}
     return DataSet(train=split("train"), test=split("test"), **facts)

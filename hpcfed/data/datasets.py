@@ -69,4 +69,4 @@ def reading(job: Job, name: str) -> Reading:
     data = job.data
     test = data.test_file if name == data.name else None
     text = Text(data.vocabulary, data.tokens)
-    return Reading(text, job.columns, test, data.held_out, data.image_size)
+    return Reading(text, job.columns, test, data.held_out, data.image_size, data.channels)

@@ -63,6 +63,7 @@ class File:
     vocabularies: Mapping[str, int] = field(default_factory=dict)
     task: Task = "classes"
     own_tests: bool = False
+    channels: str = "auto"  # as in `Reading`
     tables: tuple[Table, Table | None] | None = None
     label: str = ""  # of tables: the array of labels 0..C-1
 
@@ -127,18 +128,25 @@ def _dataset(path: Path, file: File, how: Reading) -> DataSet:
         names = file.classes if numbered else None
         how = replace(how, columns=columns.model_copy(update=own))
         return to_dataset(path.stem, train, test, how, names, numbered, file.task)
-    return _assemble(path, file, how)
+    return _assemble(path, replace(file, channels=how.channels), how)
 
 
 def check_idle(path: Path, file: File, how: Reading) -> None:
     """Raise DataError for a setting of the job that has no effect on this file."""
     tested = file.test is not None or (file.tables is not None and file.tables[1] is not None)
     taken = {"columns.client"} if file.tables is None else set(COLUMNS)
+    axes = [getattr(x, "ndim", 0) for raw in (file.train, file.test) if raw for x in inputs_of(raw)]
+    taken |= {"data.channels"} if 4 in axes else set()
     what = ("arrays" if file.tables is None else "rows of numbers") + " in HDF5 or NPZ"
     if tested:
         how.refuse_others(str(path), f"{what}, with test examples", taken - {"columns.test"})
     else:
         how.refuse_others(str(path), what, taken | {"data.held_out"})
+
+
+def inputs_of(raw: Raw) -> list[Any]:
+    """Return the arrays of inputs of a split, one for each modality."""
+    return list(raw.x.values()) if isinstance(raw.x, Mapping) else [raw.x]
 
 
 def _open_npz(path: Path, how: Reading) -> File:
@@ -577,7 +585,11 @@ def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
             given = given.copy()
             given[~there[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
-        x[name] = check.tokens(given, tokens, where) if tokens else check.numbers(given, where)
+        x[name] = (
+            check.tokens(given, tokens, where)
+            if tokens
+            else check.numbers(given, where, file.channels)
+        )
     return Split(x, y, users, there)
 
 
@@ -590,7 +602,7 @@ def _split(path: Path, raw: Raw, file: File) -> Split:
     else:
         numbers = check.numbers if raw.x.ndim == 2 else check.images
         tokens = file.vocabulary
-        x = check.tokens(raw.x, tokens, where) if tokens else numbers(raw.x, where)
+        x = check.tokens(raw.x, tokens, where) if tokens else numbers(raw.x, where, file.channels)
     as_task = check.survival if file.task == "survival" else check.labels
     y = as_task(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")

@@ -7,6 +7,7 @@ which runs no code from the file: an extra, `hpcfed[tables]`.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ LABELS = ("label", "labels", "target", "class", "y")  # names that a column of l
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none", "-"))  # in any case of letters
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 DELIMITERS = ",;\t|"
+COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
+GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
 KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
 FEW = 8  # maximum columns or values in a message
 CELL = 2**24  # maximum characters of one value of a CSV file
@@ -43,12 +46,14 @@ class Table:
     where: the beginning of messages.
     columns: by name, [n], float64 with nan for missing values, or str objects with None.
     odd: columns of other types, such as dates, with the type; they are refused if they are used.
+    commas: names of columns of numbers that were written with decimal commas.
     """
 
     where: str  # opens messages
     columns: Mapping[str, np.ndarray]
     n: int
     odd: Mapping[str, str] = field(default_factory=dict)
+    commas: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self.odd:
@@ -123,11 +128,12 @@ def read_csv(path: Path) -> Table:
     check_names(path, names)
     if not rows:
         raise DataError(f"{path}: holds no rows; {ADVICE}")
-    found = {
-        name: to_column(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    found, commas = {}, set()
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        found[name], with_commas = to_column(values)
+        commas |= {name} if with_commas else set()
     found.pop("Unnamed: 0", None)
-    return Table(str(path), found, len(rows))
+    return Table(str(path), found, len(rows), commas=frozenset(commas))
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
@@ -153,21 +159,35 @@ def is_number(text: str) -> bool:
     return True
 
 
-def to_column(values: Sequence[str]) -> np.ndarray:
+def to_column(values: Sequence[str]) -> tuple[np.ndarray, bool]:
     """Return the values of a column as numbers, float64, if all that are present are numbers.
 
-    Otherwise returns str objects, with None for missing values.
+    Otherwise returns str objects, with None for missing values. The second value is whether the
+    numbers have decimal commas.
     """
     stripped = [value.strip() for value in values]
     gaps = np.array([value.lower() in MISSING for value in stripped])
+    numbers = ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
+    commas = decimal_commas(numbers)
     try:
-        return np.array(
-            ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
-        ).astype(np.float64)
+        points = [v.replace(",", ".") for v in numbers] if commas else numbers
+        return np.array(points).astype(np.float64), commas
     except ValueError:
         words = np.array(stripped, object)
         words[gaps] = None
-        return words
+        return words, False
+
+
+def decimal_commas(values: Sequence[str]) -> bool:
+    """Return whether commas in these values can only be decimal commas.
+
+    They can also separate thousands if three digits follow each of them; and beside decimal points
+    they are unclear.
+    """
+    written = [v for v in values if "," in v]
+    if not written or not all(COMMA.fullmatch(v) for v in written):
+        return False
+    return not all(GROUPS.fullmatch(v) for v in written) and not any("." in v for v in values)
 
 
 def read_parquet(path: Path) -> Table:
@@ -302,6 +322,9 @@ def to_dataset(
     """
     notes: list[str] = []
     role = roles(train, how)
+    check_numbers([table for table in (train, test) if table], role, how)
+    described = {name: f"{name}: {of}" for name, of in other_roles(train, role, how).items()}
+    order = train.names
     if how.columns.test:
         if test is not None:
             raise DataError(f"{train.where}: has test rows, so columns.test has no effect")
@@ -322,10 +345,64 @@ def to_dataset(
         with add_path_to_errors(Path(train.where)):
             (one, two), vocabulary = encode_texts(splits, how.text)
     else:
-        x, mean, std = encode(parts, role, how, notes)
+        x, mean, std = encode(parts, role, how, notes, described)
         one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
-    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
+    columns = tuple(described[column] for column in order)
+    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes), "columns": columns}
     return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
+
+
+def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
+    """Raise DataError for a word in a column of numbers.
+
+    These are inputs most of whose values are numbers, unless the job names them as categories, and
+    survival times and events.
+    """
+    categories = {*how.columns.one_hot, *how.columns.codes, how.columns.text}
+    times = (role.label, role.event) if role.event else ()
+    for name in (*times, *(n for n in role.inputs if n not in categories)):
+        having = [t for t in tables if name in t.columns]
+        words = [(t, row) for t in having if t[name].dtype == object for row in first_word(t[name])]
+        if not words:
+            continue
+        present = np.concatenate([t[name][~gaps(t[name])].astype(object) for t in having])
+        like = sum(not isinstance(v, str) or looks_like_number(v) for v in present.tolist())
+        if name not in times and 2 * like <= len(present):
+            continue
+        table, row = words[0]
+        wrong = f"column {name!r}: {table[name][row]!r:.40} in row {row + 1} is no number"
+        if name in times:
+            raise DataError(f"{table.where}: {wrong}; times are numbers, and events 1 or 0")
+        raise DataError(
+            f"{table.where}: {wrong}, though {like:,} of {len(present):,} values look like "
+            f"numbers; mend it (a number has a decimal point, or in all rows a decimal comma, and "
+            f"no other mark), leave it empty, or name the column in columns.one_hot if it holds "
+            f"categories"
+        )
+
+
+def first_word(values: np.ndarray) -> list[int]:
+    """Return the row of the first value that is a word and no number; [] if there is none."""
+    rows = (i for i, v in enumerate(values) if isinstance(v, str) and not is_number(v))
+    return [row for row in [next(rows, None)] if row is not None]
+
+
+def looks_like_number(text: str) -> bool:
+    return is_number(text) or COMMA.fullmatch(text) is not None
+
+
+def other_roles(table: Table, role: Roles, how: Reading) -> dict[str, str]:
+    """Return what each column is that is no input of numbers or categories."""
+    described = dict.fromkeys(table.names, "ignored")
+    for name, what in (
+        (how.columns.test, "says which rows are tests"),
+        (role.client, "names the clients"),
+        (role.event, "event seen (1) or not (0)"),
+        (role.label, "time" if role.event else "label"),
+        (how.columns.text, "text, the inputs"),
+    ):
+        described |= {name: what} if name else {}
+    return described
 
 
 def labels(
@@ -572,12 +649,13 @@ def held_out(
 
 
 def encode(
-    parts: list[Table], role: Roles, how: Reading, notes: list[str]
+    parts: list[Table], role: Roles, how: Reading, notes: list[str], described: dict[str, str]
 ) -> tuple[list[np.ndarray], tuple[float, ...], tuple[float, ...]]:
     """Return the inputs of both parts, and mean and deviation of each feature.
 
     The inputs are [n, features], float32. All statistics come from the first part. A feature of 0
     and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
+    described: gets a line about each input by its name.
     """
     made: list[tuple[np.ndarray, ...]] = []
     still: list[bool] = []
@@ -597,7 +675,11 @@ def encode(
                 f"{parts[0].where}: column {name!r} has no value in the training part; name it in "
                 f"columns.ignore"
             )
+        filled = int(gaps(one).sum() + gaps(two).sum())
+        ending = f", {count_noun(filled, 'value')} filled in" if filled else ""
         if not wordy and name not in (*how.columns.one_hot, *how.columns.codes):
+            commas = ", decimal commas" * any(name in part.commas for part in parts)
+            described[name] = f"{name}: number{commas}{ending}"
             mean = one[~gaps(one)].mean()
             made.append((np.where(gaps(one), mean, one), np.where(gaps(two), mean, two)))
             still.append(False)
@@ -610,6 +692,9 @@ def encode(
                 f"{values[0]!r:.40}); name it in columns.ignore, or, if these are kinds, in "
                 f"columns.one_hot or columns.codes, or, if they are texts, as columns.text"
             )
+        form = "codes 0, 1, ..." if name in how.columns.codes else "a 0 or 1 for each"
+        shown = join_few([kind_name(v) for v in values], FEW)
+        described[name] = f"{name}: {len(values):,} categories as {form} ({shown}){ending}"
         at = {value: i for i, value in enumerate(values)}
         codes = [np.array([at.get(v, -1) for v in c.tolist()]) for c in (one, two)]
         if new := int((codes[1][~gaps(two)] < 0).sum()):

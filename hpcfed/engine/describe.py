@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.core.shapes import write_numbers, write_shape
+from hpcfed.config.architectures import find, plain
+from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
 from hpcfed.engine.memory_check import need
@@ -22,6 +23,7 @@ from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.machine.assignment import makespan
 from hpcfed.machine.memory_budget import weights
+from hpcfed.models.user_model import describe_call
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 # largest number of clients whose links are recorded; K clients may have K^2 / 2 links
 GRAPH = 1_000
+COLUMNS, ARCHITECTURES = 60, 20  # largest numbers of columns and architectures that are printed
 LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
 
 
@@ -161,6 +164,41 @@ def hardware(fed: Federation) -> dict[str, Any]:
     }
 
 
+def setting(facts: World, fed: Federation) -> list[str]:
+    """Return lines about what models get and what they are: inputs, columns, architectures."""
+    data, C = facts.data, len(facts.data.classes)
+    lines = [f"inputs: {describe_inputs(facts)}" + (f"; {C:,} classes" if C > 1 else "")]
+    lines += [f"  {column}" for column in data.columns[:COLUMNS]]
+    if (more := len(data.columns) - COLUMNS) > 0:
+        lines.append(f"  and {more:,} more columns")
+    what = "trained parameters" if fed.store.finetuning.some else "parameters"
+    for name in sorted(set(facts.architectures))[:ARCHITECTURES]:
+        called = "".join(f", from {call}" for call in calls(name, fed))
+        lines.append(f"model {name}: {fed.store.layout(name).n_params:,} {what}{called}")
+    return lines
+
+
+def calls(architecture: str, fed: Federation) -> list[str]:
+    """Return how users' models in an architecture are called, as Net(in_channels=3)."""
+    names = [plain(part.partition("@")[0]) for part in architecture.split("+")]
+    own = [find(name) for name in names if ":" in name and find(name).own]
+    return [describe_call(entry.load(), *fed.store.form) for entry in own]
+
+
+def describe_inputs(facts: World) -> str:
+    """Return what one example is, in words: "images of 3 x 32 x 32 (channels x height x width)"."""
+    data, shape = facts.data, facts.shape
+    if isinstance(shape, Shapes):
+        return str(shape)
+    if data.vocabulary:
+        return f"texts of {shape[0]:,} tokens, a vocabulary of {data.vocabulary:,}"
+    if len(shape) == 1:
+        return f"rows of {shape[0]:,} numbers"
+    axes = ("channels", "height", "width") if len(shape) == 3 else ("channels", "steps")
+    kind = "images" if len(shape) == 3 else "sequences"
+    return f"{kind} of {' x '.join(map(str, shape))} ({' x '.join(axes)})"
+
+
 def memory(facts: World, fed: Federation) -> dict[int, float]:
     """Return the bytes of weights on each rank."""
     size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
@@ -191,6 +229,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
         balance,
         device,
         fed.data.metrics,
+        setting(facts, fed),
     )
 
 

@@ -29,6 +29,7 @@ def show(
     balance: float,
     device: str,
     metrics: Sequence[str],
+    setting: Sequence[str],
 ) -> None:
     """Print the plan of a run.
 
@@ -36,10 +37,15 @@ def show(
     memory: bytes of weights by rank.  traffic: bytes down and up per round of each client.
     balance: average load of a rank over the largest.  device: description of rank 0's device.
     metrics: names of what evaluation measures.
+    setting: lines about inputs and models.
     """
     out = console()
     fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
-    out.print(table("job,value,from", fields))
+    shown = fields if job["verbose"] else [field for field in fields if field[2]]
+    out.print(table("job,value,from", shown))
+    if left := len(fields) - len(shown):
+        out.print(f"and {left} fields with their defaults (--verbose true shows them)")
+    out.print("\n" + "\n".join(setting))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
     rows = [(r, len(ks), join_ids(ks), size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")

@@ -113,6 +113,8 @@ def attempt(course: Course, comm: Comm) -> int:
             Logs(job.log, folder, fed.warnings.say) as log,
             Progress(job, folder, facts, active=shown) as progress,
         ):
+            for line in describe.setting(facts, fed) if shown and not course.begun else ():
+                progress.say(line)
             keep_adapted(rounds, facts, folder)
             begin(log, rounds, results, course)
             course.begun = True

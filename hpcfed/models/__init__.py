@@ -135,11 +135,14 @@ def build_own(
     import torch
 
     from hpcfed.models.model import Head, Model, NoHead
-    from hpcfed.models.user_model import head_of, hold_constants, make, split
+    from hpcfed.models.user_model import head_of, hold_constants, make, other_defaults, split
 
     whole = make(name, target, shape, classes, d)
     names = {layer: path for path, layer in whole.named_modules()}
-    body, linear = split(name, whole, shape, classes, d)
+    try:
+        body, linear = split(name, whole, shape, classes, d)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{other_defaults(target, shape, classes, d)}") from error
     if linear is None:
         model = Model(body, Head(d, classes, relu_head))
         hold_constants(name, model)

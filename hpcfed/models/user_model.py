@@ -57,32 +57,36 @@ def make(
     except ConfigError:
         raise
     except Exception as error:
-        given = ", ".join([*map(repr, positional), *(f"{n}={v!r}" for n, v in named.items())])
         raise ConfigError(
-            f"models.mix: {name}: {user_code.refusal(error)}\n  while {target.__name__}({given}) "
-            f"was called"
+            f"models.mix: {name}: {user_code.refusal(error)}\n  while "
+            f"{describe_call(target, shape, classes, d)} was called"
         ) from error
     if not isinstance(module, nn.Module):
         what = "None (is a `return` missing?)" if module is None else f"{module!r:.60}"
         raise ConfigError(
-            f"{place}: {target.__name__} returns {what}; return a torch.nn.Module: the body, "
+            f"{place}: {name_of(target)} returns {what}; return a torch.nn.Module: the body, "
             f"inputs -> [n, {d}], or a whole model, inputs -> [n, {classes}]"
         )
     return module
 
 
-def arguments(
-    place: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments for the function: (shape, d), or those that its parameter names ask for.
+def name_of(target: Callable[..., Any]) -> str:
+    """Return the name of a function or class; for a `functools.partial`, that of its function."""
+    function = getattr(target, "func", target)
+    return getattr(function, "__name__", type(function).__name__)
 
-    Raises ConfigError for a parameter without default whose name is unknown.
-    """
-    if isinstance(target, type) and not issubclass(target, nn.Module):
-        raise ConfigError(
-            f"{place}: class {target.__name__} is no torch.nn.Module; write "
-            f"`class {target.__name__}(nn.Module):`"
-        )
+
+def describe_call(target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int) -> str:
+    """Return how a user's model is called, for messages: "Net(in_channels=3, num_classes=4)"."""
+    positional, named = arguments("", target, shape, classes, d)
+    bound = getattr(target, "keywords", {})  # of a functools.partial
+    words = [f"{name}={value!r}" for name, value in (named | bound).items()]
+    first = [*getattr(target, "args", ()), *positional]
+    return f"{name_of(target)}({', '.join([*map(repr, first), *words])})"
+
+
+def values_of(shape: tuple[int, ...], classes: int, d: int) -> dict[str, Any]:
+    """Return the values of the parameters whose names are known."""
     several = isinstance(shape, Shapes)
     given: Any = shape
     if isinstance(shape, Shapes):
@@ -94,21 +98,50 @@ def arguments(
     }
     if not several:
         values |= {**dict.fromkeys(CHANNELS, shape[0]), **dict.fromkeys(VALUES, math.prod(shape))}
+    return values
+
+
+def arguments(
+    place: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments for the function: those that the names of its parameters ask for.
+
+    A parameter with a default keeps it. Two parameters of other names are given (shape, d).
+    Raises ConfigError for a parameter without default whose name is unknown.
+    """
+    if isinstance(target, type) and not issubclass(target, nn.Module):
+        raise ConfigError(
+            f"{place}: class {target.__name__} is no torch.nn.Module; write "
+            f"`class {target.__name__}(nn.Module):`"
+        )
+    values = values_of(shape, classes, d)
     try:
-        must, named, any_number = user_code.parameters_of(target)
+        required, named, any_number = user_code.parameters_of(target)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be called with (shape, d): {error}") from error
-    unknown = [p for p in must if p not in values]
-    known = [p for p in named if p in values]
-    if not known and (any_number or len(must) == 2 or (not must and len(named) >= 2)):
-        return (given, d), {}
+    unknown = [p for p in required if p not in values]
+    if len(unknown) == len(required) == 2 or (any_number and not named):
+        return (values["shape"], d), {}
     if unknown:
         raise ConfigError(
-            f"{place}: {target.__name__} wants {', '.join(unknown)}, which hpcfed does not know; "
+            f"{place}: {name_of(target)} wants {', '.join(unknown)}, which hpcfed does not know; "
             f"give a default, or take any of "
             + ", ".join(f"{name} (here {values[name]})" for name in KNOWN if name in values)
         )
-    return (), {p: values[p] for p in known}
+    return (), {p: values[p] for p in required}
+
+
+def other_defaults(target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int) -> str:
+    """Return a line about parameters whose defaults are not what these data need; "" if none."""
+    values = values_of(shape, classes, d)
+    wanted = {name: values[name] for name in values if name not in D}
+    lines = [
+        f"\n  {name} = {p.default!r} is a default, which is kept; for these data it would be "
+        f"{wanted[name]!r}: leave the default away, and the parameter is filled in"
+        for name, p in inspect.signature(target).parameters.items()
+        if name in wanted and p.default is not p.empty and p.default != wanted[name]
+    ]
+    return "".join(lines)
 
 
 def split(

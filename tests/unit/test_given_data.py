@@ -12,7 +12,7 @@ import hpcfed
 from hpcfed.config.sections import Columns
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import Modality
-from hpcfed.data import datasets
+from hpcfed.data import datasets, files
 from hpcfed.data.dataset import Reading
 from hpcfed.launch.given_data import convert
 
@@ -151,3 +151,17 @@ def test_what_is_refused_leaves_no_file_in_the_folder_of_data():
         with pytest.raises(error, match=message):
             hpcfed.run(**TINY | {"model": Two} | given, out="runs/refused")
     assert not os.path.isdir("data") or not os.listdir("data")
+
+
+def test_the_axis_of_channels_is_named_by_the_job_where_it_cannot_be_seen():
+    bands = np.random.default_rng(0).random((N, 6, 8, 7), np.float32)
+    given = convert((bands, LABELS))
+    with pytest.raises(DataError, match=r"set data.channels = 'first' \(6 channels of 8x7\) or"):
+        given.check(Reading())
+    for channels, x in (("first", bands), ("last", np.moveaxis(bands, 3, 1))):
+        assert given.check(Reading(channels=channels)) is None
+        arrays = {"x_train": bands, "y_train": LABELS, "x_test": bands, "y_test": LABELS}
+        data = files.from_arrays("arrays", arrays, Reading(channels=channels))
+        assert np.array_equal(data.train.x, x)
+    with pytest.raises(DataError, match="data.channels has no effect"):
+        convert((IMAGES[:, 0], LABELS)).check(Reading(channels="first"))

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from hpcfed.engine import run as engine
 from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.models.flat import Layout
+from hpcfed.models.user_model import describe_call
 from hpcfed.storage.digest import digest
 from tests import limits
 
@@ -299,7 +301,7 @@ import torch.nn.functional as F
 
 
 class Net(nn.Module):
-    def __init__(self, num_classes, in_channels=3, hidden=24):
+    def __init__(self, num_classes, in_channels, hidden=24):
         super().__init__()
         self.conv = nn.Conv2d(in_channels, 4, 3, padding=1)
         self.dense = nn.Linear(4 * 64, hidden)
@@ -327,6 +329,43 @@ FROZEN = NET.replace(
         self.order = nn.Parameter(torch.arange(hidden), requires_grad=False)
         self.last =""",
 )
+
+
+def test_a_parameter_with_a_default_or_bound_by_partial_keeps_its_value(module):
+    name = module(
+        NET
+        + "\nclass Wide(Net):\n"
+        + "    def __init__(self, in_channels, num_classes, width=8, d=4):\n"
+        + "        super().__init__(num_classes, in_channels, width)\n\n"
+        + "class Drop(Net):\n"
+        + "    def __init__(self, dropout=0.1, norm=True):\n"
+        + "        assert (dropout, norm) == (0.1, True)\n"
+        + "        super().__init__(10, 1)\n"
+    )
+    own = import_module(name)
+    own.bound = partial(own.Wide, width=6)
+    for kind, width in {"Wide": 8, "bound": 6, "Drop": 24}.items():
+        assert build(f"{name}:{kind}", (1, 16, 16), 10, d=512).head.in_features == width
+    call = describe_call(own.bound, (1, 16, 16), 10, 512)
+    assert call == "Wide(in_channels=1, num_classes=10, width=6)"
+
+
+def test_a_default_that_does_not_fit_the_data_is_named(module):
+    name = module(net("num_classes, in_channels,", "num_classes, in_channels=3,"))
+    with pytest.raises(ConfigError, match="in_channels = 3 is a default, .* it would be 1"):
+        build(f"{name}:Net", (1, 16, 16), 10, 16)
+
+
+def test_a_run_says_what_its_inputs_are_and_how_a_users_model_was_called(module, capsys):
+    name = module(NET)
+    words = [word for word in SMALL if word != "--quiet"]
+    for last in (["--dry-run"], ["--rounds", "1"]):
+        assert (
+            main([*words, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg", *last]) == 0
+        )
+        out = capsys.readouterr().out
+        assert "inputs: images of 1 x 16 x 16 (channels x height x width); 10 classes" in out
+        assert f"model {name}:Net: 6,458 parameters, from Net(num_classes=10, in_channels=1)" in out
 
 
 @pytest.mark.parametrize("kind", ["Net", "Fixed", "made"])

@@ -49,7 +49,7 @@ def same(one, two) -> bool:
     first, second = to_arrays(one), to_arrays(two)
     facts = [json.loads(a.pop("facts").tobytes()) for a in (first, second)]
     for fact in facts:
-        del fact["name"], fact["notes"]
+        del fact["name"], fact["notes"], fact["columns"]
     return (
         facts[0] == facts[1]
         and first.keys() == second.keys()
@@ -231,7 +231,11 @@ WRONG = {
         {"missing": "fill", "label": "sick", "positive": "1"},
         "are no, y",
     ),
-    "event_of_words": ("v,t,e\n1,1,no\n1,2,yes\n", {"label": "t", "event": "e"}, "'e' holds words"),
+    "event_of_words": (
+        "v,t,e\n1,1,no\n1,2,yes\n",
+        {"label": "t", "event": "e"},
+        "'e': 'no' in row 1 is no number",
+    ),
     "event_of_two": ("v,t,e\n1,1,0\n1,2,2\n", {"label": "t", "event": "e"}, "an event is 1"),
     "event_and_positive": (
         "v,t,e\n1,1,0\n1,2,1\n",
@@ -450,3 +454,54 @@ def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
     name = saved_set(tmp_path / "t", text=["a", "b"] * 10, label=[1, 0] * 10)
     with pytest.raises(DataError, match="columns.image = 'text' is no column of images"):
         read(name, image="text")
+
+
+def column(tmp_path, values: list[str], **columns):
+    """The data set of a table with a column of these values, and its lines about columns."""
+    rows = [f"{value};{i % 3};{'ab'[i % 2]}" for i, value in enumerate(values)]
+    name = save(tmp_path, "\n".join(["dose;site;label", *rows]))
+    data = read(name, **columns)
+    return data, dict(line.split(": ", 1) for line in data.columns)
+
+
+def test_decimal_commas_are_read_as_numbers(tmp_path):
+    values = [f"{i // 2},{5 * (i % 2)}" for i in range(20)]
+    data, lines = column(tmp_path, values)
+    assert data.shape == (2,)
+    assert lines["dose"] == "number, decimal commas"
+    points, _ = column(tmp_path, [value.replace(",", ".") for value in values])
+    assert np.array_equal(data.train.x, points.train.x)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{7: "1.2.3"}, {7: "twelve"}, {7: "3,5", 9: "3.5"}, {i: "1,234" for i in range(7, 20)}]
+)
+def test_a_word_in_a_column_of_numbers_is_named_unless_the_job_names_categories(tmp_path, wrong):
+    values = [wrong.get(i, str(i)) for i in range(20)]
+    with pytest.raises(DataError, match=rf"column 'dose': '{wrong[7]}' in row 8 is no number"):
+        column(tmp_path, values)
+    _, lines = column(tmp_path, values, one_hot=("dose",))
+    assert "categories as a 0 or 1 for each" in lines["dose"]
+
+
+def test_a_word_among_the_test_rows_or_survival_times_is_named(tmp_path):
+    save(tmp_path, "x,label\n" + "1,a\n2,b\n" * 5, "train.csv")
+    test = Path(save(tmp_path, "x,label\n1,a\n2x,b\n", "test.csv"))
+    with pytest.raises(DataError, match="test.csv: column 'x': '2x' in row 2"):
+        read(str(tmp_path / "train.csv"), test_file=test)
+    times = save(tmp_path, "x,days,died\n1,4,1\n2,never,0\n", "times.csv")
+    with pytest.raises(DataError, match="column 'days': 'never' in row 2"):
+        read(times, label="days", event="died")
+
+
+def test_a_line_says_what_each_column_of_a_table_is(tmp_path):
+    data = read(
+        save(tmp_path), held_out=0.5, label="sick", missing="fill", ignore=("site",), codes=("job",)
+    )
+    assert data.columns == (
+        "age: number",
+        "job: 2 categories as codes 0, 1, ... (nurse, pilot)",
+        "site: ignored",
+        "score: number, 1 value filled in",
+        "sick: label",
+    )
