@@ -21,7 +21,7 @@ the hooks in this order:
 The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `local_defaults`, `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`,
-`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `formerly`. Each is a
+`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`. Each is a
 ClassVar, or a property if it depends on an option.
 """
 
@@ -113,9 +113,6 @@ class Method(Section):
     # whether clients keep weights of their own from round to round; None: if some tensors are not
     # `shared`
     keeps_weights: ClassVar[bool | None] = None
-    # values of newer fields for runs that were started without them, where they are not the
-    # defaults: such runs continue with the behaviour that they began with
-    formerly: ClassVar[dict[str, Any]] = {}
 
     @property
     def default_client_round(self) -> bool:

@@ -51,35 +51,6 @@ ELSEWHERE = {  # hooks, by their names in other frameworks
     "select": "cohort",
     "end": "finish",
 }
-# hooks of former versions, by base class and name: their parameters, and what replaces them
-FORMER: dict[type, dict[str, tuple[str, str]]] = {}
-FORMER[Method] = {
-    "without_effect": ("job", "its reasons are part of what `refuses(self, job)` returns"),
-    "predict": (
-        "fed client state x",
-        "write `predictor(self, fed, client, state)`, which returns a function of x",
-    ),
-    "adapted": (
-        "fed client state t",
-        "write `predictor(self, fed, client, state)`, which changes the model and returns it",
-    ),
-    "keeps": ("fed", "write `keeps_weights: ClassVar = True`, or False"),
-    "whole": ("fed", "replace `columns(self, fed, state)` where no model is for everybody"),
-    "common": (
-        "fed client state",
-        "return `accuracy_common` from `columns(self, fed, state)`, as `evaluate.common` has it",
-    ),
-    "levels": ("fed", "return the accuracies of sub-models from `columns(self, fed, state)`"),
-    "architecture": ("fed k t", "write `draws_widths: ClassVar = True` for widths drawn anew"),
-}
-FORMER[EventBased] = {
-    "train": ("fed client given job", "write `work(self, fed, client, job)`"),
-    "at_once": ("fed", "all clients work at the same time with `to_server: ClassVar = False`"),
-    "target": ("k", "clients merge their own results with `to_server: ClassVar = False`"),
-    "delay": ("fed k", "a model arrives after its client's latency and upload"),
-    "start": ("client state", "a job starts from what the server has; `work` receives it"),
-    "sent": ("client arrived", "others have a client's model, and until it arrives the one before"),
-}
 CALLERS = {"loss": ("local", "work"), "local": ("round",), "server": ("round",)}
 
 
@@ -225,9 +196,7 @@ def hook(
         return
     place = user_code.line_of(fn)
     if not hasattr(base, name):
-        if words := replacement(name, fn, base):
-            yield f"{place}: {cls.__name__}.{name} is called no more; {words}"
-        elif used is not None and name not in used:
+        if used is not None and name not in used:
             yield f"{place}: {misspelt(cls, name, base)}"
         return
     theirs = inspect.getattr_static(base, name)
@@ -254,15 +223,6 @@ def hook(
             f"{place}: {cls.__name__}.{name} takes ({', '.join(have)}), but is called with "
             f"({', '.join(want)}); write `def {name}(self, {', '.join(want)}):`"
         )
-
-
-def replacement(name: str, fn: Any, base: type) -> str:
-    """Return what replaces a hook of former versions; "" if there was no hook of this signature."""
-    if not isinstance(fn, FunctionType):
-        return ""
-    taken = " ".join(p for p in inspect.signature(fn).parameters if p != "self")
-    known = [FORMER[kind].get(name, ("", "")) for kind in FORMER if issubclass(base, kind)]
-    return next((words for takes, words in known if words and takes == taken), "")
 
 
 def misspelt(cls: type, name: str, base: type) -> str:

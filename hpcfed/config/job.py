@@ -180,16 +180,6 @@ class Job(Limited, BaseSettings):
         """Return the job as nested dicts of JSON types."""
         return self.model_dump(mode="json")
 
-    def usual(self) -> dict[str, Any]:
-        """Return the identity of a job with this method and all fields at their defaults.
-
-        It completes stored jobs that lack newer fields. A new field's default must therefore do
-        what was done without the field, or the method states the former value in `formerly`.
-        """
-        method = type(self.algorithm)
-        algorithm = method.model_construct(**method.formerly)
-        return type(self).model_construct(algorithm=algorithm).identity()
-
     def identity(self) -> dict[str, Any]:
         """Return the fields that the results depend on: all but those in FREE.
 

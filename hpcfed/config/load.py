@@ -22,7 +22,7 @@ from hpcfed.config.files import (
     read_preset,
     without_algorithm,
 )
-from hpcfed.config.job import Job, algorithm_model, job_model
+from hpcfed.config.job import Job, job_model
 from hpcfed.config.sections import Data
 from hpcfed.config.sources import given_job, stored_job
 from hpcfed.config.validation_messages import CALL, PREFIX, Layer, explain, no_field, section, stray
@@ -125,8 +125,6 @@ def resolve(
         only = Importable(own, f"resume: the job stored in {resume}", "--algorithm.name", MODELS)
     if only:
         refuse_import([name], only.names, only.where, only.method)
-    if resume:
-        old = fill_former_defaults(old, name)
     file, old = (about(name, table) for table in (file, old))
     if "algorithm" not in file:
         layers = without_algorithm(layers)
@@ -182,7 +180,6 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     """
     source = f"the job stored in {where}"
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
-    stored = fill_former_defaults(stored, stored["algorithm"]["name"])
     model = job_model(stored["algorithm"]["name"])
     try:
         job = stored_job(model, stored)
@@ -192,18 +189,6 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
         ) from error
     refuse_import(models_of(job), own, source, OWN)
     return job
-
-
-def fill_former_defaults(stored: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a stored job, completed with the method's former values of newer fields.
-
-    A job of another method than `name` is returned as it is. The method's module is imported.
-    """
-    own = stored.get("algorithm")
-    if not isinstance(own, dict) or own.get("name") != name:
-        return stored
-    formerly = getattr(algorithm_model(name), "formerly", {})
-    return stored | {"algorithm": {**formerly, **own}}
 
 
 def split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -42,8 +42,6 @@ class OwnError(ConfigError):
     """A mistake in a user's own class or function that appears when it is called."""
 
 
-# Former names of modules, under which users' files may still import them.
-FORMER_NAMES = {"hpcfed.params": "hpcfed.core.params", "hpcfed.rng": "hpcfed.core.rng"}
 roots: set[Path] = set()  # folders and files from which users' code was imported
 LENT: dict[str, Any] = {}  # classes and functions that `hpcfed.run` was given, by name
 
@@ -63,8 +61,6 @@ def load(field: str, name: str, form: str) -> Any:
     if name in LENT:
         return LENT[name]
     register(where, module, form)
-    for former, present in FORMER_NAMES.items():
-        sys.modules.setdefault(former, import_module(present))
     try:
         # `algorithms.hook_check` refuses such fields with a message of its own
         with warnings.catch_warnings():

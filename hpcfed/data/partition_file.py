@@ -128,7 +128,7 @@ class Partition:
 def check_seal(path: Path) -> None:
     """Raise DataError if a file of `Partition.save` was altered or truncated.
 
-    Files without checksums pass: those of older versions, and those of other programs.
+    Files without checksums pass: those of other programs.
     """
     with open(regular(path), "rb") as raw:
         if raw.read(len(SIGNATURE)) == SIGNATURE:

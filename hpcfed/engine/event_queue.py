@@ -248,17 +248,10 @@ class EventQueue:
         }
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        """Restore the state that `to_tree` returned.
-
-        Checkpoints of earlier versions, with a list of jobs, are accepted too.
-        """
+        """Restore the state that `to_tree` returned."""
         self.now, self.started, self.counts = tree["now"], tree["started"], np.array(tree["counts"])
-        kept = tree["going"]
-        if isinstance(kept, dict):
-            columns = [np.asarray(kept[name]).tolist() for name in COLUMNS]
-            jobs = [Work(*values) for values in zip(*columns, strict=True)]
-        else:
-            jobs = [Work(**job) for job in kept]
+        columns = [np.asarray(tree["going"][name]).tolist() for name in COLUMNS]
+        jobs = [Work(*values) for values in zip(*columns, strict=True)]
         self.going = {job.client: job for job in jobs}
         for job in jobs:
             self.draws.profiles.follow(job.client, job.start)

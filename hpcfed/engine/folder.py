@@ -232,9 +232,7 @@ def read_job(path: Path) -> dict[str, Any]:
     try:
         job = results.recover(names.run_of(path)).header["job"]
     except DamagedError as error:
-        header = checkpoint.newest_header(path)
-        # older checkpoints hold only the settings on which results depend
-        job = header.get("settings") or header.get("job")
+        job = checkpoint.newest_header(path).get("settings")
         if job is None:
             raise error
     return without_call(job)

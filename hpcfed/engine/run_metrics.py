@@ -130,7 +130,7 @@ class Metrics:
         return held | {"answers": about | {"of": metrics.concat(answers)}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
-        """Restore the state that `to_tree` returned; older checkpoints have none."""
+        """Restore the state that `to_tree` returned."""
         self.last = {}
         if self.held is not None and "validation" in tree:
             self.held = np.array(tree["validation"])

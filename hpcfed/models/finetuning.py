@@ -83,7 +83,7 @@ class Finetuning:
     def same_weights(self, known: Any) -> None:
         """Raise CheckpointError if a file of weights is not the one that the run started from.
 
-        known: the checksums in a checkpoint; checkpoints of older versions have none.
+        known: the checksums in a checkpoint.
         """
         for name, total in self.checksums.items():
             if isinstance(known, dict) and known.get(name, total) != total:

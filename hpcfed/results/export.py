@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config.load import fill_former_defaults
 from hpcfed.config.write import to_toml, without_call
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.results.tables import TABLES, Table
@@ -48,14 +47,8 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
 
 
 def job_file(job: dict[str, Any]) -> str:
-    """Return the text of a job file that runs the job again.
-
-    Fields that the method of an older run has gained since get their former defaults. A user's own
-    method is not imported for that.
-    """
-    name = job["algorithm"]["name"]
-    known = job if ":" in name else fill_former_defaults(job, name)
-    return to_toml(without_call(known))
+    """Return the text of a job file that runs the job again."""
+    return to_toml(without_call(job))
 
 
 def length(rows: Table) -> int:

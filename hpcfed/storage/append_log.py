@@ -24,7 +24,7 @@ from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular
 from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.atomic import convert_write_errors
-from hpcfed.storage.checksum import BLOCK, PLAIN, WHOLE, checksum_error, intact
+from hpcfed.storage.checksum import BLOCK, checksum_error, intact
 from hpcfed.storage.columns import Columns
 from hpcfed.storage.untrusted import NUMBERS
 
@@ -105,10 +105,6 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
         return
     with open(path, "rb", opener=only_regular) as file:
         beginning = file.read(START)
-        if beginning.startswith((PLAIN, WHOLE)):
-            file.seek(BLOCK)
-            yield from _old_blocks(file, beginning[:BLOCK] == user_block(after))
-            return
         if len(beginning) < START and MARK.startswith(beginning[: len(MARK)]):
             return  # cut short
         if beginning != with_sum(beginning[: -SUM.size]) or not beginning.startswith(MARK):
@@ -138,17 +134,6 @@ def read_block(file: BinaryIO, path: Path, head: bytes) -> bytes | None:
     if hashlib.sha256(data).digest() != digest:
         raise checksum_error(path)
     return data
-
-
-def _old_blocks(file: BinaryIO, ours: bool) -> Iterator[tuple[int, Columns]]:
-    """Yield the blocks of an older journal, without checksums of heads, up to a damaged one."""
-    while ours and len(head := file.read(HEAD.size)) == HEAD.size:
-        first, size, digest = HEAD.unpack(head)
-        left = os.fstat(file.fileno()).st_size - file.tell()
-        data = file.read(size) if size <= left else b""
-        if hashlib.sha256(data).digest() != digest:
-            return
-        yield first, unpack(data)
 
 
 def start(block: bytes) -> bytes:

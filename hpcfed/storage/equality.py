@@ -6,31 +6,19 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError
-from hpcfed.storage.fields import covers, flat
+from hpcfed.storage.fields import flat
 
 ABSENT = "absent"
 
 
-def same_job(
-    ours: dict[str, Any],
-    theirs: dict[str, Any],
-    ignore: set[str],
-    defaults: dict[str, Any] | None = None,
-) -> None:
-    """Raise CheckpointError, with the fields that differ, unless both jobs are the same.
-
-    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").
-    defaults: values of fields that the checkpoint lacks, because hpcfed had no such field when it
-    was written.
-    """
-    ours, defaults = (
-        json.loads(json.dumps(job or {})) for job in (ours, defaults)
-    )  # tuples are lists, as in theirs
-    here, there = flat(ours), flat(defaults) | flat(theirs)
+def same_job(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Raise CheckpointError, with the fields that differ, unless both jobs are the same."""
+    here = flat(json.loads(json.dumps(ours)))  # tuples become lists, as in theirs
+    there = flat(theirs)
     differences = [
         f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
         for name in sorted(here.keys() | there.keys())
-        if here.get(name, ABSENT) != there.get(name, ABSENT) and not covers(ignore, name)
+        if here.get(name, ABSENT) != there.get(name, ABSENT)
     ]
     if differences:
         raise CheckpointError(

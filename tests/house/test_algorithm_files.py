@@ -7,7 +7,6 @@ from types import FunctionType
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method, RoundBased
 from hpcfed.algorithms.events import EventBased
-from hpcfed.algorithms.hook_check import FORMER, replacement
 from hpcfed.report.references import references
 from tests.house import source
 
@@ -91,14 +90,6 @@ def test_a_method_has_at_most_fourteen_hooks_each_of_which_two_methods_replace()
 def test_the_page_about_methods_of_ones_own_has_each_hook():
     rows = re.findall(r"^\|[^|]*\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(hooks(Method, RoundBased))
-
-
-def test_no_method_has_a_hook_of_former_times():
-    former, wrong = {name for names in FORMER.values() for name in names}, {}
-    for name, entry in ALGORITHMS.items():
-        cls = entry.load()
-        wrong[name] = {n for n in former if replacement(n, getattr(cls, n, None), cls)}
-    assert {name: found for name, found in wrong.items() if found} == {}
 
 
 def test_each_reference_is_whole_and_has_a_key_of_its_own():

@@ -342,18 +342,6 @@ def test_the_free_clients_are_counted_as_a_sorted_list_of_them_would_be():
         assert free.busy.tolist() == sorted({*range(21)} - want)
 
 
-def test_a_checkpoint_of_former_times_with_a_list_of_jobs_goes_on_alike():
-    first = agenda(at_once=2)
-    trace(first, 7)
-    tree = first.to_tree()
-    old = {name: tree[name] for name in ("now", "started", "counts")}
-    names = ("client", "number", "start", "finish", "amount", "share")
-    old["going"] = [{n: getattr(job, n) for n in names} for job in first.going.values()]
-    again = agenda(at_once=2)
-    again.from_tree(old)
-    assert again.advance(20) == first.advance(20)
-
-
 def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.MonkeyPatch):
     """Client 1 sends 1 at times 1, 2 and 3, client 0 sends 10 at time 3 and has seen no new
     model.

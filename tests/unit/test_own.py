@@ -80,21 +80,6 @@ CLASSES = {
         "def agg",
         "did you mean server?",
     ),
-    "called no more": (
-        "def predict(self, fed, client, state, x):\n    return client.model(x)",
-        "def predict",
-        "Mine.predict is called no more; write `predictor(self, fed, client, state)`",
-    ),
-    "called no more, but by itself": (
-        "def common(self, fed, client, state):\n    return self.common(fed, client, state)",
-        "def common",
-        "Mine.common is called no more; return `accuracy_common` from `columns",
-    ),
-    "merged": (
-        "def without_effect(self, job):\n    return {}",
-        "def without_effect",
-        "its reasons are part of what `refuses(self, job)` returns",
-    ),
     "no type": ("lam = 0.1", "lam = 0.1", "write `lam: float = 0.1`"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
     "not imported": (
@@ -529,26 +514,16 @@ def test_a_file_beside_the_users_module_is_the_users_and_an_installed_one_is_not
     assert not user_code.is_own(subprocess.__file__)
 
 
-def test_a_method_of_ones_own_needs_one_import_line_and_may_use_the_former_names(
-    tmp_path, monkeypatch
-):
+def test_a_method_of_ones_own_needs_one_import_line(tmp_path, monkeypatch):
     (tmp_path / "one.py").write_text(
         "from hpcfed import Client, EventBased, LocalSteps, Mean, Paired, Params, RoundBased\n"
         "from hpcfed import Share, State, infer, losses, rng, sgd\n"
         "class One(RoundBased):\n    pass\n"
     )
-    (tmp_path / "former.py").write_text(
-        "from hpcfed.algorithms.base import RoundBased\nfrom hpcfed.params import Mean, Params\n"
-        "from hpcfed.rng import stream\nfrom hpcfed.training.local import sgd\n"
-        "from hpcfed.training.losses import distil\n"
-        "class Former(RoundBased):\n    pass\nfound = Mean, Params\n"
-    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert issubclass(
         user_code.load("algorithm.name", "one:One", "module:Class"), hpcfed.RoundBased
     )
-    found = user_code.load("algorithm.name", "former:found", "module:Class")
-    assert found == (hpcfed.Mean, hpcfed.Params)
 
 
 def test_what_hpcfed_offers_is_listed_and_all_of_it_is_there():

@@ -53,7 +53,6 @@ class FedProto(RoundBased):
     )
 
     accepts: ClassVar[str] = "a common head"
-    formerly: ClassVar[dict[str, Any]] = {"reduction": "sum"}
 
     lam: NonNegativeFloat = 1.0
     """Weight of the distance of representations to their class's prototype; 0 is local training."""

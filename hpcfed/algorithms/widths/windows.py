@@ -32,7 +32,6 @@ class WindowBased(RoundBased):
     """A method with windows; by default the leading units of each layer, with all classes."""
 
     accepts: ClassVar[str] = "widths"
-    formerly: ClassVar[dict[str, Any]] = {"clip": 0.0}
 
     scaler: bool = True
     """Multiply the outputs of hidden layers by 1 / width while training."""

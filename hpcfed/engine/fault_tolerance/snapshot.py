@@ -137,7 +137,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     halfway does no harm. Raises CheckpointError if the source is of another job.
     """
     fed = rounds.fed
-    same_job(fed.job.identity(), source.header["job"], ignore=set(), defaults=fed.job.usual())
+    same_job(fed.job.identity(), source.header["job"])
     fed.store.finetuning.same_weights(source.header.get(WEIGHTS))
     rounds.t = source.rounds
     rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
