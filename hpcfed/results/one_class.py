@@ -20,7 +20,7 @@ def one_class(record: Record) -> str:
     """
     names, t = record.header.get("classes", []), rounds_with_values(record)[-1:]
     pooled = [by_round(record, f"{name}_pooled")[t] for name in METRICS]
-    if is_one_class(*pooled, max(1, len(names))).any():
+    if is_one_class(*pooled, classes=max(1, len(names))).any():
         accuracy, f1 = pooled[0][-1], pooled[1][-1]
         which = f" ({names[0] if f1 < NEAR else names[1]})" if np.isfinite(f1) else ""
         return (
@@ -28,13 +28,18 @@ def one_class(record: Record) -> str:
             f"the test examples"
         )
     own = [last(record, f"clients/{name}") for name in METRICS]
-    found = is_one_class(*own, 2).sum() if np.isfinite(own[1]).any() else 0
+    found = is_one_class(*own, classes=2).sum() if np.isfinite(own[1]).any() else 0
     whose = count_noun(int(found), "client")
     return f"the models of {whose} predict one class for all test examples" if found else ""
 
 
 def is_one_class(
-    accuracy: np.ndarray, f1: np.ndarray, kappa: np.ndarray, balanced: np.ndarray, classes: int
+    accuracy: np.ndarray,
+    f1: np.ndarray,
+    kappa: np.ndarray,
+    balanced: np.ndarray,
+    *,
+    classes: int,
 ) -> np.ndarray:
     """Return where all predictions are one class, [n], bool.
 
