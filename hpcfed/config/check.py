@@ -240,6 +240,7 @@ def population(job: Job) -> None:
         for name in (
             "partition_file",
             "train_limit",
+            "sort_clients",
             "halve",
             "least",
             "wrong_labels",
@@ -247,6 +248,8 @@ def population(job: Job) -> None:
         )
         if getattr(data, name)
     }
+    if data.imbalance > 1:
+        wrong["imbalance"] = data.imbalance
     for name, value in wrong.items():
         raise ConfigError(
             f"data.{name} = {value}: there is nothing to share out in synthetic; leave {name} away"

@@ -106,6 +106,14 @@ class Data(Section):
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = None
     """Use only so many training examples in all, drawn class by class."""
+    imbalance: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    """Long tail: class c keeps the share imbalance^(-c / (C - 1)) of its training examples, one at
+    least, so that the last class is so many times as rare as the first. 1: all are kept.
+    """
+    sort_clients: bool = False
+    """Number the clients by their most frequent label, then by the mean of their labels, so that
+    neighbours in number (a block of the day, a ring) hold similar labels.
+    """
     test_file: FileName | None = None
     """A table, .csv or .parquet, whose rows are the test examples of the table in data.name."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2

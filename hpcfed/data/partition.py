@@ -13,7 +13,7 @@ from hpcfed.data import PARTITIONS, schemes
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
 from hpcfed.data.partition_file import Partition
-from hpcfed.data.sampling import limit, mirror, public
+from hpcfed.data.sampling import limit, long_tail, mirror, public
 from hpcfed.data.schemes import ClientRows
 from hpcfed.data.user_arrays import readable
 
@@ -125,10 +125,11 @@ def read_shares(path: Path) -> np.ndarray:
 def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     """Draw the partition that the job describes, or read it from settings.partition_file.
 
-    First the public examples are taken out of the training split, and train_limit of the others are
-    kept. The clients share these. Then each client gets a test set that mirrors its training labels
-    (`sampling.mirror`), or all test examples of its users (`own_tests`). Examples without a label
-    are taken out after that. The result is the same on every rank for the same seed.
+    First the public examples are taken out of the training split. Of the others, rare classes lose
+    examples (imbalance), and train_limit are kept. The clients share these. Then each client gets a
+    test set that mirrors its training labels (`sampling.mirror`), or all test examples of its users
+    (`own_tests`). Examples without a label are taken out after that. The result is the same on
+    every rank for the same seed.
     Raises DataError if a client gets no example, the data are too few, or the file has another
     number of public examples than the job. Raises ConfigError for settings that the data cannot
     meet.
@@ -137,6 +138,8 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
         return _from_file(settings.partition_file, data, clients, settings.public)
     apart = public(data.train.strata, settings.public, stream(seed, "public"))
     pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
+    tail = stream(seed, "imbalance")
+    pool = pool[long_tail(data.train.strata[pool], settings.imbalance, tail)]
     pool = pool[limit(data.train.strata[pool], settings.train_limit, stream(seed, "limit"))]
     pool = _frequent(data.train, pool, settings)
     train = tuple(np.sort(pool[part]) for part in _draw(data.train, pool, settings, clients, seed))
@@ -204,7 +207,8 @@ def _draw(train: Split, pool: np.ndarray, settings: Data, clients: int, seed: in
                 f"{settings.partition!r} "
                 f"with seed {seed}; take fewer clients, a larger alpha or another seed"
             )
-    return schemes.halve(parts, settings.halve, stream(seed, "halve"))
+    parts = schemes.halve(parts, settings.halve, stream(seed, "halve"))
+    return schemes.sort_by_labels(parts, train.strata[pool]) if settings.sort_clients else parts
 
 
 def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:

@@ -50,6 +50,20 @@ def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarr
     return take(labels, apportion(n, np.bincount(labels)), g)
 
 
+def long_tail(labels: np.ndarray, imbalance: float, g: np.random.Generator) -> np.ndarray:
+    """Draw imbalance^(-c/(C - 1)) of the examples of class c, at least one.
+
+    labels: [m], 0..C-1.  imbalance: >= 1; 1 takes all.
+    Returns sorted indices.
+    Cui et al., "Class-Balanced Loss Based on Effective Number of Samples", CVPR 2019, section 5.1.
+    """
+    if imbalance == 1:
+        return np.arange(len(labels))
+    supply = np.bincount(labels)
+    share = imbalance ** -np.linspace(0, 1, len(supply))
+    return take(labels, np.maximum(1, (supply * share + 1e-9).astype(np.int64)), g)
+
+
 def hold_out(
     labels: np.ndarray, part: np.ndarray, share: float, g: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -404,6 +404,16 @@ def halve(parts: ClientRows, share: float, g: np.random.Generator) -> ClientRows
     ]
 
 
+def sort_by_labels(parts: ClientRows, labels: np.ndarray) -> ClientRows:
+    """Order clients by their most frequent label, then by the mean of their labels.
+
+    Clients that are alike in both stay in their order.
+    """
+    own = [labels[part] for part in parts]
+    keys = [(int(np.bincount(y).argmax()), float(y.mean())) for y in own]
+    return [parts[k] for k in sorted(range(len(parts)), key=keys.__getitem__)]
+
+
 def _positive(name: str, value: float) -> float:
     if not 0 < value < np.inf:
         raise ConfigError(f"data.{name} is {value}; it must be above 0 and finite")

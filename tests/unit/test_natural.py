@@ -24,6 +24,8 @@ from tests.unit.test_datasets import shared
 JOB = {
     "partition": "natural",
     "sizes": "equal",
+    "imbalance": 1.0,
+    "sort_clients": False,
     "halve": 0.0,
     "train_limit": None,
     "test_share": 0.3,

@@ -1,6 +1,6 @@
 """Partitions: disjoint, reproducible, of the promised size and skew; errors name the value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -57,6 +57,8 @@ class Job:
     rescale: bool = True
     shards_per_client: int = 2
     spread: float = 1.0
+    imbalance: float = 1.0
+    sort_clients: bool = False
     halve: float = 0.0
     least: int = 0
     missing_labels: float = 0.0
@@ -294,6 +296,28 @@ def test_a_limit_is_stratified_and_larger_limits_keep_everything():
     )
     with pytest.raises(DataError, match="train_limit is 0"):
         sampling.limit(UNEVEN, 0, G)
+
+
+def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_others():
+    labels = np.repeat(np.arange(5), 1000)
+    kept = sampling.long_tail(labels, 100, stream(13, "p"))
+    assert np.bincount(labels[kept]).tolist() == [1000, 316, 100, 31, 10]  # 100^(-c/4)
+    assert len(np.unique(kept)) == len(kept)
+    assert np.bincount(UNEVEN[sampling.long_tail(UNEVEN, 100, G)])[4] == 1  # 7 / 100, at least one
+    toy = data(labels)
+    part = split(toy, Job("iid", imbalance=100, train_limit=500), 4, seed=3)
+    assert part.counts(toy.train.y, 5).sum(0).tolist() == [343, 109, 34, 11, 3]  # in proportion
+
+
+def test_sorted_clients_are_the_same_ones_in_the_order_of_their_labels():
+    job = Job("classes", classes_per_client=2)
+    drawn, ordered = (
+        split(data(), replace(job, sort_clients=sort), 20, seed=5).train for sort in (False, True)
+    )
+    key = {tuple(part): (np.bincount(LABELS[part]).argmax(), LABELS[part].mean()) for part in drawn}
+    assert [key[tuple(part)] for part in ordered] == sorted(key.values())
+    assert len(key) == 20 and sorted(map(tuple, ordered)) == sorted(map(tuple, drawn))
+    assert not equal(drawn, ordered)
 
 
 def test_a_test_set_mirrors_the_clients_training_labels_without_repetition():
