@@ -1,5 +1,6 @@
-"""One job for each method, with the settings of its paper."""
+"""One job for each method, with the settings of its paper, and a small version of each."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,20 @@ from hpcfed.config.load import load
 
 METHODS = Path(__file__).parents[2] / "jobs/methods"
 FILES = sorted(METHODS.glob("*.toml"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import jobs  # noqa: E402
+
+SMALL = jobs.read()
+SHOWN = [name for name, row in SMALL["rows"].items() if "cannot" not in row]
+STAGES = {  # rounds of a method's first stage: a shorter run has nothing of what comes after it
+    "cfl": "after",
+    "fedcovid": "warmup",
+    "fedrare": "inter_after",
+    "harmony": "stage1_rounds",
+    "reptile": "first_rounds",
+    "semicyclic": "blocks",
+}
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -19,3 +34,41 @@ def test_each_method_has_its_job(method: str):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_job_begins_with_what_it_is(path: Path):
     assert path.read_text().startswith("# ") and load([str(path)], environ={})
+
+
+@pytest.mark.parametrize("method", STAGES)
+def test_no_run_is_shorter_than_its_methods_first_stage(method: str):
+    full = load([str(METHODS / f"{method}.toml")], environ={})
+    for job in (full, jobs.small_job(method, jobs.fields(method, SMALL))):
+        assert getattr(job.algorithm, STAGES[method]) < job.rounds
+
+
+def test_each_job_has_a_small_version_or_a_reason_why_not():
+    assert set(SMALL["rows"]) == {path.stem for path in FILES}
+    assert all(SMALL["rows"][name]["cannot"] for name in set(SMALL["rows"]) - set(SHOWN))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_small_version_is_a_job_of_the_same_method_and_says_how_it_is_measured(name: str):
+    row = SMALL["rows"][name]
+    full = load([str(METHODS / f"{name}.toml")], environ={})
+    small = jobs.small_job(name, jobs.fields(name, SMALL))
+    assert small.algorithm.name == full.algorithm.name and small.rounds <= 4 * full.rounds
+    assert row["why"] and row["measure"] in jobs.MEASURES and 0 < row["chance"] < 1
+    for label in row.get("references", {}):
+        assert jobs.measure_of(row, label) in jobs.MEASURES
+        other = jobs.small_job(name, jobs.fields(name, SMALL, label))
+        assert other.identity() != small.identity() and other.rounds == small.rounds
+
+
+def test_a_verdict_says_what_is_above_chance_and_which_claims_are_missed():
+    row = {"chance": 0.1, "references": {"fedavg": {}, "local": {"claim": "as good as"}}}
+
+    def said(accuracy: float, fedavg: float, local: float) -> str:
+        values = {"accuracy": accuracy, "references": {"fedavg": fedavg, "local": local}}
+        return jobs.verdict(row, values)
+
+    assert said(0.13, 0.0, 0.0) == "does not learn"
+    assert said(0.9, 0.8, 0.91) == "above fedavg; as good as local"
+    assert said(0.8, 0.79, 0.9) == "as good as fedavg (missed); below local (missed)"
+    assert jobs.verdict(row, {"accuracy": 0.2, "references": {}}) == "learns"
