@@ -49,6 +49,7 @@ class LocalSteps:
     phase: names the random streams; another phase of the same round needs another name.
     lr, size: learning rate and examples in a step, instead of the job's.
     clip: largest norm of the gradient of a step of `sgd` or `descend`; 0: any.
+    counted: false for training that is only work, without part in the training loss and epochs.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class LocalSteps:
         lr: float | None = None,
         size: int | None = None,
         clip: float = 0.0,
+        counted: bool = True,
     ):
-        self.clip = clip
+        self.clip, self.counted = clip, counted
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
@@ -119,7 +121,7 @@ class LocalSteps:
         )
         own = self.data.holds(self.client.train)  # perhaps with generated examples beside them
         size = len(self.data) if own else None
-        own = own or self.client.train.holds(self.data)
+        own = self.counted and (own or self.client.train.holds(self.data))
         seconds = perf_counter() - self.start
         # recordings count as the rank's time, not the client's: the placement uses a client's usual
         # time, and this client was only the first of its architecture

@@ -170,6 +170,17 @@ def test_heterossfl_alone_is_at_the_mean_when_a_round_begins():
     assert away(turned) == pytest.approx(0, abs=1e-5)
 
 
+def test_the_training_loss_of_heterossfl_is_that_without_labels():
+    """However long the probe trains, which counts as work alone."""
+    one, three = (
+        run("heterossfl", "--algorithm.mu", "0", "--algorithm.probe_epochs", n) for n in ("1", "3")
+    )
+    for name in ("train_loss", "epochs", "examples"):
+        assert toy.differences(one.column(name), three.column(name)) == []
+    assert (three.column("work") >= one.column("work")).all()
+    assert three.column("work").sum() > one.column("work").sum()
+
+
 def test_labels_never_reach_the_bodies_of_heterossfl(monkeypatch: pytest.MonkeyPatch):
     job = toy.job("heterossfl", "--rounds", "1", "--participation", "1", "--models.mix", "small")
     found = []

@@ -6,13 +6,13 @@ of new models since v. After K updates it sets w <- w - eta_g * buffer / K. As m
 cohort has work at the same time, and none waits for another. s(tau) = (1 + tau)^-1/2.
 
 Deviations: the server takes the mean of the buffer, as the paper's algorithm does; FLSim adds the
-updates up, so that its learning rate is 1 / K of the one here. At the end of an epoch FLSim makes a
-model of a buffer that is not full; here the buffer stays as it is from round to round and in a
-checkpoint. `momentum` is that of FLSim's server: m <- momentum * m + buffer / K, w <- w - eta_g m.
-In APPFL a client's update is relative to the present model; here it is relative to the model from
-which the client started. The defaults of K and s are from memory of the paper. Batch statistics are
-averaged like parameters. A client would also send the number of its version; it is part of the
-message's header and not counted.
+updates up, so that its learning rate is 1 / K of the one here, and divides s(tau) by s of a given
+mean staleness, 1. At the end of an epoch FLSim makes a model of a buffer that is not full; here
+the buffer stays as it is from round to round and in a checkpoint. `momentum` is that of FLSim's
+server: m <- momentum * m + buffer / K, w <- w - eta_g m. In APPFL a client's update is relative to
+the present model; here it is relative to the model from which the client started. The defaults of K
+and s are from memory of the paper. Batch statistics are averaged like parameters. A client would
+also send the number of its version; it is part of the message's header and not counted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ not sent. All else is FedAvg with a uniform mean, as in the public code (lxcnju/
 of defaults and details.
 
 Deviations: that code raises the learning rate over its first 10 rounds, takes at least five
-batches, and averages the counters of batch normalisation; none of this is done here.
+batches, clips the norm of gradients at 100, and averages the counters of batch normalisation; none
+of this is done here. The first convolution of its ResNets has no constants, and their logits follow
+the pooled channels; here that convolution has them, and so has the linear layer of d values before
+the logits.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ form: bytes follow the masks, while `traffic` announces a whole model.
 Deviations: the code softens what is soft already and sums over the batch; here KL is a mean over
 examples times tau^2. In the code later clients learn from peers that have been taught already; here
 they learn from the models as they were sent. In the code at least one more channel is dropped; here
-exactly the share is, and a layer keeps at least one.
+exactly the share is, and a layer keeps at least one. The code leaves out an epoch's last batch if
+it is smaller than the others, and augments the labelled images; here every example counts, as it
+is.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ that the cohort sends at the start of the round, and is constant in it. Weights 
 SSL is SimSiam's (Chen and He, CVPR 2021, arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 -
 cos(h(z_2), z_1) / 2 with a predictor h of each client, and no gradient through the second
 arguments. For evaluation each client fits its head to its labels after each round, on
-representations of the trained body, which never sees a label.
+representations of the trained body, which never sees a label. The recorded training loss is that of
+the body alone.
 
 Rests on the abstract and on one file of a third-party port: no code of the authors is public. The
 values of mu and of the number of examples are this project's.
@@ -149,6 +150,7 @@ class HeteroSSFL(RoundBased):
             only=lambda name: name.startswith("head."),
             epochs=self.probe_epochs,
             phase="probe",
+            counted=False,
         )
 
 

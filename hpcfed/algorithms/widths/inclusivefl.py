@@ -14,13 +14,15 @@ layers L_i to L_(i+1) of the next deeper tier; a tier without clients in that ro
 Rests on the authors' code (Rachelxuan11/InclusiveFL) and on the one in royson/reefl; the text of
 the paper was not at hand. The authors' clients send one gradient at fixed weights, with which the
 server steps by Adam, one for each tier; that is the preset `authors`. Not followed, being defects
-of their code: momentum counts in a single round only (an inverted test); of several layers only the
-last one counts (= for +=); gradients are kept by reference and then set to zero. In reefl's code m
+of their code: momentum never counts (an inverted test; the change of the last layer is (1 - beta)
+g_i in the first round and g_i later); of several layers only the last one counts (= for +=);
+gradients are kept by reference and then set to zero. In reefl's code m
 is of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled change of that
 tier.
 
 Deviations: by default clients train locally and the mean of their models is the server's step. The
-authors have a learning rate for each tier, here there is one. Batch statistics are averaged, not
+authors have a learning rate for each tier, here there is one; their Adam, that of transformers, has
+eps = 1e-6, here it is 1e-8. Batch statistics are averaged, not
 distilled. Layers are any row of equal blocks (`hpcfed.models.depths`), where the paper has those of
 a Transformer. What a model defines before the blocks (embeddings) is common to all tiers; what it
 defines after them is each tier's own.
