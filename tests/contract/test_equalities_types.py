@@ -5,12 +5,13 @@ that aggregates proxies; and what its sets promise.
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.params import Params
+from hpcfed.training.infer import outputs
 from tests.contract import toy
-from tests.contract.test_equalities import near
 
 APART = ("--algorithm.imitation", "0", "--algorithm.kl", "0", "--models.mix", "mlp")
 AGGREGATIONS = ("fedavg", "fedprox", "pfedme", "pfedbayes")
@@ -82,7 +83,7 @@ def test_sets_cover_as_often_as_they_promise_and_are_never_empty():
     n, alpha = 4000, 0.1
     z = torch.randn(2 * n, 6, generator=g(0))
     y = torch.multinomial((z / 2).softmax(1), 1, generator=g(1))[:, 0]  # z is too sure of itself
-    found = conformal.scores(z, conformal.fit_temperature(z[:n], y[:n]), 0.5, 3)
+    found = conformal.scores(z, conformal.fit_temperature(z[:n], y[:n], 16), 0.5, 3)
     limit = conformal.threshold(found[:n].gather(1, y[:n, None])[:, 0], alpha)
     inside = conformal.sets(found[n:], limit)
     covered = float(inside.gather(1, y[n:, None]).double().mean())
@@ -112,15 +113,50 @@ def test_imitation_moves_the_logits_of_violating_pairs_alone():
     assert conformal.imitation(z, torch.ones(2, 3).bool(), 0.0).tolist() == [0, 0]
 
 
-def test_a_proxy_that_became_worse_pays_less_for_further_classes():
+@pytest.mark.parametrize(("scale", "passes"), [(0.1, 10), (2.3, 1), (9.0, 10)])
+def test_temperatures_are_those_of_sgd_over_batches(scale: float, passes: int):
+    """As the authors' code: torch's SGD on 1.3 over batches of 16. Logits are too sure of
+    themselves, right, or not sure enough.
+    """
+    z = torch.randn(70, 5, generator=g(2))
+    y, z = torch.multinomial((z * scale).softmax(1), 1, generator=g(3))[:, 0], 3 * z
+    t, done = torch.nn.Parameter(torch.tensor(1.3)), 0
+    descent = torch.optim.SGD([t], lr=0.01)
+    for _ in range(10):
+        done, before = done + 1, t.item()
+        for rows in torch.arange(70).split(16):
+            descent.zero_grad()
+            F.cross_entropy(z[rows] / t, y[rows]).backward()
+            descent.step()
+        if abs(before - t.item()) < 0.01:
+            break
+    assert done == passes and (abs(t.item() - 1.3) > 0.1) == (passes == 10)
+    assert float(conformal.fit_temperature(z, y, 16)) == pytest.approx(t.item(), abs=1e-5)
+
+
+def test_a_private_model_that_became_worse_makes_further_classes_of_proxies_cost_more():
+    """As the authors' cal_lambda: .5 becomes .6 where training accuracy has fallen by .2."""
     rounds = toy.start(Serial(), toy.job("fedtype"))
-    fed, client = rounds.fed, rounds.fed.clients[4]
-    first = rounds.algorithm.calibrate(fed, client, client.train)
-    assert first["sets/proxy/lam"] == 0.5
+    fed, client, method = rounds.fed, rounds.fed.clients[4], rounds.algorithm
+    first = method.calibrate(fed, client, client.train, client.train)
+    assert first["sets/proxy/lam"] == 0.5 and first["sets/own/lam"] == 1.0
     was = client.memory["accuracy"]
-    client.memory["accuracy"] = was + 0.5
-    worse = rounds.algorithm.calibrate(fed, client, client.train)
-    assert near(Params(a=worse["sets/proxy/lam"]), Params(a=torch.tensor(0.25)), 1e-6)
+    answers = outputs(fed, client.model.own, client.train).argmax(1).numpy()
+    assert was == (answers == client.train.labels).mean()
+    for before, lam in ((was + 0.2, 0.6), (was - 0.2, 0.5), (was, 0.5)):
+        client.memory["accuracy"] = before
+        found = method.calibrate(fed, client, client.train, client.train)
+        assert float(found["sets/proxy/lam"]) == pytest.approx(lam)
+
+
+def test_fedtype_says_which_options_do_nothing_on_these_data(capsys):
+    toy.start(Serial(), toy.job("fedtype"))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "k_reg = 5 of 4 classes cost nothing" in told
+    assert "6 of 6 clients have too few examples to calibrate on" in told
+    large = ("--algorithm.alpha", "0.5", "--algorithm.held", "0.5", "--algorithm.k_reg", "1")
+    toy.start(Serial(), toy.job("fedtype", *large))
+    assert capsys.readouterr().err == ""
 
 
 def test_calibration_examples_are_held_out_of_training():

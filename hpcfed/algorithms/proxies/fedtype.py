@@ -9,15 +9,17 @@ Reciprocity Learning), 2024, arXiv:2407.03247. On a batch the private model g ta
     L(x) = mean of max(0, z_out - z_in + margin) over classes in and outside of the proxy's set S_s,
 with its logits z. Then the proxy p takes a step down CE(p) + kl KL(g -> p). Sets are those of RAPS,
 with temperatures and thresholds of this round's models on calibration examples. c(x) is |S_g & S_s|
-over |S_g | S_s|, or over |S_s| where S_g is larger. If the proxy's accuracy has fallen by D since
-the client's last round, its lam is lam_small - (1 - lam_small) D. `aggregation` says how proxies
-are trained and averaged: as in FedAvg, FedProx, pFedMe or pFedBayes.
+over |S_g | S_s|, or over |S_s| where S_g is larger. If the private model's training accuracy has
+changed by D < 0 since the client's last round, the proxy's lam is lam_small - (1 - lam_small) D,
+between lam_small and 1. `aggregation` says how proxies are trained and averaged: as in FedAvg,
+FedProx, pFedMe or pFedBayes.
 
-Deviations: calibration examples are held out of the training (`held`), and the proxy's accuracy is
-measured on them. The authors' code (JackqqWang/FedType, preset `authors`) calibrates on its
-training examples, which gives less coverage than promised. The two models step in turn by batch, in
-the code by epoch. Sets are not randomised. c(x) weighs each example; in the code the batch's mean
-weighs all. Not followed, being defects: in the code the ranking loss has the wrong sign and no
+Deviations: calibration examples are held out of the training (`held`). The authors' code
+(JackqqWang/FedType, preset `authors`) calibrates on its training examples, which gives less
+coverage than promised. The accuracy that adapts lam is measured when sets are made; in the code it
+is that of an epoch's batches, compared with the epoch before. The two models step in turn by batch,
+in the code by epoch. Sets are not randomised. c(x) weighs each example; in the code the batch's
+mean weighs all. Not followed, being defects: in the code the ranking loss has the wrong sign and no
 gradient, the adapted lam is thrown away, and KL is divided by the number of classes.
 """
 
@@ -90,7 +92,9 @@ class FedType(RoundBased):
     lam_large: NonNegativeFloat = 1.0
     """RAPS: what each further class of a private model's set costs."""
     adapt: bool = True
-    """Whether a proxy that has become worse gets larger sets."""
+    """Whether further classes of a proxy's set cost more than lam_small once the private model's
+    training accuracy has fallen.
+    """
     held: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of a client's training examples that calibrates; 0: all calibrate, and train too."""
     mu: NonNegativeFloat = 0.1
@@ -132,6 +136,25 @@ class FedType(RoundBased):
             found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
         return found
 
+    def warn(self, fed: Federation) -> None:
+        """Warn if there are too few classes or too few examples for sets that leave a class out."""
+        if not self.imitation:
+            return
+        if self.k_reg >= fed.classes:
+            fed.warnings.say(
+                f"warning: fedtype: algorithm.k_reg = {self.k_reg} of {fed.classes} classes cost "
+                f"nothing, so that lam_small, lam_large and adapt have no effect; set a smaller one"
+            )
+        apart = [round(self.held * n) for n in fed.sizes]
+        sizes = [m if 0 < m < n else n for m, n in zip(apart, fed.sizes, strict=True)]
+        few = sum(not conformal.enough(int(n), self.alpha) for n in sizes)
+        if few:
+            fed.warnings.say(
+                f"warning: fedtype: {few} of {fed.K} clients have too few examples to calibrate "
+                f"on: with algorithm.alpha = {self.alpha:g} their sets hold all classes, and "
+                f"their private models do not imitate; set a larger algorithm.held or alpha"
+            )
+
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
@@ -146,6 +169,7 @@ class FedType(RoundBased):
         return [n for n in fed.store.layout(fed.architectures[k]).params if self.shared(n)]
 
     def init(self, fed: Federation) -> Params:
+        self.warn(fed)
         proxy = fed.initial(self.shared)
         if self.aggregation != "pfedbayes":
             return proxy
@@ -199,24 +223,34 @@ class FedType(RoundBased):
             value = value + proximal(model, anchor=given, mu=self.mu)
         return value
 
-    def calibrate(self, fed: Federation, client: Client, data: Shard) -> Params:
-        """Return temperature, cost of a class and threshold of both models on these examples."""
+    def calibrate(self, fed: Federation, client: Client, train: Shard, data: Shard) -> Params:
+        """Return temperature, cost of a class and threshold of both models.
+
+        train: the client's training examples.  data: those that calibrate.
+        """
         model: Any = client.model.eval()
         y, made = torch.from_numpy(data.labels).to(fed.device), Params()
-        costs = {"own": self.lam_large, "proxy": self.lam_small}
+        costs = {"own": self.lam_large, "proxy": self.adapted_lam(fed, client, train)}
         for name, lam in costs.items():
             fed.tallies[client.id].work += FORWARD * len(data)
             z = outputs(fed, getattr(model, name), data)
-            if name == "proxy" and self.adapt:
-                accuracy = float((z.argmax(1) == y).double().mean())
-                drop = max(0.0, client.memory.get("accuracy", accuracy) - accuracy)
-                lam = max(0.0, lam - (1 - lam) * drop)
-                client.memory["accuracy"] = accuracy
-            t = conformal.fit_temperature(z, y)
+            t = conformal.fit_temperature(z, y, fed.job.local.batch)
             score = conformal.scores(z, t, lam, self.k_reg).gather(1, y[:, None])[:, 0]
             limit = conformal.threshold(score, self.alpha)
             made |= {f"{name}/t": t, f"{name}/lam": t.new_tensor(lam), f"{name}/limit": limit}
         return Params(made).prefixed(SETS)
+
+    def adapted_lam(self, fed: Federation, client: Client, train: Shard) -> float:
+        """Return lam of the proxy's sets; the private model is in eval mode."""
+        if not self.adapt:
+            return self.lam_small
+        model: Any = client.model
+        fed.tallies[client.id].work += FORWARD * len(train)
+        best = outputs(fed, model.own, train).argmax(1).cpu()
+        accuracy = float((best == torch.from_numpy(train.labels)).double().mean())
+        change = min(0.0, accuracy - client.memory.get("accuracy", accuracy))
+        client.memory["accuracy"] = accuracy
+        return self.lam_small - (1 - self.lam_small) * change
 
     def split(self, fed: Federation, client: Client) -> tuple[Shard, Shard]:
         """Return the examples to train on and those to calibrate on, the same in all rounds."""
@@ -230,7 +264,7 @@ class FedType(RoundBased):
         given = fed.down(client, self.offer(fed, client, state))
         self.receive(client, given)
         data, calibration = self.split(fed, client)
-        made = self.calibrate(fed, client, calibration) if self.imitation else Params()
+        made = self.calibrate(fed, client, data, calibration) if self.imitation else Params()
         loss = partial(self.loss, client, Params({**given, **made}))
         own = lambda name: not self.shared(name)  # noqa: E731
         with LocalSteps(fed, client, t, data=data, only=own) as steps:
