@@ -131,7 +131,7 @@ def of(job: Job) -> Path:
 def claim(job: Job, folder: Path) -> None:
     """Make the folder, unless it holds a run that is neither resumed nor overwritten.
 
-    Raises ConfigError for such a folder.
+    Raises ConfigError for such a folder, WriteError if old results cannot be removed.
     """
     make(folder)
     if not job.resume:
@@ -141,7 +141,8 @@ def claim(job: Job, folder: Path) -> None:
                 "replace it with --overwrite, or give another --out"
             )
         for old in (names.results_file(folder), names.journal_file(names.results_file(folder))):
-            old.unlink(missing_ok=True)
+            with convert_write_errors(old):
+                old.unlink(missing_ok=True)
         if job.overwrite:
             shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     sweep(folder)
@@ -171,7 +172,8 @@ def same_everywhere(folder: Path, comm: Comm) -> None:
         on_all_ranks(comm, lambda: look(mark) if comm.local_rank == 0 else None)
     finally:
         if comm.rank == 0:
-            mark.unlink(missing_ok=True)
+            with suppress(OSError):
+                mark.unlink(missing_ok=True)
 
 
 def touch(mark: Path) -> None:
@@ -185,7 +187,7 @@ def look(mark: Path) -> None:
     Some network file systems take a while. Raises ConfigError after PATIENCE seconds.
     """
     end = monotonic() + PATIENCE
-    while not mark.exists():
+    while not os.path.exists(mark):
         if monotonic() > end:
             raise ConfigError(
                 f"out: {socket.gethostname()} has another folder at {mark.parent} than rank 0's "

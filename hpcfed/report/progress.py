@@ -22,7 +22,7 @@ from hpcfed.core.tables import console
 from hpcfed.results import summary
 from hpcfed.results.columns import title_metric
 from hpcfed.storage import names
-from hpcfed.storage.results import Record, load
+from hpcfed.storage.results import Record
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -251,7 +251,7 @@ class Progress:
         if not self.active or results is None:
             return
         self.bar.stop()
-        record = load(self.folder)
+        record = results.record()  # from memory: reading the file may fail
         try:
             self.console.print(summary.render(record))
             self.console.print(f"results: {printable(names.results_file(self.folder))}")

@@ -8,6 +8,7 @@ killed writer left incomplete can be distinguished from damage: it is not read, 
 overwrites it.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -84,12 +85,16 @@ class Journal:
         """
         data = pack(block)
         head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
-        with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "wb") as file:
+        with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "w+b") as file:
             file.seek(self.end)
             file.truncate()  # first, so that a killed writer leaves nothing but a short block
-            file.writelines([b"" if self.end else start(self.block), with_sum(head), data])
+            written = b"".join([b"" if self.end else start(self.block), with_sum(head), data])
+            file.write(written)
             file.flush()
             os.fsync(file.fileno())
+            file.seek(self.end)
+            if file.read() != written:
+                raise OSError(errno.EIO, "what was written cannot be read back", str(self.path))
             self.end = file.tell()
         self.heads.update(head)
         self.stamps[1] = stamp(self.path)

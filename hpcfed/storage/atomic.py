@@ -8,6 +8,7 @@ HDF5 writes through a Python file here: its own driver ends the process with a s
 when the disk is full, and locks files, which some parallel file systems refuse.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pa
 from hpcfed.core.paths import regular
 from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import names, uncached
-from hpcfed.storage.checksum import BLOCK, verify_checksum, write_checksum
+from hpcfed.storage.checksum import BLOCK, intact, verify_checksum, write_checksum
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
@@ -37,11 +38,12 @@ def versions(form: str) -> tuple[int, ...]:
 
 @contextmanager
 def replace_file(
-    path: Path, form: str, check: Callable[[Path], object] = lambda new: None
+    path: Path, form: str, check: Callable[[Path], object] | None = None
 ) -> Iterator[h5py.File]:
     """Yield a new HDF5 file that replaces `path` when the block ends without error.
 
-    check: called with the new file's path before that; if it raises, `path` is unchanged.
+    check: called with the new file's path before that; if it raises, `path` is unchanged. By
+    default the file is compared with its checksums, which are of what was written.
     Makes the folder if necessary, and removes temporary files that killed writers of the same file
     left. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
     is then unchanged.
@@ -49,11 +51,14 @@ def replace_file(
     with convert_write_errors(path), instead(path) as new:
         _prepare(path)
         with uncached.new(new) as raw:
-            with h5py.File(raw, "w", userblock_size=BLOCK) as file:
+            with uncached.deferring(raw), h5py.File(raw, "w", userblock_size=BLOCK) as file:
                 file.attrs.update({"format": form, "format_version": versions(form)[0]})
                 yield file
             write_checksum(raw)
-        check(new)
+        if check:
+            check(new)
+        elif not intact(new):
+            raise OSError(errno.EIO, "what was written cannot be read back", str(new))
     _sync(path.parent)
 
 

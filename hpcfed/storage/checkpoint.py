@@ -47,7 +47,7 @@ def candidates(path: Path) -> list[Path]:
 
     Raises CheckpointError if the folder has none.
     """
-    found = _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]
+    found = _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]
     if not found:
         folder = names.checkpoint_folder(path)
         raise CheckpointError(
@@ -141,7 +141,7 @@ def prune(run: Path, keep: int) -> None:
             index = names.index_of(
                 parts
             )  # read only if there are several, because it takes a millisecond
-            if not index.exists() or (
+            if not os.path.exists(index) or (
                 many[index] > 1 and number_of(parts) != parts_number(index) >= 0
             ):
                 shutil.rmtree(parts)
@@ -192,5 +192,5 @@ def _parts(folder: Path) -> list[Path]:
     return [
         path
         for path in glob_folder(folder, "round-*")
-        if path.is_dir() and PARTS.fullmatch(path.name)
+        if PARTS.fullmatch(path.name) and os.path.isdir(path)
     ]

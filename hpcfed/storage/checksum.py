@@ -77,13 +77,14 @@ def identity(path: Path) -> str:
     return found[2].decode()
 
 
-def intact(path: Path, block: bytes) -> bool:
-    """Return whether every byte of the file is as it was written with this user block.
+def intact(path: Path, block: bytes | None = None) -> bool:
+    """Return whether every byte of the file is as it was written.
 
+    block: the user block that it was written with; None: the file's own.
     Reads the whole file. Raises OSError.
     """
     with open_existing(regular(path)) as raw:
-        if raw.read(BLOCK) != block:
+        if block is not None and raw.read(BLOCK) != block:
             return False
         raw.seek(0)
         try:

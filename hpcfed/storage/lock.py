@@ -278,7 +278,7 @@ def put(path: Path, me: Holder) -> bool:
     try:
         return link_file(new, path)
     finally:
-        new.unlink(missing_ok=True)
+        discard(new)
 
 
 def take(path: Path, me: Holder, force: bool = False) -> None:
@@ -301,7 +301,7 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
                 raise refusal(path, found, now, here, force)
             sleep(PAUSE)
     finally:
-        new.unlink(missing_ok=True)
+        discard(new)
 
 
 def patience(here: bool, force: bool) -> float:
@@ -319,6 +319,12 @@ def tidy(run: Path) -> None:
             found = read(left)
             if found and dead(found, now, me):
                 left.unlink()
+
+
+def discard(path: Path) -> None:
+    """Remove a temporary file; one that cannot be removed now stays until `tidy`."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def candidate(path: Path, me: Holder) -> Path:
@@ -366,9 +372,9 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
             more = candidate(mark, me)
             try:
                 if replace_holder(mark, more, me, found.holder):
-                    mark.unlink(missing_ok=True)
+                    discard(mark)
             finally:
-                more.unlink(missing_ok=True)
+                discard(more)
         return False
     try:
         found = read(path)
@@ -377,7 +383,7 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
         os.replace(new, path)
         return True
     finally:
-        mark.unlink(missing_ok=True)
+        discard(mark)
 
 
 def refusal(path: Path, found: Found, now: float, here: bool, force: bool) -> ConfigError:

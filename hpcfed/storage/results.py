@@ -214,8 +214,12 @@ class Results:
             self._written = monotonic()  # after a refusal too: the next try costs as much
             self._took = (self._written - begin) / max(1, self.rounds)
         self._blocks, self._rows = [columns] if columns else [], []
-        self._journal = Journal(names.journal_file(self.path), self.path)
-        self._journal.path.unlink(missing_ok=True)
+        journal = names.journal_file(self.path)
+        with suppress(OSError):  # it continues the old file, so that readers ignore it
+            journal.unlink(missing_ok=True)
+        self._journal = None  # the next write makes the file anew if it cannot be read now
+        with convert_write_errors(self.path):
+            self._journal = Journal(journal, self.path)
 
     def secure(self, rounds: int) -> None:
         """Make sure that so many rounds are on disk. Raises WriteError if that fails."""

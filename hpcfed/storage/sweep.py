@@ -17,7 +17,7 @@ from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.paths import read_text
 from hpcfed.core.safe_read import Table, parse_json
 from hpcfed.storage import header, names
-from hpcfed.storage.atomic import put
+from hpcfed.storage.atomic import convert_write_errors, put
 from hpcfed.storage.fields import Fields
 from hpcfed.storage.header import FileText, Finite
 
@@ -228,12 +228,13 @@ def runs_below(folder: Path, levels: int = DEEP) -> Iterator[Path]:
 
 
 def note(sweep: Sweep, run: str, end: End | None) -> None:
-    """Record how a run ended; end = None records that it has begun."""
+    """Record how a run ended; end = None records that it has begun. Raises WriteError."""
     path = names.end_file(sweep.folder, run)
     if end:
         put(path, f"{json.dumps(vars(end))}\n".encode())
     else:
-        path.unlink(missing_ok=True)
+        with convert_write_errors(path):
+            path.unlink(missing_ok=True)
 
 
 def last_end(sweep: Sweep, run: str) -> End | None:

@@ -9,6 +9,8 @@ file system supports it; elsewhere files are as usual.
 import errno
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,19 @@ LARGE = 1 << 20
 class Passing(io.FileIO):
     """An unbuffered file of this kind: a write may take less than all, as with any raw file.
 
+    What is written is what checksums are computed from, whether or not the system keeps it: chunks
+    that are written as a whole and in one piece have their sum from memory, and anything else is
+    read back at once.
     sums: CRC-32, by number, of those chunks of a file with checksums (`checksum`) that were written
     as a whole and in one piece.
+    defer: whether a write that fails counts as done, as do all after it, and leaves its `error`.
+    HDF5 does not survive a failed write while it closes a file: it keeps the file open, and takes
+    later ones for it.
     """
 
     flags = DONTCACHE
+    defer = False
+    error: OSError | None = None
 
     def __init__(self, path: Path, mode: str):
         super().__init__(path, mode, opener=only_regular)
@@ -39,12 +49,37 @@ class Passing(io.FileIO):
 
     def write(self, data: Any) -> int:
         view, start = memoryview(data).cast("B"), self.tell()
-        n = super().write(view) if len(view) < LARGE else self._at(os.pwritev, view, super().write)
-        self._sum(start, view[:n])
-        return n
+        try:
+            if not self.error:
+                n = self.transfer(view)
+                self._sum(start, view[:n])
+                return n
+        except OSError as error:
+            if not self.defer:
+                raise
+            self.error = error
+        self.seek(start + len(view))
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            if not self.defer:
+                raise
+            self.error = self.error or error
+            return self.tell() if size is None else size
+
+    def transfer(self, view: memoryview) -> int:
+        """Write at the file's position, and return the number of bytes that were written."""
+        plain = super().write
+        return plain(view) if len(view) < LARGE else self._at(os.pwritev, view, plain)
 
     def _sum(self, start: int, view: memoryview) -> None:
-        """Update `sums` for data written at this position."""
+        """Update `sums` for data written at this position; read parts of chunks back.
+
+        Raises OSError if they are not what was written.
+        """
         stop = start + len(view)
         for i in range((start - BLOCK) // CHUNK, -(-(stop - BLOCK) // CHUNK)):
             first = BLOCK + i * CHUNK
@@ -52,6 +87,10 @@ class Passing(io.FileIO):
                 self.sums[i] = crc32(view[first - start : first - start + CHUNK])
             else:
                 self.sums.pop(i, None)
+                at = max(start, first)
+                part = view[at - start : first + CHUNK - start]
+                if os.pread(self.fileno(), len(part), at) != part:
+                    raise OSError(errno.EIO, "what was written cannot be read back", str(self.name))
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -82,6 +121,23 @@ class Passing(io.FileIO):
 def new(path: Path) -> io.BufferedRandom:
     """Create a file for writing and reading; it must not exist yet."""
     return io.BufferedRandom(Passing(path, "x+"))
+
+
+@contextmanager
+def deferring(raw: io.BufferedRandom) -> Iterator[None]:
+    """Raise the error of a failed write at the end of the block, not within it."""
+    file = raw.raw
+    assert isinstance(file, Passing)
+    file.defer = True
+    try:
+        yield
+        raw.flush()
+    except Exception as error:
+        raise file.error or error from error.__cause__
+    finally:
+        file.defer = False
+    if file.error:
+        raise file.error
 
 
 def open_existing(path: Path) -> io.BufferedReader:

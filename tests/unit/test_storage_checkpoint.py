@@ -1,5 +1,7 @@
 """Checkpoints by client: one whole of many parts, or refused, with the one to use instead."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.core.errors import CheckpointError
+from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
@@ -186,6 +188,26 @@ def test_what_is_read_back_is_compared_with_what_was_to_be_written(tmp_path):
     compare(part(index, 0), items(0).items)
     with pytest.raises(CheckpointError, match="^clients/2 is not what was to be written"):
         compare(part(index, 0), (items(0) | {"clients/2": items(0, weight=2.0)["clients/2"]}).items)
+
+
+def test_damage_that_h5py_stumbles_over_is_damage_too(tmp_path):
+    index = save(tmp_path, 20)
+    with pytest.raises(DamagedError, match="no-such-item"):
+        compare(part(index, 0), lambda: [("no-such-item", 1)])
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_folder_of_parts(tmp_path, monkeypatch):
+    folder = names.parts_folder(save(tmp_path, 20))
+    stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    look = os.stat
+
+    def stat(path, **how):
+        if str(path).startswith(str(folder)) and how.get("follow_symlinks", True):
+            raise stale
+        return look(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    checkpoint.drop_after(tmp_path, 20)
 
 
 def without_index(run: Path, rounds: int) -> Path:

@@ -12,7 +12,9 @@ import pytest
 
 import hpcfed
 from hpcfed.core.errors import CheckpointError, WriteError
-from hpcfed.storage import atomic, names, results
+from hpcfed.storage import append_log, atomic, checkpoint, names, results, uncached
+from hpcfed.storage.checkpoint_parts import About, write_index, write_part
+from hpcfed.storage.equality import same
 from hpcfed.storage.results import Results, load
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
@@ -352,3 +354,70 @@ def test_results_are_read_without_torch(tmp_path):
     command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+class Losing(uncached.Passing):
+    """A file of which the n-th write, over all files, is lost, though the system says it is done.
+
+    n: the writes until then; n < 0 after it.
+    """
+
+    n = 0
+
+    def transfer(self, view):
+        Losing.n -= 1
+        if Losing.n == 0:
+            self.seek(len(view), os.SEEK_CUR)
+            return len(view)
+        return super().transfer(view)
+
+
+def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(uncached, "Passing", Losing)
+    about = About(3, 1, {"job": {"seed": 1}})
+    made = Results(tmp_path, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))})
+    for t in range(3):
+        made.append(row(t))
+    Losing.n = 0
+    made.finish()
+    whole = load(tmp_path)
+    part = write_part(folder := tmp_path / "checkpoints/round-000003", 0, about, lambda: [])
+    refused = 0
+    for write in (made.finish, lambda: write_index(folder, about, {0: part})):
+        Losing.n = 0
+        write()
+        for n in range(1, 1 - Losing.n):
+            Losing.n = n
+            try:
+                write()
+            except WriteError as error:
+                assert "cannot be read back" in str(error)
+                refused += 1
+            assert same(dict(load(tmp_path).columns), dict(whole.columns))
+    assert refused > 40  # all but zeros beyond the end of a file, which cannot be lost
+    with checkpoint.open_checkpoint(tmp_path) as file:
+        file.check()
+
+
+def test_a_block_of_the_journal_that_is_lost_stays_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    made = journaled(tmp_path, print)
+    made.append(row(6))
+    with monkeypatch.context() as patch:  # a disk that keeps nothing of the block
+        patch.setattr(append_log.os, "fsync", lambda number: os.truncate(number, 900))
+        with pytest.raises(WriteError, match="cannot be read back"):
+            made.write(force=True)
+    made.write(force=True)
+    assert load(tmp_path).rounds == 7
+
+
+def test_results_are_written_though_the_new_file_cannot_be_opened_at_once(tmp_path, monkeypatch):
+    made = Results(tmp_path, {"job": {"seed": 1}}, {})
+    made.append(row(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(append_log, "user_block", lambda path: (tmp_path / "stale").read_bytes())
+        with pytest.raises(WriteError, match="stale"):
+            made.write()
+    made.append(row(1))
+    made.write()
+    assert load(tmp_path).rounds == 2

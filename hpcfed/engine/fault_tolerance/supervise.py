@@ -13,6 +13,7 @@ treated as the job file says.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         over = ["--force"] if restarts or ours else []
         status = process.run([*words, *over, *more])
         ours = ours or (
-            stamp(run) != old and names.results_file(run).is_file()
+            stamp(run) != old and os.path.isfile(names.results_file(run))
         )  # it has written results
         rounds = saved_rounds(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
@@ -113,7 +114,7 @@ def onward(run: Path) -> list[str]:
     """
     if saved_rounds(run):
         return ["--resume", str(run)]
-    return ["--overwrite"] if names.results_file(run).is_file() else []
+    return ["--overwrite"] if os.path.isfile(names.results_file(run)) else []
 
 
 def give_up(status: int, why: str) -> int:
