@@ -17,6 +17,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import archive
 import numpy as np
 from runs import RESULTS, Run, run_all, slug
 
@@ -41,9 +42,11 @@ def main() -> None:
     options = arguments()
     folder = RESULTS / options.job.stem
     folder.mkdir(parents=True, exist_ok=True)
+    archive.unpack(folder)
     names = [name for name in VARIANTS if slug(name) in options.variants]
     made = planned(options.job, options.seeds, names)
     run_all(made.values(), options.side_by_side)
+    archive.pack(folder)
     runs = [(name, seed, run.kept.with_suffix("")) for (name, seed), run in made.items()]
     table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
     whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}

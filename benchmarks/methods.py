@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import archive
 import numpy as np
 from runs import FOLDER, RESULTS, Run, run_all, slug
 
@@ -130,12 +131,14 @@ class Row(NamedTuple):
 
 def main() -> None:
     options = arguments()
+    archive.unpack(KEPT)
     for seeds in (SEEDS[:1], SEEDS):  # which rows have three is known from the first
         files = planned(options.data, options.only, seeds)
         made = [Run(JOB, flags(row, data, seed), kept) for (data, row, seed), kept in files.items()]
         run_all(made, options.side_by_side, options.folder)
     tables = {data: table(data, planned([data])) for data in DATA}
     KEPT.mkdir(parents=True, exist_ok=True)
+    archive.pack(KEPT)
     (KEPT / "table.json").write_text(json.dumps(tables, indent=1))
     text = "\n".join(markdown(data, rows) for data, rows in tables.items())
     (KEPT / "table.md").write_text(text)

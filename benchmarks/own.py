@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import archive
 import numpy as np
 from runs import FOLDER, RESULTS, Run, run_all, slug
 
@@ -160,11 +161,13 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
     options = parser.parse_args()
+    archive.unpack(KEPT)
     made = {}
     for name in options.names or TABLES:
         run_all(planned(name), options.side_by_side, options.folder)
         made[name] = markdown(name)
         print(made[name])
+    archive.pack(KEPT)
     begun = [name for name in TABLES if any((KEPT / name).glob("*.h5"))]
     page = [made[name] if name in made else markdown(name) for name in begun]
     (KEPT / "table.md").write_text("\n".join(page))

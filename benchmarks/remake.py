@@ -19,6 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent / "evidence"))
 
 import ablation
+import archive
 import h5py
 import heart
 import methods
@@ -33,8 +34,7 @@ from hpcfed.storage.fields import flat
 from hpcfed.storage.tree import read_json
 
 HERE = Path(__file__).parent
-TRY = ("local", "lgfedavg", "fedproto", "fedclassavg")  # the README's table of digits
-HEART = (  # and that of its first page, but for method and seed
+HEART = (  # the README's sweep, but for methods and seeds
     *("--data.name", "heart.csv", "--columns.label", "sick", "--columns.client", "hospital"),
     *("--columns.missing", "fill", "--data.partition", "natural", "--clients", "4"),
     *("--models.mix", "mlp", "--rounds", "20"),
@@ -58,21 +58,8 @@ def of_demo() -> list[Run]:
     ]
 
 
-def of_try() -> list[Run]:
-    """The README's sweep of digits."""
-    return [
-        Run(
-            EMBEDDED,
-            ("--algorithm.name", name, "--seed", str(seed), "--rounds", "20"),
-            RESULTS / "try" / f"{name}-seed{seed}.h5",
-        )
-        for name in TRY
-        for seed in (0, 1, 2)
-    ]
-
-
 def of_heart() -> list[Run]:
-    """The README's sweep of its first page, of a table: heart.csv, where one starts."""
+    """The README's sweep of a table: heart.csv, where one starts."""
     return [
         Run(
             EMBEDDED,
@@ -115,7 +102,6 @@ def of_parts() -> list[Run]:
 # folder of results: its runs, and the benchmark that makes them and its table, with arguments
 SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
     "demo": (of_demo, []),
-    "try": (of_try, []),
     "heart": (of_heart, []),
     "methods": (of_methods, ["methods.py"]),
     "ablation": (of_ablation, ["ablation.py"]),
@@ -142,6 +128,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="also what is not stale")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
+    for name in archive.STUDIES:
+        archive.unpack(RESULTS / name)
     for name in options.names or SHOWN:
         runs = SHOWN[name][0]()
         changed = {run.kept: lines for run in runs if (lines := stale(run))}
@@ -169,6 +157,8 @@ def make(name: str, runs: list[Run], side_by_side: int) -> None:
     if name == "heart":
         heart.write(Path("data"), Path("heart.csv"))
     run_all(runs, side_by_side)
+    if name in archive.STUDIES:
+        archive.pack(RESULTS / name)
     if name == "demo":
         plot([run.kept for run in runs], out=RESULTS / "demo" / "curves.png")
 

@@ -21,9 +21,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+import archive  # noqa: E402
 import tables  # noqa: E402
 from runs import FOLDER, run_all  # noqa: E402
-from studies import STAGES, planned  # noqa: E402
+from studies import KEPT, STAGES, planned  # noqa: E402
 
 DATA = Path("../shared/data")  # cifar10.h5 and fashion_mnist.h5
 HELD_OUT = 500  # training examples of each class of CIFAR-10 that serve as test examples
@@ -58,6 +59,7 @@ def prepare(data: Path, folder: Path) -> dict[str, Path]:
 def main() -> None:
     options = arguments()
     names = options.names or list(STAGES)
+    archive.unpack(KEPT)
     if options.plan:
         print(tables.left(names))
         return
@@ -74,6 +76,7 @@ def main() -> None:
         print(f"{name}: {len(todo)} of {len(runs)} runs to do", flush=True)
         run_all(todo, options.side_by_side, options.folder)
         tables.write()
+        archive.pack(KEPT)
 
 
 def arguments() -> argparse.Namespace:
