@@ -54,7 +54,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_modalities(job)
     check_weights(job)
     population(job)
-    check_validation(job)
+    check_validation(job, stored)
     check_adapt(job, stored)
     check_method(job)
     check_selection(job)
@@ -144,8 +144,17 @@ def check_weights(job: Job) -> None:
         )
 
 
-def check_validation(job: Job) -> None:
-    """Raise ConfigError if validation examples are wanted, but clients make their examples."""
+def check_validation(job: Job, stored: bool = False) -> None:
+    """Raise ConfigError if validation examples are wanted, but clients make their examples.
+
+    Also if a model is named for a validation that there is none of.
+    """
+    chosen = job.evaluate.validation_model
+    if chosen != "own" and not job.evaluate.validation and not stored:
+        raise ConfigError(
+            f"evaluate.validation_model = {chosen!r} has no effect with evaluate.validation = 0; "
+            f"leave it away, or set evaluate.validation = 0.2"
+        )
     if job.evaluate.validation and job.data.name == "synthetic":
         raise ConfigError(
             f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "

@@ -26,8 +26,12 @@ class Evaluate(Section):
     10,000.
     """
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each client's training examples that are held out to choose values by: clients' own
-    models are scored on them too.
+    """Share of each client's training examples that are held out to choose values by: models are
+    scored on them too.
+    """
+    validation_model: Literal["own", "received"] = "own"
+    """Which model is scored on them: a client's own, in its round that of its local training; or
+    what it would receive next, so that values are chosen for the server's model.
     """
     metrics: Names = ()
     """What to measure beside accuracy (`hpcfed list metrics`), separated by commas; none: accuracy

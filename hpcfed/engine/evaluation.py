@@ -72,18 +72,25 @@ class Evaluation:
             replay.of(k).before = found
         return {k: Score(*replay.of(k).before or NONE) for k in sorted(self.cohort)}
 
-    def received(self, ks: Iterable[int], state: State) -> dict[int, Score]:
+    def received(self, ks: Iterable[int], state: State, validate: bool = False) -> dict[int, Score]:
         """Return the scores of the models that these clients would receive in a round.
 
         state: the server's state, from which that round would start. The clients' own models stay
         as they are.
+        validate: also score the examples that the clients hold out.
         """
         scores = {}
         for client in self._mine(ks):
             with self._visit(client.id), client.borrowed():
                 self._receive(client, state)
-                scores[client.id] = self._score(client, state)
+                scores[client.id] = self._score(client, state, validate)
         return scores
+
+    @property
+    def validates_received(self) -> bool:
+        """Whether clients' held-out examples score what they would receive, not their own model."""
+        evaluate = self.fed.job.evaluate
+        return evaluate.validation > 0 and evaluate.validation_model == "received"
 
     @property
     def independent(self) -> bool:
@@ -94,7 +101,8 @@ class Evaluation:
         """Return the scores after training of those of these clients that are in the cohort."""
         with self.fed.store.past.set_recording(False):
             ours = sorted(self.cohort.intersection(ks))
-            return {client.id: self._score(client, state, True) for client in self._mine(ours)}
+            validate = not self.validates_received
+            return {client.id: self._score(client, state, validate) for client in self._mine(ours)}
 
     def note_changes(self, cohort: list[int]) -> None:
         """Mark the scores that the method's round has made stale."""
@@ -114,7 +122,7 @@ class Evaluation:
             with self._visit(client.id):
                 if stateless and client.id not in self.cohort:
                     self._receive(client, state)
-                scores[client.id] = self._score(client, state, True)
+                scores[client.id] = self._score(client, state, not self.validates_received)
         return scores
 
     def after_last_round(
@@ -165,17 +173,24 @@ class Evaluation:
         columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
 
     def measure(
-        self, ids: np.ndarray, columns: Row, phases: Mapping[str, Scores], due: bool
+        self,
+        ids: np.ndarray,
+        columns: Row,
+        phases: Mapping[str, Scores],
+        validated: Scores,
+        due: bool,
     ) -> Row:
         """Return the metrics of these clients, and those pooled over all clients; collective.
 
         columns: of these clients, with the accuracies of each phase.  phases: this rank's scores.
+        validated: those of them with scores of held-out examples.
         due: whether the round is evaluated; if not, all metrics are nan.
         """
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
         row = self.metrics.row(ids, {**measured, "": self.metrics.last if due else {}})
-        row |= self.metrics.validate(ids, phases[""], self.stale, due)
+        stale = np.ones_like(self.stale) if self.validates_received else self.stale
+        row |= self.metrics.validate(ids, validated, stale, due)
         for phase in phases:
             row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
                 columns[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
@@ -232,17 +247,18 @@ class Evaluation:
             self.save(client)
         return found
 
-    def _score(self, client: Client, state: State, own: bool = False) -> Score:
+    def _score(self, client: Client, state: State, validate: bool = False) -> Score:
         """Return the score of the client's present model on its test set.
 
-        own: also score the examples that the client holds out, after a round.
+        validate: also score the examples that the client holds out.
         Changes of the model that the prediction needs are undone.
         """
         if self.independent:
-            return score(self.fed, client, client.model, own)
+            return score(self.fed, client, client.model, validate)
         with client.borrowed():
             given = self.state_of(client.id, state)
-            return score(self.fed, client, self.algorithm.predictor(self.fed, client, given), own)
+            predict = self.algorithm.predictor(self.fed, client, given)
+            return score(self.fed, client, predict, validate)
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:

@@ -264,7 +264,11 @@ class Rounds:
         fed.exchange.meanwhile = lambda: None
         evaluation.note_changes(cohort)
         after = early | evaluation.after((k for k in opened.judged if k not in early), state)
-        received = evaluation.received(opened.judged, state) if evaluate.received else {}
+        received, validated = {}, after
+        if evaluate.received or evaluation.validates_received:
+            received = evaluation.received(opened.judged, state, evaluation.validates_received)
+        if evaluation.validates_received:
+            received, validated = received if evaluate.received else {}, received
         found = {"accuracy_common": float("nan")}
         if due:
             found |= self.algorithm.columns(fed, state)
@@ -283,7 +287,7 @@ class Rounds:
         if due:
             evaluation.fill_in(record.ids, record.columns)
         row = self.recorder.row(record, cohort, failures)
-        row |= evaluation.measure(record.ids, record.columns, phases, due)
+        row |= evaluation.measure(record.ids, record.columns, phases, validated, due)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}

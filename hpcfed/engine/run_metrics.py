@@ -88,7 +88,7 @@ class Metrics:
         The validation set of a client are the examples that it holds out (evaluate.validation).
         Without them the result is {}.
 
-        new: this rank's scores.  stale: [K], whether a client has trained since its last score; a
+        new: this rank's scores.  stale: [K], whether a client's last score no longer holds; a
         client without test examples, which has none, is scored by this set alone.
         due: whether the round is evaluated; if not, all values are nan.
         """

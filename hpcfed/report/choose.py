@@ -18,6 +18,8 @@ from hpcfed.storage.fields import covers
 from hpcfed.storage.record import Record
 
 ACCURACY, LOSS = "clients/accuracy_validation", "clients/loss_validation"
+MODEL = "evaluate.validation_model"  # field of a job: which model these columns score
+MODELS = {"own": "clients' own models", "received": "the models that clients would receive"}
 
 
 def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
@@ -35,6 +37,12 @@ def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run
                 f"table: --choose {name}: no such field in the jobs of these runs; it is written "
                 f"as local.lr"
             )
+    scored = sorted({run.fields.get(MODEL, "own") for run in found if run.finished})
+    if len(scored) > 1:
+        raise ConfigError(
+            f"table: --choose: {MODEL} is {' in some of these runs and '.join(scored)} in others; "
+            f"give runs with one of them"
+        )
     others = sorted(
         name
         for name in known - {SEED, *fields}
@@ -44,9 +52,10 @@ def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run
     for run in found:
         groups.setdefault(run.at(others), {}).setdefault(run.at(fields), []).append(run)
     kept: list[Run] = []
+    whose = MODELS[scored[0]] if scored else "models"
     notes = [
-        f"{', '.join(fields)} chosen by validation {title(found)} on what clients held out of "
-        f"their training examples (evaluate.validation), not by test examples:"
+        f"{', '.join(fields)} chosen by validation {title(found)} of {whose} on what clients held "
+        f"out of their training examples (evaluate.validation), not by test examples:"
     ]
     for key, tried in groups.items():
         scores = {values: mean_score(cases) for values, cases in tried.items()}

@@ -53,15 +53,15 @@ NONE = Score(float("nan"), float("nan"))
 Predict = Callable[[Tensor], Tensor]  # prepared inputs [n, *shape] -> logits or other scores [n, C]
 
 
-def score(fed: Federation, client: Client, predict: Predict, own: bool = False) -> Score:
+def score(fed: Federation, client: Client, predict: Predict, validate: bool = False) -> Score:
     """Return the score of the client's present model on its test set.
 
-    own: score it also on the examples that the client holds out.
+    validate: score it also on the examples that the client holds out.
     """
     with fed.clock("evaluate"):
         client.model.eval()
         found = measure(fed, predict, client.test)
-        if not own or not client.validation:
+        if not validate or not client.validation:
             return found
         held = measure(fed, predict, client.validation)
         return found._replace(validation=(held.accuracy, held.loss, len(client.validation)))

@@ -69,6 +69,45 @@ def test_a_client_without_test_examples_has_a_validation_score(method):
     assert rows[-1]["rounds/accuracy_validation_pooled"] == right / sizes.sum()
 
 
+RECEIVED = (*VALIDATION, "--evaluate.validation_model", "received")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_validation_of_the_received_model_scores_what_the_server_would_send_next(method):
+    """By hand after the last round; what is trained stays as it was."""
+    own = toy.run(Serial(), toy.job(method, *VALIDATION))
+    going = toy.start(Serial(), toy.job(method, *RECEIVED))
+    rows = [going.step()[0] for _ in range(3)]
+    fed, accuracy = going.fed, rows[-1]["clients/accuracy_validation"]
+    for k, client in fed.clients.items():
+        if not client.validation:
+            assert np.isnan(accuracy[k])
+            continue
+        with client.borrowed():
+            going.algorithm.receive(client, going.state)
+            client.model.eval()
+            x, y = client.validation.batch(np.arange(len(client.validation)))
+            right = (client.model(fed.prepare(x)).argmax(1) == y).double().mean()
+        assert accuracy[k] == pytest.approx(right.item())
+    assert toy.differences(going.state, own.state) == []
+    for name in ("clients/accuracy", "clients/loss", "rounds/accuracy_pooled"):
+        assert toy.differences(rows[-1][name], own.rows[-1][name]) == []
+    losses = rows[-1]["clients/loss_validation"], own.rows[-1]["clients/loss_validation"]
+    assert toy.differences(*losses)
+
+
+def test_received_models_are_validated_with_the_same_bits_on_any_ranks():
+    job = toy.job("fedavg", *RECEIVED, "--evaluate.received", "true")
+    want = toy.run(Serial(), job)
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+
+
+def test_a_model_for_a_validation_that_there_is_none_of_is_refused():
+    with pytest.raises(ConfigError, match="validation_model = 'received' has no effect"):
+        toy.job("fedavg", "--evaluate.validation_model", "received")
+
+
 def test_without_validation_there_are_no_such_columns():
     assert not set(NAMES) & set(toy.run(Serial(), toy.job("fedavg"), rounds=1).rows[0])
 

@@ -164,6 +164,18 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
         assert claim in words
 
 
+def test_a_choice_says_which_model_was_scored_and_takes_runs_of_one_alone(tmp_path):
+    for lr, good in ((0.01, 0.5), (0.1, 0.8)):
+        received = {"validation_model": "received"}
+        finish(tmp_path / f"{lr}", good, good, local_lr=lr, evaluate=received)
+    words = table(sorted(tmp_path.iterdir()), choose="local.lr")
+    assert "local.lr = 0.1, of 2 choices" in words
+    assert "validation accuracy of the models that clients would receive on" in words
+    finish(tmp_path / "own", 0.9, 0.9, local_lr=1.0)
+    with pytest.raises(ConfigError, match="own in some of these runs and received in others"):
+        table(sorted(tmp_path.iterdir()), choose="local.lr")
+
+
 def test_a_choice_needs_fields_that_there_are_and_examples_that_were_held_out(tmp_path):
     finish(tmp_path / "a", 0.5, 0.5, local_lr=0.1)
     with pytest.raises(ConfigError, match=r"--choose local\.rate: no such field"):
