@@ -177,6 +177,10 @@ class Columns(Section):
     """Values that are not there: refuse the table; fill in the mean of the training part; drop the
     rows.
     """
+    missing_words: Names = ("?", "na", "n/a", "nan", "null", "none", "-")
+    """Words that stand for a missing value, in any case of letters; an empty value always does."""
+    encoding: Annotated[str, Field(min_length=1)] = "utf-8"
+    """CSV: how the file's characters are stored, such as latin-1 or cp1252 (older Windows)."""
 
 
 class Modalities(Section):

@@ -54,6 +54,11 @@ class Reading:
     image_size: int = 0
     channels: str = "auto"
 
+    @property
+    def missing_words(self) -> frozenset[str]:
+        """Words that stand for a missing value, in lower case; "" is one."""
+        return frozenset(("", *(word.strip().lower() for word in self.columns.missing_words)))
+
     def refuse_others(self, where: str, what: str, taken: Collection[str]) -> None:
         """Raise DataError for a field that is set but has no effect on such data.
 
@@ -69,7 +74,9 @@ class Reading:
                 raise DataError(f"{where}: {name} has no effect on {what}; leave it away")
 
 
-COLUMNS = tuple(f"columns.{name}" for name in Columns.model_fields if name != "image")
+COLUMNS = tuple(  # fields that have an effect on tables of any format
+    f"columns.{name}" for name in Columns.model_fields if name not in ("image", "encoding")
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ class DataSet:
     labels.
     notes: changes that were made to the data while reading, such as filled gaps; one line each.
     columns: what each column of a table is, in the table's order; one line each.
+    user_names: names of the natural clients by their numbers in `users`; empty if they have none.
     """
 
     name: str
@@ -141,6 +149,7 @@ class DataSet:
     own_tests: bool = False
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    user_names: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -226,6 +235,7 @@ FACTS = (
     *("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests"),
     "notes",
     "columns",
+    "user_names",
 )
 
 
@@ -259,5 +269,5 @@ def from_arrays(arrays: Arrays) -> DataSet:
         return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), there)
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
-    facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns")}
+    facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns", "user_names")}
     return DataSet(train=split("train"), test=split("test"), **facts)

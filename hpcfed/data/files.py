@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from hpcfed.core.wording import join_few
 from hpcfed.data import check
 from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, several
 from hpcfed.data.moments import moments
-from hpcfed.data.tables import MISSING, Table, held_out, to_dataset
+from hpcfed.data.tables import Table, held_out, to_dataset
 from hpcfed.data.text import encode
 from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.storage.untrusted import attribute
@@ -167,7 +167,10 @@ def _read_npz(path: Path, file: Mapping[str, np.ndarray], how: Reading) -> File:
     classes = _npz_classes(path, file)
     if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
         named = file["columns"].tolist() if "columns" in file else None
-        made = [_table(path, _endings(file, p), "x", ("y",), named, "{}_" + p) for p in parts]
+        missing = how.missing_words
+        made = [
+            _table(path, _endings(file, p), "x", ("y",), named, "{}_" + p, missing) for p in parts
+        ]
         pair = (made[0], made[1] if len(made) > 1 else None)
         return File(None, None, classes, tables=pair, label="y")
     client, modal = how.columns.client, any(name.startswith("x_train/") for name in file)
@@ -233,7 +236,7 @@ def _read_hdf5(path: Path, how: Reading) -> File:
             )
         stored = attribute(opened, "classes")
         names = None if stored is None else parse_json(stored, "attribute 'classes'")
-        if (found := _hdf5_tables(path, file, opened)) is not None:
+        if (found := _hdf5_tables(path, file, opened, how)) is not None:
             task = _task(path, attribute(opened, "task", "classes"), names)
             return File(None, None, names, task=task, tables=found[:2], label=found[2])
         train = _raw_group(path, file, "train", how.columns.client)
@@ -282,7 +285,7 @@ def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
 
 
 def _hdf5_tables(
-    path: Path, file: Nodes, opened: h5py.File
+    path: Path, file: Nodes, opened: h5py.File, how: Reading
 ) -> tuple[Table, Table | None, str] | None:
     """Return the tables of an HDF5 file, and the name of their labels.
 
@@ -308,7 +311,7 @@ def _hdf5_tables(
             for name in group
             if isinstance(node := file[f"{part}/{name}"], h5py.Dataset)
         }
-        made.append(_table(path, arrays, inputs, (labels,), named, part + "/{}"))
+        made.append(_table(path, arrays, inputs, (labels,), named, part + "/{}", how.missing_words))
     return made[0], made[1] if len(made) > 1 else None, labels
 
 
@@ -319,9 +322,11 @@ def _table(
     labels: tuple[str, ...],
     named: Any,
     place: str,
+    missing: Collection[str],
 ) -> Table:
     """Return rows of numbers, and the arrays beside them, as a table.
 
+    missing: the words that stand for missing values, in lower case.
     place: the place of an array, as in "train/{}".
     """
     for name in (inputs, *labels):
@@ -355,7 +360,7 @@ def _table(
             found[name] = values.astype(np.float64)
         elif values.dtype.kind in "OSU":
             told = check.texts(values, f"{path}: {place.format(name)}")
-            told[[text.strip().lower() in MISSING for text in told]] = None
+            told[[text.strip().lower() in missing for text in told]] = None
             found[name] = told
         else:
             odd[name] = str(values.dtype)

@@ -59,7 +59,7 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
     without = "" if share else " with test examples"
     how.refuse_others(name, f"a data set without images{without}", share | set(COLUMNS))
     both = [
-        table_of(library, part, f"{name}: {which}")
+        table_of(library, part, f"{name}: {which}", how)
         for which, part in (("train", train), ("test", test))
         if part is not None
     ]
@@ -152,13 +152,13 @@ def names_of(library: ModuleType, part: Any, label: str) -> list[str] | None:
     return list(kind.names) if isinstance(kind, library.ClassLabel) else None
 
 
-def table_of(library: ModuleType, part: Any, where: str) -> tables.Table:
+def table_of(library: ModuleType, part: Any, where: str, how: Reading) -> tables.Table:
     """Return all columns as a table, except images and other media."""
     plain = [c for c, kind in part.features.items() if not hasattr(kind, "decode_example")]
     plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
     kept = [c for c in part.column_names if c in plain]
     fits(part.data.nbytes, where)
-    return tables.from_arrow(arrow(part.select_columns(kept), where), where)
+    return tables.from_arrow(arrow(part.select_columns(kept), where), where, how.missing_words)
 
 
 def arrow(part: Any, where: str) -> Any:
@@ -175,7 +175,7 @@ def of_images(
     """Make a data set whose inputs are the images of one column."""
     both = [train] if test is None else [train, test]
     made = [
-        table_of(library, part, f"{name}: {which}")
+        table_of(library, part, f"{name}: {which}", how)
         for part, which in zip(both, ("train", "test"), strict=False)
     ]
     label = tables.label_column(made[0], how.columns.label)
@@ -187,7 +187,7 @@ def of_images(
         tables.known(table, "label", label)
     classes = names_of(library, train, label)
     y, names, task = tables.labels(made, role, how, classes)
-    users = tables.clients(made, how.columns.client)
+    users, user_names = tables.clients(made, how.columns.client)
     for part, which in zip(both, ("train", "test"), strict=False):
         if not len(part):
             raise DataError(f"{name}: the split of {which} examples is empty; save it with rows")
@@ -207,7 +207,8 @@ def of_images(
     own = all(ids is not None for ids in users)
     train, held = splits
     numbers = moments(train.x)
-    return DataSet(title(name), train, held, names, *numbers, task=task, own_tests=own)
+    facts: Any = {"task": task, "own_tests": own, "user_names": user_names}
+    return DataSet(title(name), train, held, names, *numbers, **facts)
 
 
 class Images:

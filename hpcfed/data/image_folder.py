@@ -62,11 +62,12 @@ def read(folder: Path, how: Reading) -> DataSet:
     grey, size = survey(each(everything), how.image_size)
     fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
     users: list[np.ndarray | None] = [None] * len(lists)
+    user_names: tuple[str, ...] = ()
     if column := how.columns.client:
         listings = [
             clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
         ]
-        users = clients(listings, column)
+        users, user_names = clients(listings, column)
     y, names, task = [labels for _, labels in lists], tuple(classes), "classes"
     if positive := how.columns.positive:
         y, names = positive_last(str(folder), y, names, positive)
@@ -79,7 +80,7 @@ def read(folder: Path, how: Reading) -> DataSet:
         rows = held_out(str(folder), splits[0].y, users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
     one, two = splits
-    facts: Any = {"task": task, "own_tests": bool(column)}
+    facts: Any = {"task": task, "own_tests": bool(column), "user_names": user_names}
     return DataSet(folder.resolve().name, one, two, names, *moments(one.x), **facts)
 
 
@@ -114,7 +115,7 @@ def clients_of(place: Path, files: list[Path], column: str) -> Table:
             f"client of each image: columns {NAME} (as {files[0].relative_to(place).as_posix()}) "
             f"and {column}"
         )
-    table = read_table(path)
+    table = read_table(path, Reading())
     known(table, "client", column)
     if NAME not in table.names:
         raise DataError(f"{path}: has no column {NAME}, which names the images")

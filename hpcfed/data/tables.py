@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from codecs import lookup
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -29,7 +31,6 @@ from hpcfed.data.user_arrays import add_path_to_errors, fits, readable
 
 ADVICE = "write it again, or check --data.name"
 LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
-MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none", "-"))  # in any case of letters
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 DELIMITERS = ",;\t|"
 COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
@@ -84,32 +85,52 @@ def read(path: Path, how: Reading) -> DataSet:
     category of the training part, or codes, which count as numbers. Labels may be words or numbers:
     classes are their different values. With
     columns.positive the task is binary; with columns.event it is survival, and labels are times.
-    Missing values (empty, ?, NA, nan, null, none, -) are
-    refused or filled in, or their rows are dropped. If a column names clients, each natural client
+    Missing values (empty, or one of columns.missing_words) are refused or filled in, or their rows
+    are dropped. If a column names clients, each natural client
     is tested on its own test examples.
     Raises DataError with file, column, row (from 1) and value for whatever cannot be used.
     """
     tested = how.test_file is not None or how.columns.test
     taken = {*COLUMNS, "data.test_file"} | (set() if tested else {"data.held_out"})
+    if ".csv" in {place.suffix for place in (path, how.test_file) if place}:
+        taken.add("columns.encoding")
     how.refuse_others(str(path), f"a table{' with test rows' if tested else ''}", taken)
-    test = read_table(how.test_file) if how.test_file else None
-    return to_dataset(path.stem, read_table(path), test, how)
+    test = read_table(how.test_file, how) if how.test_file else None
+    return to_dataset(path.stem, read_table(path, how), test, how)
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, how: Reading) -> Table:
     """Return the columns of a .csv or .parquet file; raises DataError."""
     with readable(path, ADVICE):
         if path.suffix == ".csv":
-            return read_csv(path)
+            return read_csv(path, how)
         if path.suffix == ".parquet":
-            return read_parquet(path)
+            return read_parquet(path, how.missing_words)
     raise DataError(f"{path}: is no table; give a .csv or .parquet file")
 
 
-def read_csv(path: Path) -> Table:
+@contextmanager
+def open_text(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a CSV file; raises DataError for an unknown encoding, and for bytes that it has not."""
+    try:
+        name = "utf-8-sig" if lookup(encoding).name == "utf-8" else encoding  # drops a mark
+        with open(path, encoding=name, newline="", opener=only_regular) as file:
+            yield file
+    except LookupError as error:
+        raise DataError(
+            f"columns.encoding: {error}; give one such as utf-8, latin-1 or cp1252"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: is not {encoding}: {error.reason} (byte 0x{error.object[error.start]:02x}); "
+            f"set columns.encoding, to latin-1 or cp1252 for a file of older Windows or Excel"
+        ) from error
+
+
+def read_csv(path: Path, how: Reading) -> Table:
     """Return the columns of a CSV file whose first row holds their names."""
     csv.field_size_limit(CELL)
-    with open(path, encoding="utf-8-sig", newline="", opener=only_regular) as file:
+    with open_text(path, how.columns.encoding) as file:
         first = file.readline()
         file.seek(0)
         mark = max(DELIMITERS, key=first.count)
@@ -130,7 +151,7 @@ def read_csv(path: Path) -> Table:
         raise DataError(f"{path}: holds no rows; {ADVICE}")
     found, commas = {}, set()
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        found[name], with_commas = to_column(values)
+        found[name], with_commas = to_column(values, how.missing_words)
         commas |= {name} if with_commas else set()
     found.pop("Unnamed: 0", None)
     return Table(str(path), found, len(rows), commas=frozenset(commas))
@@ -159,14 +180,15 @@ def is_number(text: str) -> bool:
     return True
 
 
-def to_column(values: Sequence[str]) -> tuple[np.ndarray, bool]:
+def to_column(values: Sequence[str], missing: Collection[str]) -> tuple[np.ndarray, bool]:
     """Return the values of a column as numbers, float64, if all that are present are numbers.
 
     Otherwise returns str objects, with None for missing values. The second value is whether the
     numbers have decimal commas.
+    missing: the words that stand for missing values, in lower case.
     """
     stripped = [value.strip() for value in values]
-    gaps = np.array([value.lower() in MISSING for value in stripped])
+    gaps = np.array([value.lower() in missing for value in stripped])
     numbers = ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
     commas = decimal_commas(numbers)
     try:
@@ -190,19 +212,22 @@ def decimal_commas(values: Sequence[str]) -> bool:
     return not all(GROUPS.fullmatch(v) for v in written) and not any("." in v for v in values)
 
 
-def read_parquet(path: Path) -> Table:
-    """Return the columns of a Parquet file."""
+def read_parquet(path: Path, missing: Collection[str]) -> Table:
+    """Return the columns of a Parquet file. missing: as in `to_column`."""
     parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
     with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
         about = file.metadata
         fits(
             sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups)), str(path)
         )
-        return from_arrow(file.read(), str(path))
+        return from_arrow(file.read(), str(path), missing)
 
 
-def from_arrow(table: Any, where: str) -> Table:
-    """Return a pyarrow table as a `Table`: numbers, truth values and words; other types are odd."""
+def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
+    """Return a pyarrow table as a `Table`: numbers, truth values and words; other types are odd.
+
+    missing: as in `to_column`.
+    """
     import pyarrow as pa
 
     found, odd = {}, {}
@@ -222,7 +247,7 @@ def from_arrow(table: Any, where: str) -> Table:
             found[name] = np.full(len(column), np.nan)
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
             words = column.to_pylist()
-            gone = [w is None or w.strip().lower() in MISSING for w in words]
+            gone = [w is None or w.strip().lower() in missing for w in words]
             found[name] = np.array(words, object)
             found[name][gone] = None
         else:
@@ -332,7 +357,7 @@ def to_dataset(
     parts = [train] if test is None else [train, test]
     parts = [without_gaps(part, role, how, notes) for part in parts]
     y, names, task = labels(parts, role, how, classes, numbered, task)
-    users = clients(parts, role.client)
+    users, user_names = clients(parts, role.client)
     own = all(ids is not None for ids in users)
     if test is None:
         rows = held_out(parts[0].where, strata(y[0]), users[0], how.held_out)
@@ -349,6 +374,7 @@ def to_dataset(
         one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
     columns = tuple(described[column] for column in order)
     facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes), "columns": columns}
+    facts["user_names"] = user_names
     return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
 
 
@@ -499,7 +525,8 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
         raise DataError(
             f"{table.where}: {total} missing, the first in row {row + 1} ({shown}); set "
             f"columns.missing = 'fill' (the mean of the training part) or 'drop' (leave such rows "
-            f"out), or name the columns in columns.ignore"
+            f"out), or name the columns in columns.ignore; if a word counts as missing that is "
+            f"none, leave it out of columns.missing_words"
         )
     if how.columns.missing == "drop":
         full = np.flatnonzero(~np.any(list(missing.values()), axis=0))
@@ -540,8 +567,8 @@ def kinds(values: np.ndarray) -> list[Any]:
     return sorted(set(values[~gaps(values)].tolist()))
 
 
-def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
-    """Return clients' numbers in each part, [n], from 0 in the order of their values.
+def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
+    """Return clients' numbers in each part, [n], from 0 in the order of their values; their names.
 
     Numbers are consistent in all parts. The result is None for a part without that column.
     name: the column; "" for none.
@@ -555,7 +582,8 @@ def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
     names = kinds(np.concatenate(columns)) if columns else []
     at = {value: i for i, value in enumerate(names)}
     found = iter([np.array([at[v] for v in c.tolist()], np.int64) for c in columns])
-    return [next(found) if name in part.names else None for part in parts]
+    numbers = [next(found) if name in part.names else None for part in parts]
+    return numbers, tuple(map(kind_name, names))
 
 
 def kinds_of_labels(

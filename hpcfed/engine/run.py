@@ -72,7 +72,12 @@ def attempt(course: Course, comm: Comm) -> int:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.heartbeat = course.heartbeat
-    for odd in (*facts.data.notes, *odd_labels(job, facts), *odd_settings(job)):
+    for odd in (
+        *facts.data.notes,
+        *merged_users(job, facts),
+        *odd_labels(job, facts),
+        *odd_settings(job),
+    ):
         fed.warnings.say(f"warning: {odd}")
     if folder is None:
         if comm.rank == 0:
@@ -162,6 +167,25 @@ def odd_settings(job: Job) -> list[str]:
             f"count again in the mean; set algorithm.weighting = 'uniform'"
         )
     return found
+
+
+def merged_users(job: Job, facts: World) -> list[str]:
+    """Return a warning if clients have the examples of several natural clients with names."""
+    data, users = facts.data, facts.data.train.users
+    natural = job.data.partition == "natural" and not job.data.partition_file
+    if not natural or users is None or not data.user_names:
+        return []
+    assert isinstance(facts.partition, Partition)  # a population has no users
+    names = [[data.user_names[i] for i in np.unique(users[r])] for r in facts.partition.train]
+    several = [f"client {k} has {join_few(own, FEW)}" for k, own in enumerate(names) if own[1:]]
+    if not several:
+        return []
+    column, total = job.columns.client or "its users", sum(map(len, names))
+    return [
+        f"{data_name(job.data.model_dump())}: {column} has {total} values for {job.clients} "
+        f"clients, so some are merged: {join_few(several, FEW, '; ')}; set clients = {total} for "
+        f"one client each"
+    ]
 
 
 def odd_labels(job: Job, facts: World) -> list[str]:

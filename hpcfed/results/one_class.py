@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hpcfed.core.wording import count_noun
@@ -19,35 +21,29 @@ def one_class(record: Record) -> str:
     tell.
     """
     names, t = record.header.get("classes", []), rounds_with_values(record)[-1:]
-    pooled = [by_round(record, f"{name}_pooled")[t] for name in METRICS]
-    if is_one_class(*pooled, classes=max(1, len(names))).any():
-        accuracy, f1 = pooled[0][-1], pooled[1][-1]
+    pooled = {name: by_round(record, f"{name}_pooled")[t] for name in METRICS}
+    if is_one_class(pooled, max(1, len(names))).any():
+        accuracy, f1 = pooled["accuracy"][-1], pooled["f1"][-1]
         which = f" ({names[0] if f1 < NEAR else names[1]})" if np.isfinite(f1) else ""
         return (
             f"all predictions are one class{which}; the accuracy, {accuracy:.4f}, is its share of "
             f"the test examples"
         )
-    own = [last(record, f"clients/{name}") for name in METRICS]
-    found = is_one_class(*own, classes=2).sum() if np.isfinite(own[1]).any() else 0
+    own = {name: last(record, f"clients/{name}") for name in METRICS}
+    found = is_one_class(own, 2).sum() if np.isfinite(own["f1"]).any() else 0
     whose = count_noun(int(found), "client")
     return f"the models of {whose} predict one class for all test examples" if found else ""
 
 
-def is_one_class(
-    accuracy: np.ndarray,
-    f1: np.ndarray,
-    kappa: np.ndarray,
-    balanced: np.ndarray,
-    *,
-    classes: int,
-) -> np.ndarray:
+def is_one_class(metrics: Mapping[str, np.ndarray], classes: int) -> np.ndarray:
     """Return where all predictions are one class, [n], bool.
 
+    metrics: [n] each, by the names in METRICS; nan where not measured.
     Cohen's kappa is then 0 and the balanced accuracy 1 / C. They may be so by chance too, but of
     two classes not if F1 is also 0 (no positive prediction is right), or 2 a / (1 + a) with the
-    accuracy a (all are positive). Metrics that were not measured are nan; without kappa and
-    balanced accuracy the result is False.
+    accuracy a (all are positive). Without kappa and balanced accuracy the result is False.
     """
+    accuracy, f1, kappa, balanced = (metrics[name] for name in METRICS)
     unknown = np.isnan(kappa) & np.isnan(balanced)
     chance = (np.isnan(kappa) | (abs(kappa) < NEAR)) & (
         np.isnan(balanced) | (abs(balanced - 1 / classes) < NEAR)

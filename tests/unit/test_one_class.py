@@ -18,7 +18,7 @@ def told(predicted: np.ndarray, names: tuple[str, ...] = METRICS) -> bool:
     found = dict(
         zip(names, compute(names, {"y": Y, "predicted": predicted, "margin": margin}), strict=True)
     )
-    return bool(is_one_class(*(np.array([found.get(name, NAN)]) for name in METRICS), classes=2)[0])
+    return bool(is_one_class({name: np.array([found.get(name, NAN)]) for name in METRICS}, 2)[0])
 
 
 @pytest.mark.parametrize("names", [METRICS, METRICS[:3], ("accuracy", "f1", "balanced_accuracy")])

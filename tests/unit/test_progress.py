@@ -10,7 +10,7 @@ import pytest
 from hpcfed.core import progress
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
-from hpcfed.engine.run import odd_labels
+from hpcfed.engine.run import merged_users, odd_labels
 from hpcfed.launch.sweep.pool import Pool
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
@@ -150,3 +150,21 @@ def test_clients_that_a_column_names_and_the_partition_does_not_use_are_told():
     held = Partition((np.arange(4),), (), np.zeros(0, np.int64))
     (line,) = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert "column 'site' names clients, but data.partition = 'iid'" in line
+
+
+def test_natural_clients_that_fewer_clients_merge_are_named():
+    train = SimpleNamespace(y=np.zeros(4, int), users=np.array([0, 1, 2, 2]))
+    data = SimpleNamespace(train=train, user_names=("Bonn", "Essen", "Ulm"))
+    own = SimpleNamespace(
+        model_dump=lambda: {"name": "t.csv"}, partition="natural", partition_file=None
+    )
+    job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"), clients=2)
+    rows = (np.array([0, 2, 3]), np.array([1]))
+    facts = SimpleNamespace(data=data, partition=Partition(rows, (), np.zeros(0, np.int64)))
+    (line,) = merged_users(job, facts)
+    assert line == (
+        "t.csv: site has 3 values for 2 clients, so some are merged: client 0 has Bonn, Ulm; set "
+        "clients = 3 for one client each"
+    )
+    facts.partition = Partition((*np.split(np.arange(4), [1, 2]),), (), np.zeros(0, np.int64))
+    assert merged_users(job, facts) == []

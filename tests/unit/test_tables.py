@@ -143,6 +143,40 @@ def test_rows_with_gaps_are_refused_or_dropped_in_one_message(tmp_path):
     assert data.notes[0].endswith("1 of 4 rows lack values and are left out (score 1)")
 
 
+def test_the_job_says_which_words_stand_for_missing_values(tmp_path):
+    text = "history,label\n" + "none,yes\nasthma,no\n?,no\n" * 4
+    with pytest.raises(DataError, match=r"8 values missing, .* leave it out of columns.missing_wo"):
+        read(save(tmp_path, text))
+    data = read(save(tmp_path, text), missing="drop", missing_words=("?",))
+    assert data.shape == (2,) and "4 of 12 rows lack values" in data.notes[0]
+    data = read(save(tmp_path, text), missing_words=())
+    assert data.shape == (3,) and data.columns[0].endswith("(?, asthma, none)")
+
+
+def test_the_encoding_of_a_csv_file_is_named_where_it_is_not_utf_8(tmp_path):
+    text = "site,label\n" + "K\u00f6ln,yes\nBonn,no\n" * 5
+    (tmp_path / "old.csv").write_bytes(text.encode("cp1252"))
+    path = str(tmp_path / "old.csv")
+    with pytest.raises(
+        DataError, match=r"not utf-8: .* \(byte 0xf6\); set columns.encoding, to la"
+    ):
+        read(path)
+    assert read(path, encoding="latin-1", client="site", inputs=("site",)).user_names == (
+        "Bonn",
+        "K\u00f6ln",
+    )
+    with pytest.raises(DataError, match="columns.encoding: unknown encoding: utf-9"):
+        read(path, encoding="utf-9")
+    marked = "\ufeff" + PEOPLE
+    data = read(save(tmp_path, marked), held_out=0.5, label="sick", missing="fill")
+    assert data.columns[0] == "age: number"
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"a": [1.0, 2.0] * 5, "y": [0, 1] * 5}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="columns.encoding has no effect on a table"):
+        read(str(tmp_path / "t.parquet"), encoding="latin-1")
+
+
 def test_natural_clients_have_a_share_of_their_own_rows_for_tests(tmp_path):
     rows = "".join(f"{i},{'abc'[i % 3]},{i // 3 % 2}\n" for i in range(60))
     data = read(save(tmp_path, "v,who,label\n" + rows), client="who")
