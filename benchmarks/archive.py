@@ -39,11 +39,13 @@ def main() -> None:
 
 
 def unpack(study: Path) -> None:
-    """Write the result files of the archive in this folder, unless it is the one that was unpacked
-    or packed there last: files that were removed or added since then stay so.
+    """Write the result files of the archive in this folder, unless files are there and it is the
+    archive that was unpacked or packed there last: what was removed or added since then stays so.
     """
     archive, stamp = study / ARCHIVE, study / STAMP
-    if not archive.exists() or (stamp.exists() and stamp.read_text() == digest(archive)):
+    if not archive.exists():
+        return
+    if any(study.rglob("*.h5")) and stamp.exists() and stamp.read_text() == digest(archive):
         return
     with TemporaryDirectory(dir=study) as own, tarfile.open(archive, "r:xz") as file:
         file.extractall(own, filter="data")

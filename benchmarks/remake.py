@@ -144,6 +144,8 @@ def main() -> None:
             run.kept.unlink(missing_ok=True)
         for path in set((RESULTS / name).glob("*.h5")) - {run.kept for run in runs}:
             path.unlink()  # of a row that is no more
+        if (study := name.partition("/")[0]) in archive.STUDIES:
+            archive.pack(RESULTS / study)  # without what is run again, which would come back
         make(name, runs, options.side_by_side)
 
 
@@ -192,7 +194,8 @@ def fields_now(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 @cache
 def fields_of(job_file: Path, flags: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     job = load([str(job_file), *flags], environ={})
-    return flat(job.identity()) | {"rounds": job.rounds}, flat(job.usual())
+    usual = type(job).model_construct(algorithm=type(job.algorithm).model_construct())
+    return flat(job.identity()) | {"rounds": job.rounds}, flat(usual.identity())
 
 
 if __name__ == "__main__":
