@@ -5,12 +5,15 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from hpcfed.core.errors import plain, printable
+from hpcfed.core.wording import cut_middle
 
+LEAST = 20  # characters to which the name of a run is cut at most
 WIDTH = 200  # characters of a line without a terminal, so that nothing is wrapped
 
 
@@ -53,10 +56,27 @@ def terminal() -> bool:
     return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
 
 
-def table(heads: str, rows: Iterable[tuple[object, ...]]) -> Table:
+class Name:
+    """The name of a run in a table: where it does not fit it is cut in its middle.
+
+    Names of a sweep begin alike and end with what tells them apart, such as the seed.
+    """
+
+    def __init__(self, text: str):
+        self.text = printable(text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(LEAST, len(self.text)), len(self.text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(cut_middle(self.text, options.max_width), no_wrap=True)
+
+
+def table(heads: str, rows: Iterable[tuple[object, ...]], named: bool = False) -> Table:
     """Return a table with these rows.
 
     heads: names of the columns, separated by commas, with `>` before those of numbers.
+    named: the first column has names, which are cut in their middle.
     """
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads.split(","):
@@ -64,7 +84,8 @@ def table(heads: str, rows: Iterable[tuple[object, ...]]) -> Table:
             Text(printable(head.lstrip(">"))), justify="right" if head.startswith(">") else "left"
         )
     for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
+        cells: list[RenderableType] = [Text(printable(cell)) for cell in row]
+        grid.add_row(*([Name(str(row[0])), *cells[1:]] if named else cells))
     return grid
 
 

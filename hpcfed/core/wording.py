@@ -20,6 +20,14 @@ def count_noun(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'s' * (n != 1)}"
 
 
+def cut_middle(text: str, most: int) -> str:
+    """Return a text of at most so many characters, cut in its middle."""
+    if len(text) <= most:
+        return text
+    end = max(0, most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+
 def join_few(things: Sequence[object], most: int, between: str = ", ") -> str:
     """Join the first items, and count the others."""
     more = [f"and {len(things) - most} more"] if len(things) > most else []

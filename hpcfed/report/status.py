@@ -29,7 +29,7 @@ def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | T
         return [{"run": name, **asdict(one)} for name, one in found]
     now, head = time(), metric_head([one for _, one in found])
     heads = f"run,>round,>{head},>a round,>left,last checkpoint,state"
-    return table(heads, [row(name, one, now, head) for name, one in found])
+    return table(heads, [row(name, one, now, head) for name, one in found], named=True)
 
 
 def metric_head(states: Sequence[State]) -> str:

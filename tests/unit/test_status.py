@@ -1,12 +1,15 @@
 """Where runs stand, and their last rounds, as their files tell."""
 
+import io
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hpcfed import cli
+from hpcfed.core import wording
 from hpcfed.report import tail
 from hpcfed.report.status import status
 from hpcfed.results import state as states
@@ -242,3 +245,20 @@ def test_a_run_without_accuracy_shows_its_first_metric(tmp_path, capsys):
     assert (
         tail.tail(run).splitlines()[1] == "round 2/3  C-index 0.6250  train loss 1.500  2.0 s/round"
     )
+
+
+def test_long_names_are_cut_in_their_middle_so_that_seeds_can_be_told_apart(tmp_path):
+    for seed in (0, 1):
+        written(results(tmp_path / f"fedclassavg-fashion-mnist-dirichlet-lr=0.001_seed={seed}"), 10)
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(status([tmp_path]))
+    lines = shown.file.getvalue().splitlines()
+    assert len(lines) == 3 and all(len(line) <= 100 for line in lines)
+    names = [line.split()[0] for line in lines[1:]]
+    assert [name[-6:] for name in names] == ["seed=0", "seed=1"] and all("…" in n for n in names)
+    assert [wording.cut_middle("abcdefg", n) for n in (7, 6, 3, 1)] == [
+        "abcdefg",
+        "abc…fg",
+        "a…g",
+        "…",
+    ]

@@ -64,7 +64,7 @@ def several(views: Sequence[View], width: int) -> RenderableType:
         Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why
     ]
     warned = [Text(f"{v.name}: warning: {v.warnings[-1]}", "yellow") for v in views if v.warnings]
-    return Group(table(HEADS.format(head), rows), *ended, *warned)
+    return Group(table(HEADS.format(head), rows, named=True), *ended, *warned)
 
 
 def single(view: View, width: int, height: int, now: float) -> RenderableType:
