@@ -43,6 +43,7 @@ FREE = (
     "resume",
     "overwrite",
     "force",
+    "own_changed",
     "dry_run",
     "quiet",
     "verbose",
@@ -108,6 +109,8 @@ class Job(Limited, BaseSettings):
     """Replace an output folder that exists."""
     force: bool = False
     """Take the output folder from a run on another machine that nothing is heard of."""
+    own_changed: bool = False
+    """Resume though the code of a method or model of your own has changed since the run began."""
     dry_run: bool = False
     """Check the job, print it with placement, memory and traffic, and run nothing."""
     quiet: bool = False

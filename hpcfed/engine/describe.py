@@ -17,6 +17,7 @@ from hpcfed.config.architectures import find, plain
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
+from hpcfed.engine import changed_code
 from hpcfed.engine.memory_check import need
 from hpcfed.engine.round_record import SMALL
 from hpcfed.federation.replay_log import WHY
@@ -55,6 +56,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
+        "own": changed_code.digests(changed_code.names_of(job)),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),

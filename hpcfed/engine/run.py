@@ -9,11 +9,11 @@ import numpy as np
 
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.architectures import find as find_model
-from hpcfed.core.errors import DataError, WriteError
+from hpcfed.core.errors import ConfigError, DataError, WriteError
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.partition_file import Partition, check_seal
-from hpcfed.engine import describe, memory_check
+from hpcfed.engine import changed_code, describe, memory_check
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
@@ -87,11 +87,18 @@ def attempt(course: Course, comm: Comm) -> int:
     if not course.begun:
         calibrate(facts, fed)
         memory_check.check(facts, fed)
+    if job.resume and not course.begun:
+        told = on_all_ranks(
+            comm, lambda: changed_code.check(job, folder) if comm.rank == 0 else list[str]()
+        )
+        for line in told:
+            fed.warnings.say(f"warning: {line}")
     prepare(job, comm, folder, ours=course.begun)
     rounds = Rounds(fed)
     try:
         rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
+        check_rounds(job, rounds.t, folder)
         if not course.begun and not rounds.t:
             on_all_ranks(
                 comm,
@@ -131,6 +138,15 @@ def attempt(course: Course, comm: Comm) -> int:
             return status
     finally:
         fed.store.close()
+
+
+def check_rounds(job: Job, done: int, folder: Path) -> None:
+    """Raise ConfigError if a resumed run is to have fewer rounds than it has done."""
+    if done > job.rounds:
+        raise ConfigError(
+            f"rounds = {job.rounds}, but {folder} has done {done}; give {done} or more, or resume "
+            f"an earlier checkpoint of {names.checkpoint_folder(folder)}, which drops later rounds"
+        )
 
 
 def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:

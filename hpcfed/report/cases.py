@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,15 @@ ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no n
 def find_cases(paths: Sequence[Path]) -> list[Run]:
     """Return the runs at these paths, and all of the sweeps among them.
 
-    Runs of a sweep have the fields that the sweep defines.
+    Runs of a sweep have the fields that the sweep defines. The rounds of a finished run are those
+    that it has done, which may be more than its job asks for.
     """
-    return [run.with_fields(run.member[1].fields) if run.member else run for run in find(paths)]
+    return [with_rounds_done(run) for run in find(paths)]
+
+
+def with_rounds_done(run: Run) -> Run:
+    fields = run.member[1].fields if run.member else run.fields
+    return run.with_fields(fields | ({"rounds": run.record.rounds} if run.finished else {}))
 
 
 def with_machine(found: list[Run]) -> list[Run]:
@@ -194,3 +200,26 @@ def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
     names = sorted(values, key=lambda n: (n != "rounds", not n.startswith("data."), n))
     told = ", ".join(f"{name} {'/'.join(values[name])}" for name in names)
     return f"also differ: {told}" if told else ""
+
+
+def code_differs(found: Iterable[Run]) -> list[str]:
+    """Return a line for each way in which the runs are of different code.
+
+    These are versions and commits of hpcfed, and methods and models of users' own.
+    """
+    begun = [run.header for run in found if run.begun]
+    versions = {told: None for header in begun if (told := version(header))}
+    lines = [f"the runs are of different code: {', '.join(versions)}"] if len(versions) > 1 else []
+    own: dict[str, set[str]] = {}
+    for header in begun:
+        for past in (*header.get("history", []), header):
+            for name, code in past.get("own", {}).items():
+                own.setdefault(name, set()).add(code)
+    differ = [name for name, codes in own.items() if len(codes) > 1]
+    return lines + [f"the code of {name} differs between or within the runs" for name in differ]
+
+
+def version(header: Mapping[str, Any]) -> str:
+    """Return version and commit of hpcfed with which a run was last continued, "" if unknown."""
+    number, commit = header.get("versions", {}).get("hpcfed", ""), header.get("commit", "")
+    return f"hpcfed {number}{f' ({commit[:10]})' if commit else ''}" if number else ""

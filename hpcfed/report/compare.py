@@ -19,7 +19,7 @@ import numpy as np
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, find_cases, rename_data
+from hpcfed.report.cases import also_differ, code_differs, find_cases, rename_data
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.pairs import (
@@ -207,7 +207,8 @@ def notes(result: Result) -> list[str]:
     said += [
         line for one in result.done for line in explain_unpaired(one.method, result.base, one.pairs)
     ]
-    return [*how(result.done), *said]
+    compared = (result.base, *(one.method for one in result.done))
+    return [*how(result.done), *said, *code_differs(run for one in compared for run in one.all())]
 
 
 def how(done: list[Comparison]) -> list[str]:

@@ -14,6 +14,7 @@ from hpcfed.report import layouts
 from hpcfed.report.cases import (
     also_differ,
     axes,
+    code_differs,
     find_cases,
     name_skew,
     rename_data,
@@ -111,6 +112,7 @@ def grid(
     table = [[cell(group, view, seeds) for group in row] for row in cells]
     columns = ([run for run in found if run.at(across) == head] for head in heads)
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
+    notes += code_differs(found)
     notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
     notes += one_class_notes(found)
     told = caption(view.what(), view.deviation, seeds)

@@ -27,6 +27,7 @@ MANY = 100  # rounds that may wait in memory
 LOST = "rounds/lost"  # 1 in a round of which the record could not be recovered; absent from others
 FINAL = "final"  # arrays of a method's final step
 PAST = (
+    "own",
     "versions",
     "commit",
     "hardware",

@@ -9,7 +9,10 @@ import pytest
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.differences import bootstrap, holm, least, t_interval, wilcoxon
+from hpcfed.report.table import table
+from hpcfed.storage.record import load
 from hpcfed.storage.results import Results
+from tests import records
 from tests.unit.test_table import job, lines
 
 
@@ -265,3 +268,33 @@ def test_it_is_there_for_papers_and_pages(tmp_path, format, part):
     runs = [*seeds(tmp_path, "local", [0.5]), *seeds(tmp_path, "fedavg", [0.6])]
     assert part in compare(runs, format=format, percent=True)
     assert compare(runs, out=tmp_path / "t.txt") == str(tmp_path / "t.txt")
+
+
+def test_runs_of_different_code_are_told_below_tables_and_comparisons(tmp_path):
+    def of(name: str, version: str, code: str) -> Path:
+        made = records.header(2, 1, 2, versions={"hpcfed": version}, commit="c" * 40)
+        made["own"] = {"mine:Mine": code}
+        made["job"]["algorithm"]["name"] = name
+        results = Results(tmp_path / name, made, {})
+        for t in (1, 2):
+            results.append(records.row(t, 2, 1))
+        results.finish()
+        return tmp_path / name
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    runs = [of("a", "0.1.0", "1"), of("b", "0.2.0", "2")]
+    for text in (compare(runs, anyway=True), table(runs)):
+        versions = f"hpcfed 0.1.0 ({'c' * 10}), hpcfed 0.2.0 ({'c' * 10})"
+        assert f"the runs are of different code: {versions}" in text
+        assert "the code of mine:Mine differs between or within the runs" in text
+    assert "code" not in table(runs[:1])
+
+
+def test_runs_are_compared_by_the_rounds_that_they_have_done(tmp_path):
+    runs = [run(tmp_path / m, [0.5, 0.7], method=m, rounds=2, rows=(0, 1)) for m in ("a", "b")]
+    written = Results.resume(runs[0], 2, load(runs[0]).header | {"job": job("a", rounds=1)})
+    written.finish()
+    with pytest.raises(ConfigError, match=r"they differ in"):
+        compare([runs[0], run(tmp_path / "c", [0.5, 0.7], method="c", rounds=1, rows=(0, 1))])
+    assert "a (baseline)" in compare(runs)

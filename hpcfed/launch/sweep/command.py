@@ -21,6 +21,7 @@ from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
 from hpcfed.core.wording import count_noun
+from hpcfed.engine import changed_code
 from hpcfed.engine.folder import make
 from hpcfed.launch.sweep.grid import (
     agree,
@@ -32,7 +33,7 @@ from hpcfed.launch.sweep.grid import (
     split_files,
     varied,
 )
-from hpcfed.launch.sweep.launch import continuing, is_finished, launcher
+from hpcfed.launch.sweep.launch import continuing, is_finished, launcher, own_code
 from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, runs_at_once
 from hpcfed.launch.sweep.search import TRIALS, Range, Values, draw, propose
 from hpcfed.report.choose import score
@@ -93,6 +94,7 @@ def sweep(
     tasks = select_tasks(found, task)
     if goes_on(words):
         check_same_jobs(found, tasks, own or ())
+    check_own_code(found, tasks, own if goes_on(words) else None)
     if submit:
         return submit_sweep(
             found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
@@ -339,6 +341,23 @@ def check_same_jobs(found: Sweep, tasks: Sequence[int], own: Sequence[str]) -> N
     for run in (found.runs[i] for i in tasks):
         if not is_finished(found, run):
             check_same_job(run, job_of([*found.words, *run.words], only), found.folder)
+
+
+def check_own_code(found: Sweep, tasks: Sequence[int], own: Sequence[str] | None) -> None:
+    """Raise ConfigError if users' code has changed since a run of the sweep was finished.
+
+    Runs that are continued are checked when they continue.
+    own: methods and models that may be imported; None: those of all runs.
+    """
+    for run in (found.runs[i] for i in tasks):
+        if not is_finished(found, run) or run.fields.get("own_changed"):
+            continue
+        stored = load(found.folder / run.name).header.get("own", {})
+        names = [name for name in own_code(run) if own is None or name in own]
+        now = changed_code.digests(changed_code.own_names("", names))
+        differ = changed_code.changed(stored, now)
+        if differ:
+            raise ConfigError(changed_code.refusal(differ, f"run {run.name} of {found.folder}"))
 
 
 def one(found: Sweep, task: int) -> int:

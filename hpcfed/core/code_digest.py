@@ -1,0 +1,134 @@
+"""Digests of users' code, by which a changed method or model is noticed.
+
+A digest covers the source of a class or function, and of all that it names in users' files: base
+classes, functions, constants, and modules. Comments, docstrings and formatting do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+from contextlib import suppress
+from textwrap import dedent
+from types import CodeType, ModuleType
+from typing import Any
+
+from hpcfed.core import user_code
+
+DIGITS = 16
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def digest(thing: Any) -> str:
+    """Return the digest of a user's class, function or `functools.partial`."""
+    parts: dict[str, str] = {}
+    add(thing, parts)
+    total = hashlib.sha256()
+    for name in sorted(parts):
+        total.update(f"{name}\n{parts[name]}\n".encode())
+    return total.hexdigest()[:DIGITS]
+
+
+def add(thing: Any, parts: dict[str, str]) -> None:
+    """Add the source of a thing, and of what it names, to `parts`, by name."""
+    if isinstance(thing, ModuleType):
+        return add_module(thing, parts)
+    if hasattr(thing, "func") and hasattr(thing, "keywords"):  # a functools.partial
+        parts[f"partial {len(parts)}"] = f"{thing.args!r} {sorted(thing.keywords.items())!r}"
+        return add(thing.func, parts)
+    thing = inspect.unwrap(thing) if callable(thing) else thing
+    module = getattr(thing, "__module__", None) or ""
+    name = f"{module}:{getattr(thing, '__qualname__', type(thing).__name__)}"
+    if name in parts or not of_user(thing):
+        return
+    text = source(thing)
+    parts[name] = text
+    around = vars(sys.modules.get(module, ModuleType(""))) | getattr(thing, "__globals__", {})
+    for other in names_in(text):
+        if other in around:
+            add_value(other, around[other], parts)
+
+
+def add_value(name: str, value: Any, parts: dict[str, str]) -> None:
+    """Add a global that users' code names: a constant, or code of users' own."""
+    if isinstance(value, PLAIN) or (
+        isinstance(value, tuple | list) and all(isinstance(item, PLAIN) for item in value)
+    ):
+        parts[f"constant {name}"] = repr(value)
+    elif isinstance(value, ModuleType) or callable(value):
+        add(value, parts)
+
+
+def add_module(module: ModuleType, parts: dict[str, str]) -> None:
+    """Add all of a user's module: which of its functions are called is not looked for."""
+    name, file = f"module {module.__name__}", getattr(module, "__file__", None)
+    if name in parts or not file or not user_code.is_own(file):
+        return
+    with suppress(OSError, TypeError):
+        parts[name] = without_comments(inspect.getsource(module))
+        for value in list(vars(module).values()):
+            if isinstance(value, ModuleType):
+                add(value, parts)
+
+
+def of_user(thing: Any) -> bool:
+    """Return whether a class or function is defined in a file of the user's, or in a notebook."""
+    if getattr(thing, "__module__", None) == "__main__":
+        return True
+    try:
+        return user_code.is_own(user_code.file_of(thing))
+    except (OSError, TypeError):
+        return False
+
+
+def source(thing: Any) -> str:
+    """Return the source of a class or function without comments; else what is compiled of it."""
+    with suppress(OSError, TypeError):
+        return without_comments(inspect.getsource(thing))
+    if not isinstance(thing, type):
+        code = getattr(thing, "__code__", None)
+        return compiled(code) if code else repr(type(thing))
+    members = sorted(vars(thing).items())
+    bases = " ".join(base.__name__ for base in thing.__bases__)
+    plain = [f"{name} = {value!r}" for name, value in members if isinstance(value, PLAIN)]
+    own = [
+        source(getattr(value, "__func__", value))
+        for _, value in members
+        if inspect.isfunction(getattr(value, "__func__", value))
+        and getattr(value, "__module__", None) == thing.__module__
+    ]
+    return "\n".join([f"{thing.__name__}({bases})", *plain, *own])
+
+
+def compiled(code: CodeType) -> str:
+    """Return bytecode and constants of a function whose source is not known."""
+    constants = [
+        compiled(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts
+    ]
+    return " ".join([code.co_code.hex(), *constants, *code.co_names])
+
+
+def without_comments(text: str) -> str:
+    """Return source in Python's own formatting, without comments and docstrings."""
+    try:
+        tree = ast.parse(dedent(text))
+    except SyntaxError:  # a lambda in the middle of a line
+        return text
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and len(body) > 1 and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                del body[0]
+    return ast.unparse(tree)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names that code reads, without their attributes."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    return sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})

@@ -1,0 +1,145 @@
+"""Changed code of users' methods and models: when a digest changes, and what then happens."""
+
+import linecache
+import sys
+from functools import partial
+from importlib import invalidate_caches
+from itertools import count
+from pathlib import Path
+from shlex import split
+
+import pytest
+
+import hpcfed
+from hpcfed.cli import main as command
+from hpcfed.core import code_digest
+from hpcfed.core.code_digest import digest
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.user_code import load
+from hpcfed.main import main
+from hpcfed.report.table import table
+
+NUMBER = count()
+HELPER = "def scale(x):\n    return 2 * x\n"
+MINE = """
+import HELPER
+from hpcfed.algorithms.base import RoundBased
+
+MU = 0.1
+
+
+def term(x):
+    return MU * HELPER.scale(x)
+
+
+def unused(x):
+    return x
+
+
+class Mine(RoundBased):
+    '''Mine.'''
+
+    def loss(self, client, state, model, x, y):
+        return super().loss(client, state, model, x, y) + term(0.0)
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """Write a method and its helper, each time under new names; return the digest of the method."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text: str = MINE, helper: str = HELPER) -> str:
+        own, other = (f"code_{next(NUMBER)}_{name}" for name in ("mine", "helper"))
+        (tmp_path / f"{other}.py").write_text(helper)
+        (tmp_path / f"{own}.py").write_text(text.replace("HELPER", other))
+        invalidate_caches()
+        found = load("algorithm.name", f"{own}:Mine", "module:Class")
+        return normalised(found, own, other)
+
+    return make
+
+
+def normalised(thing, own: str, other: str) -> str:
+    """The digest of a class in modules whose names say nothing."""
+    parts: dict[str, str] = {}
+    code_digest.add(thing, parts)
+    told = repr(sorted(parts.items()))
+    return told.replace(own, "own").replace(other, "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (("MU = 0.1", "MU = 100"), False),
+        (("MU * HELPER", "-MU * HELPER"), False),
+        (("+ term", "- term"), False),
+        (("'''Mine.'''", "'''Yours.'''  # a comment"), True),
+        (("    return x\n", "    return -x\n"), True),  # nothing names that function
+    ],
+)
+def test_a_digest_covers_a_class_and_all_that_it_names(code, change, same):
+    assert (code(MINE.replace(*change)) == code()) == same
+
+
+def test_a_digest_covers_the_users_modules_and_what_partial_binds(code):
+    assert code(helper=HELPER.replace("2", "3")) != code()
+    assert code(helper=HELPER + "# a comment\n") == code()
+    assert digest(partial(code, 1)) != digest(partial(code, 2))
+
+
+PLAIN = MINE.replace("import HELPER\n", "").replace("HELPER.scale", "")
+SMALL = split("--clients 2 --data.train_limit 60 --rounds 1 --models.d 8 --models.mix mlp --quiet")
+
+
+@pytest.fixture
+def again(tmp_path, monkeypatch):
+    """Write a method's file, each time under the same name; return "module:Mine"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"code_{next(NUMBER)}_again"
+
+    def write(text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+        invalidate_caches()
+        linecache.clearcache()
+        return f"{name}:Mine"
+
+    return write
+
+
+def test_changed_code_is_refused_on_resume_unless_the_job_accepts_it(again, capsys):
+    def go_on(text: str, rounds: int, **more) -> hpcfed.Run:
+        job = {"models.mix": ["mlp"], "data.train_limit": 60, "models.d": 8, "quiet": True}
+        method = again(text)
+        return hpcfed.run(
+            job, algorithm=method, clients=2, rounds=rounds, out="r", resume=True, **more
+        )
+
+    changed = PLAIN.replace("0.1", "100")
+    assert len(go_on(PLAIN, 1)) == 1
+    assert len(go_on(PLAIN + "# a comment\n", 2)) == 2
+    for rounds in (2, 3):
+        with pytest.raises(ConfigError, match="the code of .*:Mine has changed since"):
+            go_on(changed, rounds)
+    assert len(go_on(changed, 3, own_changed=True)) == 3
+    assert len(go_on(changed, 4)) == 4
+    assert "the code of" in table([Path("r")])
+    with pytest.raises(ConfigError, match="rounds = 3, but .* has done 4"):
+        go_on(changed, 3)
+    assert hpcfed.load("r").job["rounds"] == 4
+
+
+def test_a_sweep_notices_the_code_of_finished_runs(again, capsys):
+    words = [*SMALL, "--algorithm.name", again(PLAIN)]
+    sweep = ["sweep", *words, "--out", "s", "--seed", "0,1", "--dry-run"]
+    assert command(sweep) == 0
+    name = next(word for word in capsys.readouterr().out.split() if "seed" in word)
+    assert main([*words, "--out", f"s/{name}"]) == 0
+    assert command(sweep) == 0
+    assert "finished" in capsys.readouterr().out
+    again(PLAIN.replace("0.1", "100"))
+    assert command(sweep) == 2
+    assert ":Mine has changed" in capsys.readouterr().err
