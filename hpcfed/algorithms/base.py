@@ -328,6 +328,20 @@ def single_step(job: Job) -> dict[str, str]:
     return {"local.momentum": why, "local.betas": why}
 
 
+def warn_of_short_run(fed: Federation, field: str, never: str) -> None:
+    """Warn if the job ends before the round, counted from 0, that a field of its method names.
+
+    never: what then does not happen.
+    """
+    method, rounds = fed.job.algorithm, fed.job.rounds
+    begins = getattr(method, field)
+    if begins >= rounds:
+        fed.warnings.say(
+            f"warning: {method.name}: {never}, because algorithm.{field} = {begins} and the job "
+            f"has {rounds} rounds; set it below {rounds}, or more rounds"
+        )
+
+
 def one_gradient(job: Job) -> dict[str, str]:
     """Return the fields without effect where clients send one gradient each round, and why."""
     names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")

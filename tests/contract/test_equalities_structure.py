@@ -337,6 +337,15 @@ def test_a_single_rare_example_of_a_batch_gets_the_oldest_of_the_queue_which_bec
     assert ask(own[0]) == own[2]
 
 
+def test_fedrare_refuses_what_it_does_not_use():
+    for flags, why in (
+        (("--algorithm.intra", "0", "--algorithm.queue", "3"), "queue = 3 .* intra = 0"),
+        (("--algorithm.inter_after", "5", "--algorithm.inter", "1"), "inter = 1.0 .* rounds end"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            toy.given("fedrare", *SMALL, *flags)
+
+
 def test_a_clients_class_vectors_are_means_of_directions_as_the_public_code_has_them():
     """However long a representation is, it counts as much; the vector has length 1."""
     rounds = toy.start(Serial(), toy.job("fedrare", *SMALL, "--local.epochs", "10"))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Guide, Share, single_step
+from hpcfed.algorithms.base import Guide, Share, single_step, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Mean, Params
@@ -97,6 +97,7 @@ class CFL(Centred):
         return found
 
     def init(self, fed: Federation) -> State:
+        warn_of_short_run(fed, "after", "no cluster is split")
         one = torch.zeros(fed.K, dtype=torch.int64, device=fed.device)
         return State(clusters.stack([fed.initial()]), one)
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, single_step, warn_of_short_run
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.algorithms.data_free.inversion import Inversion
 from hpcfed.clients.client import Extended, Shard
@@ -129,6 +129,7 @@ class ZeroShot(RoundBased):
     def init(self, fed: Federation) -> Params:
         if self.samples:
             example_shape(fed)  # raises ConfigError for texts
+            warn_of_short_run(fed, "after", "no example is made")
         return super().init(fed)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:

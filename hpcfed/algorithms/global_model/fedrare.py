@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step, warn_of_short_run
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import class_sums, outputs
 from hpcfed.training.local import LocalSteps
@@ -87,6 +87,9 @@ class FedRare(RoundBased):
         if not self.inter:
             why = "inter = 0: the vectors are not used"
             found |= {f"algorithm.{name}": why for name in ("inter_after", "confidence_tau")}
+        elif self.inter_after >= job.rounds:
+            why = f"inter_after = {self.inter_after}: the job's {job.rounds} rounds end before"
+            found |= {f"algorithm.{name}": why for name in ("inter", "confidence_tau")}
         if not self.intra:
             why = "intra = 0: examples within a batch are not contrasted"
             found |= {f"algorithm.{name}": why for name in ("rare_share", "queue")}
@@ -98,6 +101,8 @@ class FedRare(RoundBased):
         return values.nbytes + vectors, values.nbytes + vectors + FLOAT * fed.classes
 
     def init(self, fed: Federation) -> Params:
+        if self.inter:
+            warn_of_short_run(fed, "inter_after", "class vectors are not used")
         first = fed.initial()
         unknown = torch.full_like(first["head.weight"], torch.nan)
         return Params({**first, VECTORS: unknown})

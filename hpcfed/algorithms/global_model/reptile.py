@@ -23,7 +23,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
@@ -98,6 +98,7 @@ class Reptile(RoundBased):
         return found
 
     def init(self, fed: Federation) -> State:
+        warn_of_short_run(fed, "first_rounds", "there are no rounds of Reptile")
         x = fed.initial()
         trained = fed.store.layout(fed.architectures[0]).params
         zero = x.pick(trained.__contains__) * 0

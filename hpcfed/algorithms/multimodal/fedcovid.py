@@ -33,7 +33,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.fusion import Fusion
@@ -110,13 +110,9 @@ class FedCovid(RoundBased):
         return found
 
     def init(self, fed: Federation) -> Params:
-        rounds = fed.job.rounds
-        if self.large < fed.K and self.warmup >= rounds:
-            fed.warnings.say(
-                f"warning: fedcovid: only the {self.large} largest of {fed.K} clients train, "
-                f"because the job's {rounds} rounds end with the first stage; set "
-                f"algorithm.warmup below {rounds}"
-            )
+        if self.large < fed.K:
+            never = f"only the {self.large} largest of {fed.K} clients train"
+            warn_of_short_run(fed, "warmup", never)
         return super().init(fed)
 
     @property

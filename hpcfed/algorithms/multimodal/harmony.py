@@ -35,7 +35,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -81,14 +81,11 @@ class Harmony(RoundBased):
 
     def warn(self, fed: Federation) -> None:
         """Warn if no modalities are fused, or if hardly any classifiers are averaged."""
-        rounds, several = fed.job.rounds, sum(len(own) > 1 for own in fed.modalities)
+        several = sum(len(own) > 1 for own in fed.modalities)
         fusing = min(several, fed.cohort_size)  # clients in a round of stage 2
-        if several and self.stage1_rounds >= rounds:
-            fed.warnings.say(
-                f"warning: harmony: no modalities are fused, because the job's {rounds} rounds end "
-                f"with the first stage; set algorithm.stage1_rounds below {rounds}"
-            )
-        elif several and self.clusters >= fusing:
+        if several:
+            warn_of_short_run(fed, "stage1_rounds", "no modalities are fused")
+        if several and self.clusters >= fusing:
             fed.warnings.say(
                 f"warning: harmony: classifiers are hardly averaged, because there are "
                 f"algorithm.clusters = {self.clusters} for the {fusing} clients with several "
