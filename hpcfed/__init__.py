@@ -2,7 +2,8 @@
 
 For a run from a script or notebook: `run`, and the errors that it raises. For whoever reads
 results: `load`, `load_model`. For a method of your own, in one line:
-`from hpcfed import Mean, Params, RoundBased, losses, rng, sgd`. What is not used is not imported.
+`from hpcfed import Mean, Params, RoundBased, Upload, losses, rng`. What is not used is not
+imported.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from hpcfed.core.params import Mean, Params
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.upload import Upload
     from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
     from hpcfed.training import infer, losses
@@ -53,6 +55,7 @@ __all__ = [
     "State",
     "StoppedError",
     "Trained",
+    "Upload",
     "__version__",
     "infer",
     "load",
@@ -81,6 +84,7 @@ PLACES = {  # of the names above that are imported when they are asked for
     "State": "hpcfed.algorithms.base",
     "StoppedError": "hpcfed.core.errors",
     "Trained": "hpcfed.models.trained",
+    "Upload": "hpcfed.federation.upload",
     "infer": "hpcfed.training",
     "losses": "hpcfed.training",
     "rng": "hpcfed.core",

@@ -9,19 +9,21 @@ the hooks in this order:
                         init        initial state of the server
     round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
-        client          local       one client's round
+        client          local       one client's round, which returns what it sends
                           offer     part of the state that the client gets
                           receive   load it into the client's model
                           loss      local objective
-        server          server      new state from the mean of the uploads
+        server          averaged    what of the state the mean is of
+                        server      new state from the mean of the uploads
       evaluation        predictor   function that predicts for a client
                         columns     additional numbers of the record
     after the last one  finish      final averaging or fine-tuning
 
-The method `weight`, a client's weight in the mean, follows from the field `weighting`. Beside
+`model` says what of the state is the model. The method `weight`, a client's weight in the mean,
+follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `local_defaults`, `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`,
-`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`. Each is a
+`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `per`. Each is a
 ClassVar, or a property if it depends on an option.
 """
 
@@ -35,6 +37,7 @@ from torch import Tensor
 
 from hpcfed.config.sections import Section, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.assign import draw_width
 from hpcfed.training import evaluate, stacked
 from hpcfed.training.local import sgd
@@ -168,9 +171,13 @@ class Method(Section):
         """Return the initial state of the server."""
         return fed.initial(self.shared)
 
-    def offer(self, fed: Federation, client: Client, state: State) -> State:
-        """Return what the client receives of the state: all of it, or the model of its cluster."""
+    def model(self, state: State) -> Params:
+        """Return what of the state is the model; the rest stays with the server."""
         return state
+
+    def offer(self, fed: Federation, client: Client, state: State) -> State:
+        """Return what the client receives of the state: the model, or the model of its cluster."""
+        return self.model(state)
 
     def receive(self, client: Client, state: State) -> None:
         """Give the client's model the weights with which it starts a round."""
@@ -217,6 +224,8 @@ class Method(Section):
 class RoundBased(Method):
     """Base class of methods that work in synchronous rounds; its defaults are FedAvg."""
 
+    # Per, what has a weight of its own in the mean of the uploads, as in `fed.mean`
+    per: ClassVar[Any] = "mean"
     # whether `fed.sample` draws the cohorts, so that the job's selection has an effect
     samples_cohorts: ClassVar[bool] = True
 
@@ -240,7 +249,8 @@ class RoundBased(Method):
         own = type(self)
         if own.round is not RoundBased.round or own.offer is not RoundBased.offer:
             return ""
-        return "models" if own.server is RoundBased.server else "sums"
+        same = own.server is RoundBased.server and own.averaged is RoundBased.averaged
+        return "models" if same else "sums"
 
     def refuses(self, job: Job) -> dict[str, str]:
         """Return the general reasons, and those against options that a single step does not use."""
@@ -255,31 +265,53 @@ class RoundBased(Method):
 
         Only methods with more than one exchange replace it.
         """
-        uploads = fed.stream(
-            cohort,
-            partial(self.local, fed),
-            given=(state, t),
-            together=lambda clients: stacked.train(fed, self, clients, state, t),
-        )
-        return self.server(state, fed.mean(uploads, keep=state, last=True))
+        uploads = [
+            *fed.stream(
+                cohort,
+                partial(self.local, fed),
+                given=(state, t),
+                together=lambda clients: stacked.train(fed, self, clients, state, t),
+            )
+        ]
+        fed.turns.meanwhile()  # no client's own model changes any more in this round
+        mean = fed.mean(uploads, keep=self.averaged(state), per=self.per)
+        return self.server(fed, state, mean, cohort)
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Any:
-        """Run one client's round (download, train, upload) and return its part of the mean.
+        """Run one client's round (download, train) and return what it sends: its part of the mean.
 
-        The part is a `Mean`. A method that replaces `round` may return whatever its own `round`
-        takes.
+        None: it sends nothing.
         """
-        given = self.offer(fed, client, state)
-        self.receive(client, fed.down(client, given))
-        sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
-        return Mean.of(client.params(self.shared), self.weight(client))
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        sent = client.params(self.shared)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given) if sent else None
+
+    def train(self, fed: Federation, client: Client, given: State, t: int, **how: Any) -> int:
+        """Train the client's model on `loss`, and return the number of steps.
+
+        given: what the client received.  how: as `LocalSteps` takes it.
+        """
+        return sgd(fed, client, t, partial(self.loss, client, given), **{"views": self.views} | how)
 
     def weight(self, client: Client) -> float:
         """Return the client's weight in the mean, according to `weighting`."""
         return float(client.n) if self.weighting == "samples" else 1.0
 
-    def server(self, state: State, mean: Params) -> State:
-        """Return the new state from the old one and the mean of the uploads."""
+    def averaged(self, state: State) -> Any:
+        """Return what of the state is averaged: by default the model.
+
+        It gives the names and shapes of what is sent, and what stays where nobody has sent
+        anything. It is Params, or for uploads of several parts a dict of Params by part.
+        """
+        return self.model(state)
+
+    def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
+        """Return the new state from the old one and the mean of the uploads.
+
+        mean: Params, or for uploads of several parts a dict of Params by part.
+        """
         return mean
 
 

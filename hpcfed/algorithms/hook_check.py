@@ -24,6 +24,7 @@ from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
+from hpcfed.federation.upload import Upload
 
 OURS = {
     "hpcfed",
@@ -35,7 +36,6 @@ OURS = {
 ACCEPTS = ("one architecture", "widths", "depths", "a common head", "any models")
 NEEDS = ("public", "proxy", "server")
 ELSEWHERE = {  # hooks, by their names in other frameworks
-    "train": "local",
     "fit": "local",
     "client_update": "local",
     "local_update": "local",
@@ -316,10 +316,10 @@ def is_plain(method: Any, *hooks: str) -> bool:
 
 def state(method: Any, made: Any, *args: Any) -> str:
     """Check the result of init, server or round: the server's state."""
-    if isinstance(method, RoundBased) and is_plain(method, "round"):
+    if isinstance(method, RoundBased) and is_plain(method, "round", "model"):
         if isinstance(made, Mapping):
             return ""
-        return "return the state as Params, tensors by name, or replace `round` as well"
+        return "return the state as Params, tensors by name, or replace `model` as well"
     return "return the server's state, Params for one" if made is None else ""
 
 
@@ -333,27 +333,38 @@ def check_upload(method: Any, made: Any, *args: Any) -> str:
     """Check the result of local, which `round` averages."""
     if not is_plain(method, "round"):
         return ""
-    if not isinstance(made, Mean):
+    means = made.value if isinstance(made, Upload) else made
+    parts = means if isinstance(means, dict) else {"": means}
+    if not isinstance(made, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
         return (
             "return what is averaged, as in "
-            "`Mean.of(client.params(self.shared), self.weight(client))`"
+            "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`"
         )
-    held = args[2] if len(args) > 2 else None
-    if not isinstance(held, Mapping):
+    keep = method.averaged(args[2]) if len(args) > 2 else None
+    if not isinstance(keep, Mapping):
         return ""
-    for part in made.terms:
+    kept = {"": keep} if "" in parts else keep
+    if kept.keys() != parts.keys():
+        return f"its parts are {some(parts)}, but those of `averaged` are {some(kept)}"
+    return next(filter(None, (check_part(parts[n], kept[n], method) for n in parts)), "")
+
+
+def check_part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
+    """Check the names and shapes of what a client sends against what the mean keeps."""
+    for part in mean.terms:
         for name, value in part.value.items():
-            if name not in held:
+            if name not in keep:
                 return (
-                    f"it holds {name!r}, but the server's state holds {some(held)}; send tensors "
+                    f"it holds {name!r}, but the server's state holds {some(keep)}; send tensors "
                     f"of the names that `init` and `server` return"
                 )
-            if not part.at and value.shape != held[name].shape:
+            if not part.at and value.shape != keep[name].shape:
                 return (
                     f"{name!r} has the shape {list(value.shape)}, in the server's state it "
-                    f"is {list(held[name].shape)}"
+                    f"is {list(keep[name].shape)}"
                 )
-        if absent := [name for name in held if name not in part.value]:
+        absent = [name for name in keep if name not in part.value]
+        if absent and method.per == "mean":
             return (
                 f"it lacks {absent[0]!r}, which the server's state holds; send all that `init` and "
                 f"`server` return, or let these return less"

@@ -233,6 +233,10 @@ class Client:
         """Return copies of the model's floating-point parameters and buffers with wanted names."""
         return Params(self.skeleton.items(wanted)).clone()
 
+    def gradient(self) -> Params:
+        """Return a copy of the gradient that was computed last, by parameter."""
+        return Params(self.skeleton.gradients).clone()
+
     @contextmanager
     def borrowed(self) -> Iterator[Client]:
         """Yield the client, and restore its weights after the block."""

@@ -94,7 +94,7 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
         for part in value:
             yield from tensors(part, name)
     elif isinstance(value, Mean):
-        yield from tensors([term.value for term in value.terms], name)
+        yield from tensors([term[:2] for term in value.terms], name)  # values and weights
 
 
 def not_finite(value: Any) -> str | None:

@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-def model_of(state: State) -> Params:
-    """Return the part of a state that an edge and the server exchange: the model."""
-    return state if isinstance(state, Params) else state.model
-
-
 def with_model(state: State, model: Params) -> State:
     """Return the state with another model."""
     return model if isinstance(state, Params) else replace(state, model=model)
@@ -84,6 +79,7 @@ class EdgeServers:
         senders = [e for e in np.flatnonzero(self.weights).tolist() if e in self.states]
         if not senders:
             return state
+        model_of = self.algorithm.model
         models = {e: model_of(self.states[e]) for e in senders}
         if len(senders) == 1:
             mean = models[senders[0]]
@@ -133,14 +129,14 @@ class SynchronousEdges(EdgeServers):
         """Run one round of all edges, and return the server's state; collective."""
         if self.every == 1:
             return self.algorithm.round(fed, state, cohort, t) if cohort else state
-        by_edge = self.map.split(cohort)
+        method, by_edge = self.algorithm, self.map.split(cohort)
         own: dict[int, Any] = {e: self.states.get(e, state) for e in by_edge}
         uploads = {e: self._uploads(ks, own[e], t) for e, ks in by_edge.items()}
         self._add_weights(uploads)
-        fed.exchange.meanwhile()
+        fed.turns.meanwhile()
         for e, given in own.items():
-            mean = fed.mean(uploads[e], keep=given)
-            self.states[e] = self.algorithm.server(given, mean)
+            mean = fed.mean(uploads[e], keep=method.averaged(given), per=method.per)
+            self.states[e] = method.server(fed, given, mean, by_edge[e])
         return self.aggregate(state) if self.due(t) else state
 
     def _uploads(self, ks: Sequence[int], own: State, t: int) -> list[tuple[int, Mean]]:
@@ -162,7 +158,7 @@ class SynchronousEdges(EdgeServers):
             for term in mean.terms
         }
         weights = self.weights.copy()
-        for k, weight in sorted(self.fed.gather(mine).items()):
+        for k, weight in sorted(self.fed.exchange.share(mine).items()):
             weights[self.map.of[k]] += weight
         self.weights = weights
 
@@ -243,7 +239,7 @@ class EventEdges(EdgeServers):
 
     def __init__(self, fed: Federation, algorithm: Method, edge_map: EdgeMap, state: State) -> None:
         super().__init__(fed, algorithm, edge_map, state)
-        self.nbytes = model_of(state).nbytes
+        self.nbytes = algorithm.model(state).nbytes
         self.served = np.zeros(edge_map.number, bool)
         self.ready = edge_map.latency + self.nbytes / edge_map.bandwidth
         self.down, self.up = 0, 0  # bytes of this round

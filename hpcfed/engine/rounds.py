@@ -251,7 +251,7 @@ class Rounds:
         early: dict[int, Score] = {}
         if due and evaluation.independent:
             state = self.state
-            fed.exchange.meanwhile = lambda: early.update(evaluation.own(judged, state))
+            fed.turns.meanwhile = lambda: early.update(evaluation.own(judged, state))
         return Opened(cohort, due, before, judged, early)
 
     def _close(self, opened: Opened, start: float, flags: Flags) -> tuple[Row, dict[str, bool]]:
@@ -261,7 +261,7 @@ class Rounds:
         """
         fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation
         cohort, due, early, state = opened.cohort, opened.due, opened.early, self.state
-        fed.exchange.meanwhile = lambda: None
+        fed.turns.meanwhile = lambda: None
         evaluation.note_changes(cohort)
         after = early | evaluation.after((k for k in opened.judged if k not in early), state)
         received, validated = {}, after
@@ -295,7 +295,7 @@ class Rounds:
 
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
         """Restore this rank's state from before the round, except for the replay log."""
-        self.fed.exchange.meanwhile = lambda: None
+        self.fed.turns.meanwhile = lambda: None
         self.fed.store.past.undo()
         self.state, self.evaluation.stale = state, stale.copy()
         self.schedule.from_tree(time)

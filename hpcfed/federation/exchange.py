@@ -34,8 +34,6 @@ class Exchange:
     by those.
     Tensors that arrive are on this rank's device.
     placement: the rank of each client.
-    meanwhile: called before the last mean of a round, so that a rank works instead of waiting for
-    slower ones.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Exchange:
         tallies: Tallies,
         warnings: Warnings,
     ) -> None:
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.counts = False
         self._comm, self._clients, self._placement = comm, clients, placement
         self._device, self._clock, self._replay = device, clock, replay
         self._tallies, self._warnings = tallies, warnings
@@ -84,7 +82,8 @@ class Exchange:
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
         for k, value in by_client.items():
-            self.count_upload(k, value, nbytes(value))
+            if self.counts:
+                self.count_upload(k, value, nbytes(value))
         self.wait("gather")
         with self._clock("communicate"):
             return on_device(self._comm.gather(dict(by_client)), self._device)

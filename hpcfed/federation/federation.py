@@ -21,6 +21,7 @@ from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
 from hpcfed.federation.tallies import Tallies
 from hpcfed.federation.turns import Turns
+from hpcfed.federation.upload import OWN_WAY, Transform, Uplink, Upload
 from hpcfed.federation.warnings import Warnings
 from hpcfed.machine.clock import Clock
 
@@ -78,18 +79,21 @@ class Federation:
     - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
       that no client holds, `public`;
-    - models to start from: `initial`, `shapes`, `module`, `start_alike`;
+    - models to start from: `initial`, `shapes`, `trainable`, `module`, `start_alike`;
     - a round: `t`, `sample`, `cohort_size`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
-    - what is sent, and counted: `down`, `up`, `mean`, `gather`, `count_upload`;
-    - what is moved between ranks, and counted by the above: `each`, `at_root`, `from_root`;
-    - the server's own work: `on_root` in one piece, `spread` in several.
+    - what clients receive: `down`; what they send is the `Upload` that their turn returns;
+    - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
+      `from_root`;
+    - the server's own work: `on_root` in one piece, `spread` in several;
+    - changes of all uploads, in the order in which they are made: `transforms`;
+    - in methods that send no `Upload` yet: `up`, `count_upload`.
 
-    The engine uses these parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
-    clients' work, and failures), `replay` (completed turns), `participants` (who takes part in
-    this round), `placement` (the rank of each client), `tallies` (what each client did),
-    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts),
-    `edges` (servers between clients and this one), `data`, `gpu`.
+    The engine uses these parts: `comm`, `uplink` (the way of uploads), `exchange` (moves values),
+    `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
+    part in this round), `placement` (the rank of each client), `tallies` (what each client did),
+    `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
+    between clients and this one), `data`, `gpu`.
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -135,11 +139,14 @@ class Federation:
         self.gpu = Gpu(gpu_memory)
         self.clock = Clock()
         self.warnings = Warnings(comm)
+        self.transforms: list[Transform] = []
+        self.uplink = Uplink(self)
         self.replay = ReplayLog()
         self.tallies = Tallies()
         self.exchange = Exchange(
             comm, clients, placement, device, self.clock, self.replay, self.tallies, self.warnings
         )
+        self.exchange.counts = job.algorithm.name in OWN_WAY
         self.turns = Turns(
             job, comm, store, device, self.clock, self.replay, self.tallies, self.warnings
         )
@@ -224,6 +231,18 @@ class Federation:
             {name: torch.empty(shape, device="meta") for name, shape in named if wanted(name)}
         )
 
+    def trainable(self, name: str) -> bool:
+        """Return whether the tensor of this name is trained in a client's model.
+
+        The others are buffers, such as the statistics of batch normalisation.
+        """
+        return name in self._trainable
+
+    @cached_property
+    def _trainable(self) -> frozenset[str]:
+        layouts = map(self.store.layout, sorted(set(self.architectures)))
+        return frozenset(name for layout in layouts for name in layout.params)
+
     def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
         """Return a module of this architecture for the server's own work.
 
@@ -274,9 +293,9 @@ class Federation:
         return [self.clients[k] for k in cohort if k in self.clients]
 
     def run(
-        self, cohort: Iterable[int], work: Callable[[Client], T], task: int = 0
-    ) -> dict[int, T]:
-        """Do every client's turn, in id order, and return the results of this rank's clients by id.
+        self, cohort: Iterable[int], work: Callable[[Client], Any], task: int = 0
+    ) -> dict[int, Any]:
+        """Do every client's turn, in id order, and return what this rank's clients sent, by id.
 
         Like `stream`, but all work is done when this function returns.
         """
@@ -285,36 +304,51 @@ class Federation:
     def stream(
         self,
         cohort: Iterable[int],
-        work: Callable[..., T],
-        together: Callable[[Sequence[Client]], list[T] | None] | None = None,
+        work: Callable[..., Any],
+        together: Callable[[Sequence[Client]], Any] | None = None,
         task: int = 0,
         given: tuple[Any, ...] = (),
-    ) -> Iterator[tuple[int, T]]:
-        """Iterate over (id, result of `work`) for this rank's clients of the cohort, in id order.
+    ) -> Iterator[tuple[int, Any]]:
+        """Iterate over (id, what was sent) for this rank's clients of the cohort, in id order.
 
-        Each turn is done when its result is requested, so that one result is in memory at a time;
-        use it with `mean`.
-        work: (client, *given) -> a value that can be sent (`comm.codec`). The value must contain
-        all that the turn produces apart from the client's own state. When a round is repeated, a
-        completed turn is not done again; its value is reused. Changes that a round makes to clients
-        outside of turns are undone and made again.
+        Each turn is done when its result is requested, so that one is in memory at a time; use it
+        with `mean`.
+        work: (client, *given) -> `Upload`, or None if the client sends nothing; then nothing is
+        yielded. The upload must contain all that the turn produces apart from the client's own
+        state. When a round is repeated, a completed turn is not done again; its upload is reused.
+        Changes that a round makes to clients outside of turns are undone and made again.
+        What is yielded is what the server has: the upload's only part, or a dict of its parts,
+        after all transforms.
+        Raises DivergedError, which names client and tensor, for a value that is nan or infinite.
         together: the same work for several clients at once (`Turns.grouping`). It returns None for
         clients that cannot be trained together; each of them then works alone.
         task: number of the client's task, if a client may have several in a round.
         With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
         it at their next exchange.
         """
+        yield from self.uplink.received(self._sent(cohort, work, together, task, given))
+
+    def _sent(
+        self,
+        cohort: Iterable[int],
+        work: Callable[..., Any],
+        together: Callable[[Sequence[Client]], Any] | None,
+        task: int,
+        given: tuple[Any, ...],
+    ) -> Iterator[tuple[int, Upload]]:
+        """Iterate over (id, upload) of the turns, as `stream` describes them."""
         for group in self.turns.grouping(list(cohort)) if together else [[k] for k in cohort]:
             clients = self.mine(group)
             if not clients:
                 continue
             with self.turns.take(clients, task) as turn:
-                if turn.values is None and together and len(clients) > 1:
-                    turn.values = together(clients)
                 if turn.values is None:
-                    turn.values = []
-                    for client in clients:
-                        turn.values.append(work(client, *given))
+                    made: Sequence[Upload | None] | None = None
+                    if together and len(clients) > 1:
+                        made = together(clients)
+                    if made is None:
+                        made = [work(client, *given) for client in clients]
+                    turn.values = [*map(self.uplink.send, clients, made)]
             yield from turn.uploads()
 
     def work(self, client: Client, epochs: int | None = None) -> int:
@@ -334,10 +368,10 @@ class Federation:
         assert self._pool is not None
         return self._pool()
 
-    # What is sent: bytes are counted here, and values checked
+    # What is sent
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
-        """Count the bytes of a value that the server sends to a client, and return the value.
+        """Count the bytes of a value that the server sends, and return what the client receives.
 
         times: number of values of this size.
         """
@@ -364,23 +398,27 @@ class Federation:
 
     def mean(
         self,
-        uploads: Iterable[tuple[int, Mean]],
-        keep: Params,
+        uploads: Iterable[tuple[int, Any]],
+        keep: Any,
         per: Per = "mean",
         counted: bool = True,
         last: bool = False,
-    ) -> Params:
+    ) -> Any:
         """Return the exact weighted mean over all clients of all ranks.
 
         Collective; the same bits for any number of ranks.
-        uploads: pairs (client id, its part), one after the other.
-        keep: values for entries whose weights sum to 0; they also give the shapes.
+        uploads: pairs (client id, `Mean`), one after the other: what clients sent, or what the
+        server made of that.
+        keep: Params, values for entries whose weights sum to 0; they also give the shapes. For
+        uploads of several parts a dict of Params by part; then the means are a dict as well.
         per: the unit that has a weight of its own (a whole part, a tensor, a row of it, a value).
-        counted: False for what the server computes itself from earlier uploads.
-        last: no client's own model changes any more in this round, so that it can be evaluated
-        before the ranks wait for one another.
-        Raises DivergedError, which names client and tensor, for a value that is nan or infinite.
         """
+        if not isinstance(keep, Params):
+            listed = list(uploads)
+            return {
+                name: self.mean([(k, parts[name]) for k, parts in listed], values, per, False)
+                for name, values in keep.items()
+            }
         terms: list[Term] = []
         for k, part in uploads:
             if not isinstance(part, Mean):
@@ -388,10 +426,11 @@ class Federation:
                     f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
-            self.count_upload(k, [term.value for term in part.terms], part.nbytes if counted else 0)
+            if counted and self.exchange.counts:
+                self.count_upload(k, [term.value for term in part.terms], part.nbytes)
             terms.extend(part.terms)
         if last:
-            self.exchange.meanwhile()
+            self.turns.meanwhile()
         return self.exchange.mean(terms, keep, per) if keep else keep
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:

@@ -8,9 +8,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.core.errors import DivergedError
-from hpcfed.core.payload import not_finite, on_device
+from hpcfed.core.payload import on_device
 from hpcfed.federation.replay_log import Turn
+from hpcfed.federation.upload import Upload
 from hpcfed.machine.error_messages import explain_fault, kind, memory_allocated
 
 if TYPE_CHECKING:
@@ -29,22 +29,26 @@ if TYPE_CHECKING:
 class OpenTurn:
     """A turn in progress, of one or several clients.
 
-    values: the result of each client; None until they are known, and after a failure.
+    values: the upload of each client, as the server has it; None until they are known, and after a
+    failure.
     """
 
     group: list[int]
     values: list[Any] | None = None
 
     def uploads(self) -> Iterator[tuple[int, Any]]:
-        """Iterate over (id, result) of the clients; empty if the turn failed."""
-        if self.values is not None:
-            yield from zip(self.group, self.values, strict=True)
+        """Iterate over (id, upload) of the clients that send one; empty if the turn failed."""
+        for k, upload in zip(self.group, self.values or (), strict=False):
+            if upload is not None:
+                yield k, upload
 
 
 class Turns:
     """Turns of this rank's clients: completed ones are replayed, new ones are logged as they end.
 
     grouping: cohort -> groups of clients, each of which trains on one rank; the same on all ranks.
+    meanwhile: called when no client's own model changes any more in the round, so that a rank works
+    instead of waiting for slower ones.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Turns:
         warnings: Warnings,
     ) -> None:
         self.grouping: Callable[[Sequence[int]], list[list[int]]] = lambda ks: [[k] for k in ks]
+        self.meanwhile: Callable[[], object] = lambda: None
         self._job, self._comm, self._store, self._device = job, comm, store, device
         self._clock, self._replay, self._tallies, self._warnings = clock, replay, tallies, warnings
         self._warned: set[int] = set()  # clients whose failure has been reported
@@ -93,7 +98,6 @@ class Turns:
             steady = memory_allocated(self._device)
             try:
                 yield turn
-                self._check(clients, turn.values or () if drops else ())
             except Exception as error:
                 if not kind(error):
                     raise
@@ -111,18 +115,12 @@ class Turns:
         self._tallies |= {
             k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally
         }
-        return [on_device(turn.value, self._device) for turn in done]
-
-    def _check(self, clients: Sequence[Client], values: Sequence[Any]) -> None:
-        """Raise DivergedError if a client's value is not finite."""
-        for client, value in zip(clients, values, strict=False):
-            if name := not_finite(value):
-                error = DivergedError(
-                    f"{self._warnings.where(client)}: its {name} is nan or infinite in round "
-                    f"{self._tallies.t + 1}"
-                )
-                error.client = client.id
-                raise error
+        return [
+            turn.value.on_device(self._device)
+            if isinstance(turn.value, Upload)
+            else on_device(turn.value, self._device)
+            for turn in done
+        ]
 
     def _fail(
         self, clients: Sequence[Client], error: Exception, number: int, drops: bool, steady: int

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,7 @@ from hpcfed.core.errors import first_line
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import finite
 from hpcfed.core.shapes import Shapes
+from hpcfed.federation.upload import Upload
 from hpcfed.training.batches import plan_batches, policy, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.engines import with_tensors
@@ -125,11 +127,12 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
 
 def train(
     fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
-) -> list[Mean] | None:
+) -> list[Upload] | None:
     """Train a group, and return the upload of each client.
 
     The result is None, with one warning, if the objective cannot be computed for all at once.
     """
+    before = {client.id: copy(fed.tallies[client.id]) for client in clients}
     try:
         group = Group(fed, method, clients, state, t)
         group.train()
@@ -138,6 +141,7 @@ def train(
             f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced "
             f"engine"
         )
+        fed.tallies |= before
         return None
     return list(group.uploads())
 
@@ -150,7 +154,7 @@ class Group:
     ):
         self.start = perf_counter()
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
-        self.given = [method.offer(fed, client, state) for client in clients]
+        self.given = [fed.down(client, method.offer(fed, client, state)) for client in clients]
         common = all(
             given is self.given[0] for given in self.given
         )  # then the first one serves all clients
@@ -215,7 +219,7 @@ class Group:
         objective = with_tensors(self.fed, refill, len(self.own), x, y)
         return self.stack.step(objective, (*(self.dims for _ in self.own), 0, 0))
 
-    def uploads(self) -> Iterator[Mean]:
+    def uploads(self) -> Iterator[Upload]:
         """Yield the upload of each client.
 
         It also counts the client's work, and stores the client's weights for evaluation. Raises
@@ -229,9 +233,8 @@ class Group:
                 check_finite(fed, client, self.t, values, row, examples, lr, n)
         seconds = (perf_counter() - self.start) / G
         for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
-            fed.down(client, given)
             fed.tallies.add_training(client, values, examples, seconds)
             fed.clock.add("train", seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
-            yield Mean.of(sent, self.method.weight(client))
+            yield Upload(Mean.of(sent, self.method.weight(client)), relative_to=given)

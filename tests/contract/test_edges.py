@@ -98,8 +98,9 @@ def test_the_server_takes_the_mean_of_what_edges_make_in_their_rounds_alone():
         for t in range(2):
             going.begin(t)
             sent = [going.algorithm.local(going.fed, c, own, t) for c in going.fed.mine([e, e + 3])]
-            whole = sum(part.weight for mean in sent for part in mean.terms)
-            own = sum_up([(m.terms[0].weight / whole) * m.terms[0].value for m in sent])
+            terms = [upload.value.terms[0] for upload in sent]
+            whole = sum(term.weight for term in terms)
+            own = sum_up([(term.weight / whole) * term.value for term in terms])
         want = want + ((toy.SIZES[e] + toy.SIZES[e + 3]) / total) * own
     found = toy.run(Serial(), job, rounds=2).state
     for name, value in want.items():

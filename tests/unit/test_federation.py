@@ -15,6 +15,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import nbytes, on_device
 from hpcfed.engine import balance
 from hpcfed.federation.federation import Federation
+from hpcfed.federation.upload import Upload
 from tests.contract import toy
 
 
@@ -63,6 +64,7 @@ def test_the_docstring_names_all_that_is_public_and_nothing_else():
         "Placement",
         "Exchange",
         "Participants",
+        "Upload",
     }
     assert named == {name for name in dir(fed) if not name.startswith("_")}
 
@@ -93,8 +95,14 @@ def test_bytes_are_counted_by_client_and_direction():
     fed = federation()
     fed.participants.begin(0, [0, 1], False)
     fed.down(fed.clients[1], Params(a=torch.zeros(5)))
-    fed.gather({0: torch.zeros(3, dtype=torch.float64), 1: [np.zeros(2, np.int64), "text", 7]})
-    fed.mean([(1, Mean.of(Params(a=torch.zeros(2)), 3.0))], keep=Params(a=torch.zeros(2)))
+    sent = {
+        0: Upload(torch.zeros(3, dtype=torch.float64)),
+        1: Upload(
+            list=[np.zeros(2, np.int64), "text", 7], mean=Mean.of(Params(a=torch.zeros(2)), 3.0)
+        ),
+    }
+    received = fed.run([0, 1, 2], lambda client: sent.get(client.id))
+    fed.gather({k: received[k] for k in (0,)})  # counts nothing
     assert [(fed.tallies[k].down, fed.tallies[k].up) for k in (0, 1, 2)] == [
         (0, 24),
         (20, 16 + 8),
@@ -133,7 +141,7 @@ def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad:
     with pytest.raises(
         DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"
     ):
-        fed.mean([(1, Mean.of(Params(a=torch.tensor([0.0, bad]))))], keep=Params(a=torch.zeros(2)))
+        fed.run([1], lambda client: Upload(Mean.of(Params(a=torch.tensor([0.0, bad])))))
 
 
 def test_server_side_work_is_done_once_and_known_everywhere():

@@ -37,6 +37,7 @@ from pydantic import field_validator
 from torch import nn
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 """
 CLASS = HEAD + "\n\nclass Mine(RoundBased):\n    '''Mine.'''\n\n"
@@ -95,9 +96,9 @@ CLASSES = {
         "write `def loss(self, client, state, model, x, y):`",
     ),
     "order": (
-        "def server(self, mean, state):\n    return mean",
+        "def server(self, fed, mean, state, cohort):\n    return mean",
         "def server",
-        "takes (mean, state), but is called with (state, mean)",
+        "takes (fed, mean, state, cohort), but is called with (fed, state, mean, cohort)",
     ),
     "accepts": ("accepts: ClassVar[str] = 'any model'", "class Mine", "did you mean 'any models'?"),
     "no ClassVar": ("accepts: str = 'any models'", "class Mine", "`accepts: ClassVar = ...`"),
@@ -144,7 +145,7 @@ def test_helpers_validators_private_names_and_hooks_that_the_class_calls_itself_
         return self.packed(client)
 
     def packed(self, client):
-        return Mean.of(client.params(), self.weight(client))
+        return Upload(Mean.of(client.params(), self.weight(client)))
 
     def loss(self, client, state, seen, model, x, y):
         return F.cross_entropy(model(x), y)
@@ -184,13 +185,16 @@ def test_a_file_that_cannot_be_imported_is_one_message(module, case):
 # By name: a hook, and what the message must hold after the hook's line.
 HOOKS = {
     "init": ("def init(self, fed):\n    fed.start_alike()", "Mine.init returns None"),
-    "server": ("def server(self, state, mean):\n    mean * 2", "Mine.server returns None"),
+    "server": (
+        "def server(self, fed, state, mean, cohort):\n    mean * 2",
+        "Mine.server returns None",
+    ),
     "round": (
         "def round(self, fed, state, cohort, t):\n    super().round(fed, state, cohort, t)",
         "Mine.round returns None",
     ),
     "local": (LOCAL + "super().local(fed, client, state, t)", "Mine.local returns None"),
-    "names": (LOCAL + "return Mean.of(Params(a=torch.zeros(1)))", "it holds 'a', but"),
+    "names": (LOCAL + "return Upload(Mean.of(Params(a=torch.zeros(1))))", "it holds 'a', but"),
     "shared": ("def shared(self, name):\n    name == 'a'", "Mine.shared returns None"),
     "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
     "predictor": (

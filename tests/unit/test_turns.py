@@ -12,6 +12,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.replay_log import WHY, Entry, Turn
+from hpcfed.federation.upload import Upload
 from hpcfed.machine import error_messages
 from tests.contract import toy
 
@@ -60,8 +61,13 @@ def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
     with fed.store.past.set_recording():
         for _ in range(2):
             fed.replay.begin()
-            given = fed.run([0, 2], lambda client: done.append(client.id) or client.n)
-    assert (given, done) == ({0: toy.SIZES[0], 2: toy.SIZES[2]}, [0, 2])
+            given = fed.run(
+                [0, 2], lambda client: done.append(client.id) or Upload(torch.tensor(client.n))
+            )
+    assert ({k: int(n) for k, n in given.items()}, done) == (
+        {0: toy.SIZES[0], 2: toy.SIZES[2]},
+        [0, 2],
+    )
 
 
 def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated():
@@ -81,10 +87,12 @@ def test_an_entry_travels_with_its_client():
         with fed.store.past.set_recording():
             fed.run(
                 [k],
-                lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
+                lambda client: Upload(
+                    Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)})
+                ),
             )
         fed.placement.move(k, src, 1 - src)
-        (part,) = fed.replay.turns(k)[0].value.terms if k in fed.clients else [None]
+        (part,) = fed.replay.turns(k)[0].value.value.terms if k in fed.clients else [None]
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
     assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
@@ -126,7 +134,8 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
 
     def broken(cohort, work, together=None, job=0, given=()):
         def spoilt(client):
-            return Mean.of(work(client, *given).terms[0].value * (nan if client.id == 4 else 1))
+            factor = nan if client.id == 4 else 1
+            return Upload(Mean.of(work(client, *given).value.terms[0].value * factor))
 
         return stream(cohort, spoilt)
 

@@ -124,7 +124,7 @@ class FedBuff(EventBased):
         model = fed.initial()
         return State(model, model * 0.0, model * 0.0 if self.momentum else Params())
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.model
 
     def work(self, fed: Federation, client: Client, job: Work) -> Params:

@@ -39,7 +39,6 @@ from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
@@ -263,7 +262,7 @@ class FedCompass(EventBased):
     def init(self, fed: Federation) -> State:
         return State(fed.initial(), {}, {})
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.model
 
     def merge(

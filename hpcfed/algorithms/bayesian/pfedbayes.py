@@ -143,5 +143,5 @@ class PFedBayes(RoundBased):
         spread.step([slope])
         steps.step(value)
 
-    def server(self, state: Params, mean: Params) -> Params:
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return mean if self.beta == 1 else (1 - self.beta) * state + self.beta * mean

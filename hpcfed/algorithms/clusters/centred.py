@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -44,10 +46,18 @@ class Centred(RoundBased):
         M = len(next(iter(state.centres.values())))
         return clusters.row(state.centres, client.id % M if m < 0 else m)
 
-    def send(self, fed: Federation, client: Client, state: State, t: int) -> None:
-        """Run a client's round and send its model to the server.
+    def send(self, fed: Federation, cohort: list[int], state: State, t: int) -> list[Client]:
+        """Run the round of the cohort's clients, whose models are sent to the server.
 
-        The server keeps the models. The client's own model is the same and stands for the server's
-        copy.
+        The server keeps the model that it received last of each client; it is in the client's
+        memory. Returns this rank's clients of which it has one.
         """
-        fed.up(client, self.local(fed, client, state, t).terms[0].value)
+        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            fed.clients[k].memory |= {f"received {name}": part for name, part in sent.items()}
+        return fed.mine(sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}))
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        return Upload(model=client.params(self.shared), relative_to={"model": given})

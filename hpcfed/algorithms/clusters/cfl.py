@@ -17,6 +17,7 @@ the learning rate. The cosine with a zero update is 0.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Mean, Params
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
@@ -108,21 +111,23 @@ class CFL(Centred):
         """Return whether this tensor counts in comparisons of updates; statistics do not."""
         if self.scope == "head":
             return name == "head.weight"
-        return name in fed.store.layout(fed.architectures[0]).params
-
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        m = int(state.cluster[client.id])
-        (sent,) = super().local(fed, client, state, t).terms
-        update = sent.value - clusters.row(state.centres, m)
-        client.memory["update"] = update.pick(lambda name: self.counts(fed, name))
-        return clusters.part(sent.value, float(sent.weight), m, state.centres)
+        return fed.trainable(name)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        centres = fed.mean(uploads, keep=state.centres, per="row")
+        centres = fed.mean(self.parts(fed, state, cohort, t), keep=state.centres, per="row")
         new = State(centres, state.cluster)
         tests = t >= self.after and (t - self.after) % self.every == 0
         return self.split(fed, new) if tests else new
+
+    def parts(
+        self, fed: Federation, state: State, cohort: list[int], t: int
+    ) -> Iterator[tuple[int, Mean]]:
+        """Iterate over the clients' parts in the centres; their updates go to their memories."""
+        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            client, m = fed.clients[k], int(state.cluster[k])
+            update = sent["model"] - clusters.row(state.centres, m)
+            client.memory["update"] = update.pick(lambda name: self.counts(fed, name))
+            yield k, clusters.part(sent["model"], self.weight(client), m, state.centres)
 
     def split(self, fed: Federation, state: State) -> State:
         """Split the clusters that meet the rule; collective.
@@ -135,7 +140,7 @@ class CFL(Centred):
         lengths = fed.gather({c.id: length(c.memory["update"]) for c in mine})
         keep = state.centres.pick(lambda name: self.counts(fed, name)) * 0
         parts = ((c.id, self.part_of_update(c, state, keep)) for c in mine)
-        mean = fed.mean(parts, keep=keep, per="row", counted=False)
+        mean = fed.mean(parts, keep=keep, per="row")
         cluster, rows = state.cluster.clone(), [*range(len(next(iter(state.centres.values()))))]
         for m in tuple(rows):
             members = (state.cluster == m).nonzero()[:, 0].tolist()

@@ -60,14 +60,10 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
 
 
 def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
-    """Return the fittest of M clusters, as the client's work, and send its number to the server.
-
-    The number is also in the client's memory, as `cluster`.
-    """
+    """Return the fittest of M clusters, as the client's work; it is in its memory, as `cluster`."""
     m = fittest(fed, client, state)
     fed.tallies[client.id].work += FORWARD * client.n * M
     client.memory["cluster"] = m
-    fed.up(client, torch.tensor(m, dtype=torch.int32))
     return m
 
 
@@ -92,6 +88,11 @@ def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tupl
     return distances.index(min(distances)), min(distances)
 
 
+def received(client: Client) -> Params:
+    """Return the model that the server received last of a client; it is in the client's memory."""
+    return Params(client.memory["received model"])
+
+
 def seeds(
     fed: Federation,
     clients: list[Client],
@@ -99,7 +100,7 @@ def seeds(
     wanted: Callable[[str], bool],
     spread: bool = True,
 ) -> Params:
-    """Return the state with the models of different clients as centres; collective.
+    """Return the state with models that different clients have sent as centres; collective.
 
     If there are fewer clients than centres, the remaining centres stay as they are.
     clients: this rank's clients.
@@ -114,11 +115,12 @@ def seeds(
     for _ in range(min(len(next(iter(state.values()))), len(far))):
         total = sum(far.values())
         k = int(g.choice(list(far), p=[v / total for v in far.values()] if total else None))
-        models += [model for _, model in fed.each({c.id: c.params() for c in clients if c.id == k})]
+        centre = {c.id: received(c) for c in clients if c.id == k}
+        models += [model for _, model in fed.each(centre)]
         left = [c for c in clients if c.id in far and c.id != k]
         taken = stack(models)
         far = fed.gather(
-            {c.id: nearest(c.params(), taken, wanted)[1] if spread else 1.0 for c in left}
+            {c.id: nearest(received(c), taken, wanted)[1] if spread else 1.0 for c in left}
         )
     chosen = stack(models)
     return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})

@@ -66,21 +66,15 @@ class EM(Centred):
 
     def counts(self, fed: Federation) -> Callable[[str], bool]:
         """Return a function that tells whether a tensor counts in distances; statistics do not."""
-        names = (
-            fed.module(fed.architectures[0]).layout.params
-            if self.scope == "all"
-            else ("head.weight",)
-        )
-        return set(names).__contains__
+        return fed.trainable if self.scope == "all" else "head.weight".__eq__
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        fed.run(cohort, lambda client: self.send(fed, client, state, t))
-        known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
-        mine, centres = fed.mine(sorted(known)), state.centres
+        mine = self.send(fed, cohort, state, t)
+        centres = state.centres
         if state.cluster.ge(0).sum() < self.clusters:
             centres = clusters.seeds(
                 fed, mine, centres, self.counts(fed), self.start == "k-means++"
@@ -90,7 +84,7 @@ class EM(Centred):
     def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
         """Assign each client to its nearest centre (E), then average each centre's clients (M)."""
         found = fed.gather(
-            {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
+            {c.id: clusters.nearest(clusters.received(c), centres, self.counts(fed)) for c in mine}
         )
         at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
         cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
@@ -103,5 +97,6 @@ class EM(Centred):
 
         at: the cluster of each client.
         """
-        parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
-        return fed.mean(parts, keep=centres, per="row", counted=False)
+        models = ((c, clusters.received(c)) for c in mine)
+        parts = ((c.id, clusters.part(v, self.weight(c), at[c.id], centres)) for c, v in models)
+        return fed.mean(parts, keep=centres, per="row")

@@ -25,6 +25,7 @@ from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models import matching
 from hpcfed.training.server import parameters
 
@@ -81,11 +82,12 @@ class FeSEMMA(EM):
         self.units(fed)
         return super().init(fed)
 
-    def send(self, fed: Federation, client: Client, state: State, t: int) -> None:
-        super().send(fed, client, state, t)
-        if self.head == "classes":
-            counts = torch.as_tensor(fed.label_counts[client.id])
-            fed.up(client, counts.to(torch.int32))
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        upload = super().local(fed, client, state, t)
+        if self.head == "clients":
+            return upload
+        counts = torch.as_tensor(fed.label_counts[client.id]).to(torch.int32)
+        return Upload(**upload.parts, counts=counts, relative_to=upload.relative_to)
 
     def merge(
         self, fed: Federation, mine: list[Client], at: dict[int, int], centres: Params
@@ -95,7 +97,7 @@ class FeSEMMA(EM):
             before = centres
             parts = ((c.id, self.align_part(fed, c, at[c.id], before, units, counts)) for c in mine)
             per: Literal["row", "value"] = "row" if self.head == "clients" else "value"
-            centres = fed.mean(parts, keep=before, per=per, counted=False)
+            centres = fed.mean(parts, keep=before, per=per)
             if all(torch.equal(v, before[name]) for name, v in centres.items()):
                 break
         return centres
@@ -110,12 +112,12 @@ class FeSEMMA(EM):
         counts: matching.Wanted,
     ) -> Mean:
         """Return a client's part in the mean of centre m, with its units in that centre's order."""
-        model = matching.align(client.params(), clusters.row(centres, m), units, counts)
+        model = matching.align(clusters.received(client), clusters.row(centres, m), units, counts)
         (part,) = clusters.part(model, self.weight(client), m, centres).terms
         if self.head == "clients":
             return Mean((part,))
         weights = part.value.map(lambda v: torch.full_like(v, self.weight(client)))
-        rows = torch.as_tensor(fed.label_counts[client.id]).to(weights["head.bias"])
+        rows = client.memory["received counts"].to(weights["head.bias"])
         for name in HEAD:  # [1, C, ...]
             weights[name] = rows.view(1, -1, *[1] * (weights[name].dim() - 2)).expand_as(
                 weights[name]

@@ -19,7 +19,8 @@ from hpcfed.algorithms.base import Guide, RoundBased, one_gradient, single_step
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import gradient, learning_rate, sgd
+from hpcfed.federation.upload import Upload
+from hpcfed.training.local import gradient, learning_rate
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -96,10 +97,8 @@ class IFCA(RoundBased):
         if self.start == "random" or m == 0:
             return fed.initial(k=m, architecture=fed.architectures[0])
         g = rng.torch_stream(fed.seed, "cluster", m)
-        trained = fed.module(fed.architectures[0]).layout.params
-        noise = {
-            n: torch.randn(v.shape, generator=g) for n, v in fed.initial().items() if n in trained
-        }
+        trained = fed.initial(fed.trainable)
+        noise = {n: torch.randn(v.shape, generator=g) for n, v in trained.items()}
         return Params(
             {
                 n: v + self.sigma * noise[n].to(v) if n in noise else v
@@ -110,21 +109,23 @@ class IFCA(RoundBased):
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return clusters.row(state, clusters.fittest(fed, client, state))
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        m = clusters.choose(fed, client, fed.down(client, state), self.clusters)
-        model = clusters.row(state, m)
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        m = clusters.choose(fed, client, given, self.clusters)
+        model = clusters.row(given, m)
         self.receive(client, model)
-        loss = partial(self.loss, client, model)
         if self.averaging == "models":
-            sgd(fed, client, t, loss)
+            self.train(fed, client, model, t)
         else:
-            gradient(fed, client, t, loss)
-            step = Params(client.skeleton.layout.views(client.skeleton.grad)) * -learning_rate(
-                fed, t
-            )
-            client.load(step + model)
-        return clusters.part(client.params(), self.weight(client), m, state)
+            gradient(fed, client, t, partial(self.loss, client, model))
+            client.load(client.gradient() * -learning_rate(fed, t) + model)
+        number = torch.tensor(m, dtype=torch.int32)
+        return Upload(model=client.params(), cluster=number, relative_to={"model": model})
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        return fed.mean(uploads, keep=state, per="row")
+        def part(k: int, sent: dict[str, Any]) -> Mean:
+            m, weight = int(sent["cluster"]), self.weight(fed.clients[k])
+            return clusters.part(sent["model"], weight, m, state)
+
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        return fed.mean(((k, part(k, sent)) for k, sent in uploads), keep=state, per="row")

@@ -73,9 +73,8 @@ class TKM(Centred):
         return State(centres, torch.full((fed.K,), -1, device=fed.device))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        fed.run(cohort, lambda client: self.send(fed, client, state, t))
-        known = sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()})
-        sent = fed.at_root({client.id: client.params() for client in fed.mine(known)})
+        mine = self.send(fed, cohort, state, t)
+        sent = fed.at_root({client.id: clusters.received(client) for client in mine})
         centres, cluster = fed.on_root(lambda: self.regroup(fed, state, sent))
         return State(centres, cluster)
 

@@ -15,7 +15,6 @@ count in round 1's training loss. share = "all" is the paper's "+weight" for one
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Params
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
 if TYPE_CHECKING:
@@ -114,14 +112,12 @@ class FedClassAvg(RoundBased):
             return proximal(model, head, mu=1.0)
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
+    def pretrain(self, fed: Federation, client: Client, t: int) -> None:
+        """Train a client alone, before the first round."""
+        self.train(fed, client, Params(), t, epochs=self.pretrain_epochs, phase="pretrain")
+
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         # a stateless client would not keep what it has trained before the first round
         if t == 0 and self.pretrain_epochs and not fed.store.stateless:
-            how: dict[str, Any] = {
-                "views": self.views,
-                "epochs": self.pretrain_epochs,
-                "phase": "pretrain",
-            }
-            alone = state.pick(lambda name: False)
-            fed.run(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how))
+            fed.run(range(fed.K), lambda client: self.pretrain(fed, client, t))
         return super().round(fed, state, cohort, t)

@@ -75,7 +75,7 @@ class FedGH(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
-        return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
+        return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), t))
 
     def means(self, fed: Federation, client: Client) -> dict[str, Tensor]:
         """Return the client's mean representation of each class that it has, and the classes.
@@ -92,7 +92,7 @@ class FedGH(RoundBased):
             "label": held.nonzero()[:, 0].int(),
         }
 
-    def train(
+    def train_head(
         self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int
     ) -> Params:
         """Return the header after the server's epochs over all pairs of mean and label."""

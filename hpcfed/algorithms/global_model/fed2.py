@@ -23,6 +23,7 @@ from pydantic import PositiveInt
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params, Per
+from hpcfed.federation.upload import Upload
 from hpcfed.models.groups import class_groups, row_groups
 from hpcfed.models.variants import name_variant
 
@@ -82,12 +83,15 @@ class Fed2(RoundBased):
         sent = sum(v.nbytes // len(v) * len(rows.get(n, v)) for n, v in values.items())
         return values.nbytes, sent
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        (whole,), rows = super().local(fed, client, state, t).terms, self.rows(fed, client.id)
-        value = Params({n: v[rows[n]] if n in rows else v for n, v in whole.value.items()})
-        return Mean.of(value, whole.weight, {name: (at,) for name, at in rows.items()})
+    @property
+    def per(self) -> Per:
+        return "row" if self.paired else "mean"
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        per: Per = "row" if self.paired else "mean"
-        return self.server(state, fed.mean(uploads, keep=state, per=per, last=True))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        rows = self.rows(fed, client.id)
+        picked = {n: v[rows[n]] if n in rows else v for n, v in client.params(self.shared).items()}
+        at = {name: (which,) for name, which in rows.items()}
+        return Upload(Mean.of(Params(picked), self.weight(client), at))

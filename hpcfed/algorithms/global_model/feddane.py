@@ -112,7 +112,7 @@ class FedDANE(RoundBased):
         self.receive(client, fed.down(client, state))
         return Mean.of(self.slope(fed, client, state, t), self.weight(client))
 
-    def train(
+    def correct(
         self, fed: Federation, client: Client, state: Params, mean: Params, own: Mean | None, t: int
     ) -> Mean:
         """Do the second half of a client's round: download the mean gradient, train, upload.
@@ -133,6 +133,6 @@ class FedDANE(RoundBased):
         trained = set(fed.store.layout(fed.architectures[0]).params)
         mean = fed.mean(sent.items(), keep=state.pick(trained.__contains__) * 0)
         uploads = fed.stream(
-            second, lambda client: self.train(fed, client, state, mean, sent.get(client.id), t)
+            second, lambda client: self.correct(fed, client, state, mean, sent.get(client.id), t)
         )
         return fed.mean(uploads, keep=state, last=True)

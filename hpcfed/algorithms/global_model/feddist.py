@@ -17,6 +17,7 @@ from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class FedDist(RoundBased):
@@ -42,5 +43,5 @@ class FedDist(RoundBased):
             found["algorithm.weighting"] = "eps = 0: the model never changes"
         return found
 
-    def server(self, state: Params, mean: Params) -> Params:
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return mean if self.eps == 1 else (1 - self.eps) * state + self.eps * mean

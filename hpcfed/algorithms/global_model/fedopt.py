@@ -11,7 +11,7 @@ Deviations: float buffers of batch normalisation are averaged, not adapted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -22,7 +22,6 @@ from hpcfed.algorithms.global_model.moments import Decay, Rule, direction, secon
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
@@ -54,8 +53,6 @@ class FedOpt(RoundBased):
         won="sparse gradients and text, above FedAvg",
     )
 
-    edges: ClassVar[str] = "sums"
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
     optimiser: Rule = "adam"
@@ -82,20 +79,15 @@ class FedOpt(RoundBased):
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()
-        trained = set(fed.store.layout(fed.architectures[0]).params)
-        zero = x.pick(trained.__contains__) * 0
+        zero = x.pick(fed.trainable) * 0
         first = self.tau**2 if self.start == "tau" else 0.0
         v = zero.map(lambda value: value + first)
         return State(x, zero, v, torch.zeros((), dtype=torch.int64, device=fed.device))
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.x
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        return self.server(state, fed.mean(uploads, keep=state.x, last=True))
-
-    def server(self, state: State, mean: Params) -> State:
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
         steps = state.steps + 1
         change = Params({name: mean[name] - state.x[name] for name in state.m})
         m = self.b1 * state.m + (1 - self.b1) * change

@@ -32,8 +32,8 @@ from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.matching import Order
-from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -101,7 +101,7 @@ class FedMA(Widened):
         again = set().union(*layers[:-1])  # sent down again, because clients train on after them
         return down + fed.shapes(again.__contains__, k).nbytes, up
 
-    def train(
+    def train_unmatched(
         self,
         fed: Federation,
         client: Client,
@@ -110,7 +110,7 @@ class FedMA(Widened):
         layers: Sequence[set[str]],
         number: int,
         done: Pass,
-    ) -> Sent:
+    ) -> Upload:
         """Do a client's work before a layer is matched, and return what it uploads.
 
         The client loads the matched layer below, trains all layers that are not matched yet, and
@@ -122,12 +122,13 @@ class FedMA(Widened):
                 done.model, done.wide, self.units(fed), done.orders[client.id]
             )
             given = matched.pick(layers[number - 1].__contains__)
-            client.load(fed.down(client, given))
+            given = fed.down(client, given)
+            client.load(given)
             how = {"only": lambda name: name not in done.model, "phase": f"layer {number}"}
         else:
-            given = self.offer(fed, client, state)
-            self.receive(client, fed.down(client, given))
-        sgd(fed, client, t, partial(self.loss, client, given), **how)
+            given = fed.down(client, self.offer(fed, client, state))
+            self.receive(client, given)
+        self.train(fed, client, given, t, **how)
         layer = client.params(layers[number].__contains__)
         return self.upload(fed, client, layer, last=number == len(layers) - 1)
 
@@ -136,7 +137,7 @@ class FedMA(Widened):
         layers, done = self.layers(fed, units), Pass(Params(), units, {})
         for number in range(len(layers)):
             there = [k for k in cohort if k in done.orders] if number else cohort
-            work = partial(self.train, fed)
+            work = partial(self.train_unmatched, fed)
             given = (state, t, layers, number, done)
             sent = fed.at_root(dict(fed.stream(there, work, task=number, given=given)))
             group = list(units.sizes)[number] if number < len(units.sizes) else None

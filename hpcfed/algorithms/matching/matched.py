@@ -15,6 +15,7 @@ from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.matching import Order
 from hpcfed.models.widths import Units
 from hpcfed.training import evaluate
@@ -131,13 +132,13 @@ class Widened(Matched):
         down, up = super().traffic(fed, k)
         return down, up + (4 * fed.classes if self.class_weights == "shares" else 0)
 
-    def upload(self, fed: Federation, client: Client, model: Params, last: bool = True) -> Sent:
-        """Send tensors of a client's model, and with the last of them what `shares` needs."""
+    def upload(self, fed: Federation, client: Client, model: Params, last: bool = True) -> Upload:
+        """Return tensors of a client's model, and with the last of them what `shares` needs."""
         parts: Sent = {"model": model}
         if last and self.class_weights == "shares":
             counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
             parts["counts"] = Params(examples=counts.to(torch.int32))
-        return fed.up(client, parts)
+        return Upload(**parts)
 
     def shares(self, sent: Iterable[Sent]) -> list[Tensor]:
         """Return each client's part of the examples of each class, [C], float64; [] if not sent.

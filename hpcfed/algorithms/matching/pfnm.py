@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -53,9 +54,11 @@ class PFNM(Widened):
 
     gathers_uploads: ClassVar[bool] = True
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Sent:
-        (trained,) = super().local(fed, client, state, t).terms
-        return self.upload(fed, client, trained.value)
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        return self.upload(fed, client, client.params(self.shared))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))

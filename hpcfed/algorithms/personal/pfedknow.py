@@ -167,13 +167,13 @@ class PFedKnow(RoundBased):
         fed.down(client, pack(slim, client.params(), mask))
         z = logits(fed, client, client.train)  # of the model before this training
         data = Paired(client.train, z.argmax(1))
-        self.train(fed, client, state, t, data, kept(slim, client, mask))
+        self.fit(fed, client, state, t, data, kept(slim, client, mask))
         if slim and times < self.prunings:
             mask = slim.prune(client.params(), mask, self.rate)
         if self.finetune_epochs:
             how: dict[str, Any] = {"epochs": self.finetune_epochs, "phase": "finetune"}
             chosen = choose(client, z, self.threshold)
-            self.train(fed, client, state, t, chosen, kept(slim, client, mask), **how)
+            self.fit(fed, client, state, t, chosen, kept(slim, client, mask), **how)
         elif (left := kept(slim, client, mask)) is not None:
             client.skeleton.flat.mul_(left)
         client.memory |= {MASK: mask, TIMES: times + 1}
@@ -181,7 +181,7 @@ class PFedKnow(RoundBased):
         fed.up(client, {"model": pack(slim, client.params(), mask), "mask": bits})
         return {"mask": mask, "logits": outputs(fed, client.model.eval(), fed.public)}
 
-    def train(
+    def fit(
         self,
         fed: Federation,
         client: Client,

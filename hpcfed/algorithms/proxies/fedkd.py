@@ -152,7 +152,7 @@ class FedKD(RoundBased):
         model: Any = client.model  # a `Pair`, because of `needs`
         return model.proxy if self.inference == "proxy" else model
 
-    def train(self, fed: Federation, client: Client, t: int) -> None:
+    def train_both(self, fed: Federation, client: Client, t: int) -> None:
         """Train both models, and W_h, which is in the client's memory."""
         if self.hidden != "projected":
             sgd(fed, client, t, partial(self.loss, client, Params()))
@@ -175,7 +175,7 @@ class FedKD(RoundBased):
         known = client.memory.get("round") == int(state.round)
         fed.down(client, state.packed if known or self.exchange == "weights" else state.x)
         self.receive(client, state)
-        self.train(fed, client, t)
+        self.train_both(fed, client, t)
         client.memory["round"] = t
         values = client.params(self.shared)
         values = values if self.exchange == "weights" else values - state.x

@@ -19,6 +19,7 @@ lets the gradient of one network's loss run into the other.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -31,7 +32,7 @@ from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import fit_targets
+from hpcfed.training.server import fit_targets, predictor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,19 +124,6 @@ class FedKEMF(RoundBased):
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return score_server(fed, fed.job.models.proxy, state.under("proxy."))
 
-    def uploads(
-        self, fed: Federation, client: Client, state: Params, t: int, public: Shard
-    ) -> tuple[Mean, Tensor | None]:
-        """Return the client's knowledge network, and the network's logits of public data.
-
-        In a real federation the server computes these logits from the uploaded network.
-        """
-        sent, model = self.local(fed, client, state, t), client.model
-        if not self.server_epochs:
-            return sent, None
-        knowledge: Any = model.eval()
-        return sent, outputs(fed, knowledge.proxy, public)
-
     def teacher(self, fed: Federation, logits: Mapping[int, Tensor], public: Shard) -> Tensor:
         """Return the ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
         if self.ensemble == "max":
@@ -146,7 +134,7 @@ class FedKEMF(RoundBased):
         keep = Params(z=torch.zeros(len(public), fed.classes, device=fed.device))
         given = {k: soften(z) if self.ensemble == "soft" else z for k, z in logits.items()}
         parts = ((k, Mean.of(Params(z=z), self.weight(fed.clients[k]))) for k, z in given.items())
-        mean = fed.mean(parts, keep=keep, counted=False)["z"]
+        mean = fed.mean(parts, keep=keep)["z"]
         return mean if self.ensemble == "soft" else soften(mean, self.tau)
 
     def student_loss(self, z: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
@@ -167,12 +155,18 @@ class FedKEMF(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t, public))
-        mean = fed.mean(((k, part) for k, (part, _) in sent.items()), keep=state)
+        parts, logits = {}, {}
+        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            parts[k] = sent
+            if self.server_epochs:
+                knowledge = sent.terms[0].value.under("proxy.")
+                answer = predictor(fed, fed.job.models.proxy, knowledge)
+                logits[k] = outputs(fed, answer, public)
+        mean = fed.mean(parts.items(), keep=state)
         start = mean if self.start == "mean" else state
         if not self.server_epochs:
             return start
-        teacher = self.teacher(fed, {k: z for k, (_, z) in sent.items() if z is not None}, public)
+        teacher = self.teacher(fed, logits, public)
         data = Paired(public, teacher, with_labels=True)
         fused = fed.on_root(
             lambda: fit_targets(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcfed.core.params import Params
+from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
 from hpcfed.training.server import predictor
 
@@ -24,6 +24,16 @@ def join_models(models: Mapping[str, Params]) -> Params:
             for name, v in model.prefixed(f"{kind}/").items()
         }
     )
+
+
+def of_architecture(fed: Federation, k: int, sent: Mean, factor: float = 1.0) -> Mean:
+    """Return the model that client k has sent as its part in the mean of its architecture.
+
+    factor: of its weight.
+    """
+    (term,) = sent.terms
+    kind = fed.architectures[k]
+    return Mean.of(term.value.prefixed(f"{kind}/"), term.weight * factor)
 
 
 def score_groups(fed: Federation, state: Params) -> dict[str, float]:

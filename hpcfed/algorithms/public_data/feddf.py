@@ -14,6 +14,7 @@ of public data.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,12 +22,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased
-from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
+from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import fit_targets, split_holdout
+from hpcfed.training.server import fit_targets, predictor, split_holdout
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -104,24 +105,15 @@ class FedDF(RoundBased):
         more = score_groups(fed, state) if fed.job.evaluate.common else {}
         return super().columns(fed, state) | more
 
-    def uploads(self, fed: Federation, client: Client, state: Params, t: int) -> tuple[Mean, Mean]:
-        """Return the client's model, and the model's logits of the public data.
-
-        In a real federation the server computes these logits from the uploaded model.
-        """
-        (sent,) = self.local(fed, client, state, t).terms
-        answer, good = answer_public(fed, client, self.validation, self.drop_worst)
-        return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
-
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t))
-        new = fed.mean(((k, model) for k, (model, _) in sent.items()), keep=state, per="tensor")
-        nobody = Params(
-            logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device)
-        )
-        teacher = fed.mean(
-            ((k, answer) for k, (_, answer) in sent.items()), keep=nobody, counted=False
-        )["logits"]
+        models, answers = {}, {}
+        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            z, good = answer_public(fed, k, sent.terms[0].value, self.validation, self.drop_worst)
+            models[k] = of_architecture(fed, k, sent, good)
+            answers[k] = Mean.of(Params(logits=z), good)
+        new = fed.mean(models.items(), keep=state, per="tensor")
+        nobody = torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device)
+        teacher = fed.mean(answers.items(), keep=Params(logits=nobody))["logits"]
         if not self.steps or teacher.isnan().any():
             return new
         how: dict[str, Any] = {
@@ -136,21 +128,23 @@ class FedDF(RoundBased):
         return fed.on_root(lambda: train_students(fed, new, cohort, teacher, self.tau, t, **how))
 
 
-def answer_public(fed: Federation, client: Client, held: float, least: float) -> tuple[Mean, float]:
-    """Return a client's logits of all public data as its part of a mean, and its weight, 0 or 1.
+def answer_public(
+    fed: Federation, k: int, model: Params, held: float, least: float
+) -> tuple[Tensor, float]:
+    """Return the logits of all public data of the model that client k has sent, and its weight.
 
-    In a real federation the server computes these logits from the uploaded model.
+    The logits are [N, C]; the weight is 0 or 1.
     held: share of the public data held out.
     least: a client gets weight 0 if its accuracy on the held-out data is below `least` times that
     of guessing, 1 / C.
     """
-    z = outputs(fed, client.model.eval(), fed.public)  # [N, C]
+    z = outputs(fed, predictor(fed, fed.architectures[k], model), fed.public)
     _, apart = split_holdout(fed, len(fed.public), held)
     correct = (
         z[torch.from_numpy(apart).to(z.device)].argmax(1).cpu().numpy() == fed.public.labels[apart]
     )
     good = float(not least or correct.mean() >= least / fed.classes)
-    return Mean.of(Params(logits=z), good), good
+    return z, good
 
 
 def train_students(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -31,13 +32,13 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, score_server
-from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
+from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil
-from hpcfed.training.server import fit_targets
+from hpcfed.training.server import fit_targets, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -111,18 +112,6 @@ class FedET(RoundBased):
         found = score_server(fed, fed.job.models.server, state.server)
         return found | (score_groups(fed, state.models) if found else {})
 
-    def uploads(
-        self, fed: Federation, client: Client, state: State, t: int
-    ) -> tuple[Mean, Tensor | None]:
-        """Return the client's model, and the model's logits of the public data.
-
-        In a real federation the server computes these logits from the uploaded model.
-        """
-        (sent,) = self.local(fed, client, state, t).terms
-        model = Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
-        answered = self.server_epochs > 0
-        return model, outputs(fed, client.model.eval(), fed.public) if answered else None
-
     def targets(self, fed: Federation, answers: Mapping[int, Tensor]) -> Tensor:
         """Return the student's targets for each public example, [N, 2, C].
 
@@ -135,7 +124,7 @@ class FedET(RoundBased):
             parts = (
                 (k, Mean.of(Params(z=z), Params(z=weights[k][:, None]))) for k, z in answers.items()
             )
-            return fed.mean(parts, keep=Params(z=keep), per="row", counted=False)["z"]
+            return fed.mean(parts, keep=Params(z=keep), per="row")["z"]
 
         spread = {k: z.var(1, correction=0) for k, z in answers.items()}
         label = weighted(spread, like).argmax(1)  # any label if all logits are equal
@@ -153,13 +142,15 @@ class FedET(RoundBased):
         return value + self.lam * distil(target[:, 1], z) if self.lam else value
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t))
-        models = fed.mean(
-            ((k, model) for k, (model, _) in sent.items()), keep=state.models, per="tensor"
-        )
+        parts, answers = {}, {}
+        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            parts[k] = of_architecture(fed, k, sent)
+            if self.server_epochs:
+                answer = predictor(fed, fed.architectures[k], sent.terms[0].value)
+                answers[k] = outputs(fed, answer, fed.public)
+        models = fed.mean(parts.items(), keep=state.models, per="tensor")
         if not self.server_epochs:
             return State(state.server, models)
-        answers = {k: z for k, (_, z) in sent.items() if z is not None}
         data = Paired(fed.public, self.targets(fed, answers))
         server = fed.on_root(
             lambda: fit_targets(

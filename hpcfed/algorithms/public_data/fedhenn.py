@@ -163,16 +163,16 @@ class FedHeNN(RoundBased):
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
         mean_kernel = mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
         uploads = fed.stream(
-            cohort, lambda client: self.train(fed, client, state, t, rad, mean_kernel)
+            cohort, lambda client: self.train_member(fed, client, state, t, rad, mean_kernel)
         )
         if self.looks_back:
             fed.mean(uploads, keep=Params())  # trains the cohort; nothing is averaged
             took_part = torch.zeros_like(state[PREVIOUS])
             took_part[cohort] = True
             return Params({PREVIOUS: took_part})
-        return self.server(state, fed.mean(uploads, keep=state))
+        return fed.mean(uploads, keep=state)
 
-    def train(
+    def train_member(
         self,
         fed: Federation,
         client: Client,

@@ -121,10 +121,10 @@ class HeteroSSFL(RoundBased):
         if self.mu:
             rad = fed.public.pick(fed.draw_public(t, self.rad_size))
             mean = self.mean_kernel(fed, rad, cohort)
-        fed.run(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
+        fed.run(cohort, lambda client: self.learn(fed, client, state, t, rad, mean))
         return state
 
-    def train(
+    def learn(
         self,
         fed: Federation,
         client: Client,

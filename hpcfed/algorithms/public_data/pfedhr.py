@@ -191,7 +191,7 @@ class PFedHR(RoundBased):
         least = torch.finfo(teacher.dtype).tiny
         return (own.exp() * (own - teacher.clamp(min=least).log())).sum(1).mean()
 
-    def train(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
+    def local_round(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
         """Train one client with the teacher of its last round, if it has one; return its model."""
         soft, data = client.memory.get("teacher"), client.train
         data = data if soft is None else Paired(data, soft, with_labels=True)
@@ -199,7 +199,7 @@ class PFedHR(RoundBased):
         return client.params() if self.lam else Params()
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.run(cohort, lambda client: self.train(fed, client, state, t))
+        sent = fed.run(cohort, lambda client: self.local_round(fed, client, state, t))
         if not self.lam:
             return state
         models = fed.gather(sent)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcfed.algorithms.base import Guide, RoundBased, one_gradient
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import gradient, learning_rate
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ class FedSGD(RoundBased):
     def refuses(self, job: Job) -> dict[str, str]:
         return super().refuses(job) | one_gradient(job)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
-        gradient(fed, client, t, partial(self.loss, client, state))
-        skeleton = client.skeleton
-        step = Params(skeleton.layout.views(skeleton.grad)) * -learning_rate(fed, t)
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        gradient(fed, client, t, partial(self.loss, client, given))
+        step = client.gradient() * -learning_rate(fed, t)
         statistics = client.params(lambda name: name not in step)
-        return Mean.of(Params({**step, **(statistics - state)}), self.weight(client))
+        change = Params({**step, **(statistics - given)})
+        return Upload(Mean.of(change, self.weight(client)))
 
-    def server(self, state: Params, mean: Params) -> Params:
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return state + mean

@@ -30,9 +30,9 @@ defines after them is each tier's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -40,6 +40,7 @@ from pydantic import PositiveFloat
 from hpcfed.algorithms.base import Guide, RoundBased, Share, score_common, single_step
 from hpcfed.algorithms.global_model.moments import direction
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.depths import Family, family
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class InclusiveFL(RoundBased):
     )
 
     accepts: ClassVar[str] = "depths"
+    per: ClassVar[str] = "tensor"
     trains_parts: ClassVar[bool] = False
 
     beta: Share = 0.2
@@ -134,34 +136,34 @@ class InclusiveFL(RoundBased):
             f"accuracy_common_{kind}": score_common(self, fed, state, kind) for kind in kinds
         }
 
-    def upload(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """Return the client's model as its part of its tier's mean."""
-        (sent,) = self.local(fed, client, state, t).terms
-        return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
+    def averaged(self, state: State) -> Params:
+        return state.models
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        weights: dict[int, Any] = {}
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        sent = client.params(self.shared).prefixed(f"{client.architecture}/")
+        return Upload(
+            Mean.of(sent, self.weight(client)),
+            relative_to=given.prefixed(f"{client.architecture}/"),
+        )
 
-        def uploads() -> Iterator[tuple[int, Mean]]:
-            for k, sent in fed.stream(cohort, lambda c: self.upload(fed, c, state, t)):
-                weights[k] = sent.terms[0].weight
-                yield k, sent
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        return self.step(tiers(fed), state, mean, self.shares(fed, cohort))
 
-        means = fed.mean(uploads(), keep=state.models, per="tensor", last=True)
-        return self.step(tiers(fed), state, means, self.shares(fed, weights))
-
-    def shares(self, fed: Federation, weights: Mapping[int, Any]) -> dict[str, float]:
-        """Return each tier's share of the weights of the clients that have sent, by architecture.
-
-        Collective. weights: of this rank's clients.
-        """
+    def shares(self, fed: Federation, cohort: list[int]) -> dict[str, float]:
+        """Return each tier's share of the weights of the cohort, by architecture; collective."""
         kinds = tiers(fed).tiers
         zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
         own = {kind: zero.clone() for kind in kinds}
         for i, kind in enumerate(kinds):
             own[kind][i] = 1
-        parts = ((k, Mean.of(Params(of=own[fed.architectures[k]]), w)) for k, w in weights.items())
-        found = fed.mean(parts, keep=Params(of=zero), counted=False)["of"]
+        parts = (
+            (c.id, Mean.of(Params(of=own[c.architecture]), self.weight(c)))
+            for c in fed.mine(cohort)
+        )
+        found = fed.mean(parts, keep=Params(of=zero))["of"]
         return dict(zip(kinds, found.tolist(), strict=True))
 
     def step(self, kin: Family, state: State, means: Params, shares: Mapping[str, float]) -> State:
