@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import inner_product, proximal
 
@@ -56,8 +57,6 @@ class FedDyn(RoundBased):
         won="fewer rounds than FedAvg, FedProx and SCAFFOLD on images",
     )
 
-    edges: ClassVar[str] = "sums"
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""
     alpha: PositiveFloat = 0.01
@@ -65,10 +64,10 @@ class FedDyn(RoundBased):
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()
-        return State(x, x.pick(fed.store.layout(fed.architectures[0]).params.__contains__) * 0)
+        return State(x, x.pick(fed.trainable) * 0)
 
-    def receive(self, client: Client, state: State) -> None:
-        client.load(state.x)
+    def model(self, state: State) -> Params:
+        return state.x
 
     def objective(
         self, client: Client, anchor: Params, dual: Params, model: Model, x: Any, y: Tensor
@@ -77,19 +76,18 @@ class FedDyn(RoundBased):
         value = self.loss(client, anchor, model, x, y)
         return value + proximal(model, anchor, self.alpha) - inner_product(model, dual)
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        client.load(fed.down(client, state.x))
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, state.x)
+        self.receive(client, given)
         dual = Params(client.memory.get("dual", state.h * 0))
-        sgd(fed, client, t, partial(self.objective, client, state.x, dual))
+        sgd(fed, client, t, partial(self.objective, client, given, dual))
         sent = client.params()
-        moved = sent.pick(dual.__contains__) - state.x
+        moved = sent.pick(fed.trainable) - given
         client.memory["dual"] = dual - self.alpha * moved
-        return Mean.of(sent, self.weight(client))
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=state.x, last=True)
-        moved = mean.pick(state.h.__contains__) - state.x
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        moved = mean.pick(fed.trainable) - state.x
         h = state.h - (self.alpha * share_of(self, fed, cohort)) * moved
         x = {name: v - h[name] / self.alpha if name in h else v for name, v in mean.items()}
         return State(Params(x), h)

@@ -16,7 +16,6 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 from hpcfed.training.losses import proximal
 from hpcfed.training.optimisers import learning_rate
 
@@ -77,7 +76,6 @@ class FedNova(RoundBased):
         won="unequal local steps: no bias towards those with many",
     )
 
-    edges: ClassVar[str] = "sums"
     keeps_stragglers: ClassVar[bool] = True
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
@@ -117,27 +115,23 @@ class FedNova(RoundBased):
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=self.mu) if self.mu else value
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
-        steps = sgd(fed, client, t, partial(self.loss, client, state))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        steps = self.train(fed, client, given, t)
         shrink = learning_rate(fed, t) * self.mu
         total = count_gradients(steps, fed.job.local.momentum, shrink)
-        trained = set(client.skeleton.layout.params)
-        sent = Params(
-            {
-                name: (state[name] - v) * (1 / total) if name in trained else v
-                for name, v in client.params().items()
-            }
-        )
-        sent[COUNT] = torch.tensor(total, device=fed.device)
-        return Mean.of(sent, self.weight(client))
+        model = client.params()
+        sent = {
+            n: (given[n] - v) * (1 / total) if fed.trainable(n) else v for n, v in model.items()
+        }
+        count = torch.tensor(total, device=fed.device)
+        return Upload(Mean.of(Params({**model, **mean_step, COUNT: count}), self.weight(client)))
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        keep = Params({**state, COUNT: torch.zeros((), device=fed.device)})
-        mean = fed.mean(uploads, keep=keep, last=True)
+    def averaged(self, state: Params) -> Params:
+        count = next(iter(state.values())).new_zeros(())
+        return Params({**state, COUNT: count})
+
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         total = float(mean.pop(COUNT))  # tau_eff
-        trained = set(fed.store.layout(fed.architectures[0]).params)
-        return Params(
-            {name: state[name] - total * v if name in trained else v for name, v in mean.items()}
-        )
+        return Params({n: state[n] - total * v if fed.trainable(n) else v for n, v in mean.items()})

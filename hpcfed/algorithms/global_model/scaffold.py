@@ -9,12 +9,14 @@ variate. eta_g does not apply to them, because a variance could become negative.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps, gradient
 from hpcfed.training.losses import inner_product
 
@@ -48,8 +50,6 @@ class Scaffold(RoundBased):
         won="fewer rounds than FedAvg and FedProx on similar and dissimilar data",
     )
 
-    edges: ClassVar[str] = "sums"
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of the updates of the model."""
     eta_g: PositiveFloat = 1.0
@@ -72,48 +72,45 @@ class Scaffold(RoundBased):
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        trained = fed.store.layout(fed.architectures[k]).params
-        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+        bytes_ = fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes
+        return bytes_, bytes_
 
     def init(self, fed: Federation) -> State:
-        params = fed.store.layout(fed.architectures[0]).params
         x = fed.initial()
-        return State(x, Params({name: x[name] * 0 for name in params}))
+        return State(x, x.pick(fed.trainable) * 0)
 
-    def receive(self, client: Client, state: State) -> None:
-        client.load(state.x)
+    def model(self, state: State) -> Params:
+        return state.x
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
-        client.load(fed.down(client, state.x))
-        c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
-        new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given, c = fed.down(client, state.x), fed.down(client, state.c)
+        self.receive(client, given)
+        own = Params(client.memory.get("control", c * 0))
+        new = self.at_start(fed, client, given, t) if self.control == "gradient" else None
+        loss = partial(self.loss, client, given)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
-                value = steps.value(lambda m, x, y: self.loss(client, state, m, x, y), x, y)
+                value = steps.value(loss, x, y)
                 steps.backward(value + inner_product(steps.model, c - own))
                 steps.step(value)
-        change = client.params() - state.x
+        change = client.params() - given
         if new is None:
-            new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(c.__contains__)
+            new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)
         client.memory["control"] = new
-        return Mean.of(change, self.weight(client)), new - own
+        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(new - own))
 
-    def at_start(self, fed: Federation, client: Client, state: State, t: int) -> Params:
+    def at_start(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
         """Return the mean gradient over the client's data at the received model.
 
         The model does not change, nor do its statistics.
         """
         with client.borrowed():
-            gradient(
-                fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control"
-            )
-        return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
+            gradient(fed, client, t, partial(self.loss, client, given), phase="control")
+        return client.gradient()
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        # changes of the control variates of this rank's clients
-        changes = {k: dc for k, (_, dc) in done.items()}
-        dx = fed.mean(((k, dx) for k, (dx, _) in done.items()), keep=state.x * 0)
-        dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
-        dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})
-        return State(state.x + dx, state.c + (len(cohort) / fed.K) * dc)
+    def averaged(self, state: State) -> dict[str, Params]:
+        return {"x": state.x * 0, "c": state.c * 0}
+
+    def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
+        dx = Params({n: self.eta_g * v if n in state.c else v for n, v in mean["x"].items()})
+        return State(state.x + dx, state.c + (len(cohort) / fed.K) * mean["c"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -134,7 +134,7 @@ class Widened(Matched):
 
     def upload(self, fed: Federation, client: Client, model: Params, last: bool = True) -> Upload:
         """Return tensors of a client's model, and with the last of them what `shares` needs."""
-        parts: Sent = {"model": model}
+        parts: dict[str, Any] = {"model": model}
         if last and self.class_weights == "shares":
             counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
             parts["counts"] = Params(examples=counts.to(torch.int32))
