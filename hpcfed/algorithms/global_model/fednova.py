@@ -122,11 +122,10 @@ class FedNova(RoundBased):
         shrink = learning_rate(fed, t) * self.mu
         total = count_gradients(steps, fed.job.local.momentum, shrink)
         model = client.params()
-        sent = {
-            n: (given[n] - v) * (1 / total) if fed.trainable(n) else v for n, v in model.items()
-        }
+        change = (given - model) * (1 / total)
+        sent = Params({**model, **change.pick(fed.trainable)})
         count = torch.tensor(total, device=fed.device)
-        return Upload(Mean.of(Params({**model, **mean_step, COUNT: count}), self.weight(client)))
+        return Upload(Mean.of(Params({**sent, COUNT: count}), self.weight(client)))
 
     def averaged(self, state: Params) -> Params:
         count = next(iter(state.values())).new_zeros(())
