@@ -71,9 +71,7 @@ def hooks(*classes: type) -> set[str]:
         name
         for cls in classes
         for name, value in vars(cls).items()
-        if isinstance(value, FunctionType)
-        and not name.startswith("_")
-        and name not in ("weight", "train")
+        if isinstance(value, FunctionType) and not name.startswith("_") and name not in called
     }
 
 
