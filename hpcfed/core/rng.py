@@ -8,7 +8,7 @@ generator state. This is the only module that uses torch's global generator.
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -67,11 +67,14 @@ def keep_states() -> Iterator[None]:
 
 
 @contextmanager
-def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
+def scoped(
+    seed: int, *key: str | int, device: torch.device | str = "cpu"
+) -> Iterator[Callable[[], bool]]:
     """Seed torch's global generator inside the block, and restore it afterwards.
 
     This serves library code that takes no generator (dropout, torch.nn.init). No collective may run
     inside: ranks that are threads enter one after the other.
+    Yields a function that returns whether anything has been drawn in the block.
     """
     own, generators = (
         number(seed, *key) % 2**63,
@@ -81,8 +84,14 @@ def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
         before = [generator.get_state() for generator in generators]
         for generator in generators:
             generator.manual_seed(own)
+        begin = [generator.get_state() for generator in generators]
+
+        def drawn() -> bool:
+            now = [generator.get_state() for generator in generators]
+            return not all(map(torch.equal, begin, now))
+
         try:
-            yield
+            yield drawn
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)

@@ -12,7 +12,7 @@ from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
 from hpcfed.engine.round_record import SMALL, Row
 from hpcfed.engine.run_metrics import Metrics, Scores, pooled_accuracy
-from hpcfed.training.evaluate import NONE, Score, score
+from hpcfed.training.evaluate import NONE, Score, draws, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
@@ -239,11 +239,13 @@ class Evaluation:
             if fed.store.stateless:
                 self._receive(client, state)
             given = self.state_of(client.id, state)
-            predict = self.algorithm.predictor(fed, client, given)
-            adapt(fed, client, self._t - 1)
-            if predict is not client.model:
+            with draws(fed, client):
                 predict = self.algorithm.predictor(fed, client, given)
-            found = score(fed, client, predict)
+            adapt(fed, client, self._t - 1)
+            with draws(fed, client):
+                if predict is not client.model:
+                    predict = self.algorithm.predictor(fed, client, given)
+                found = score(fed, client, predict)
             self.save(client)
         return found
 
@@ -255,7 +257,7 @@ class Evaluation:
         """
         if self.independent:
             return score(self.fed, client, client.model, validate)
-        with client.borrowed():
+        with client.borrowed(), draws(self.fed, client):
             given = self.state_of(client.id, state)
             predict = self.algorithm.predictor(self.fed, client, given)
             return score(self.fed, client, predict, validate)

@@ -1,6 +1,7 @@
 """Evaluation: accuracy and loss of a model on a client's test set.
 
-It draws nothing and trains nothing.
+It trains nothing. A model that draws in eval mode draws from a stream of its client's own
+(`draws`), so that its score depends on nothing else.
 
 The scores of client k in a round (papers differ in what they report; results use these words):
 - before: the client's model at the start of the round, after its download. Only the cohort has it.
@@ -16,6 +17,7 @@ The scores of client k in a round (papers differ in what they report; results us
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.core import rng
 from hpcfed.training.batches import chunks
 from hpcfed.training.losses import cox
 from hpcfed.training.metrics import Answers
@@ -53,12 +56,22 @@ NONE = Score(float("nan"), float("nan"))
 Predict = Callable[[Tensor], Tensor]  # prepared inputs [n, *shape] -> logits or other scores [n, C]
 
 
+def draws(
+    fed: Federation, client: Client, purpose: str = "predictor"
+) -> AbstractContextManager[object]:
+    """Let the block draw from the client's own stream for a purpose, the same in every round.
+
+    By default the block makes a client's predictor.
+    """
+    return rng.scoped(fed.seed, purpose, client.id, device=fed.device)
+
+
 def score(fed: Federation, client: Client, predict: Predict, validate: bool = False) -> Score:
     """Return the score of the client's present model on its test set.
 
     validate: score it also on the examples that the client holds out.
     """
-    with fed.clock("evaluate"):
+    with fed.clock("evaluate"), draws(fed, client, "evaluate"):
         client.model.eval()
         found = measure(fed, predict, client.test)
         if not validate or not client.validation:
@@ -70,20 +83,30 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
 def common(fed: Federation, predict: Predict) -> float:
     """Return the accuracy of the pooled client's model on the whole test split; collective.
 
-    It is the same for any number of ranks, and nan for survival times.
+    It is the same for any number of ranks, and nan for survival times. A model that draws answers
+    each example by itself, from a stream of the example's own.
     """
-    if fed.data.test.labels.ndim > 1:
+    test = fed.data.test
+    if test.labels.ndim > 1:
         return float("nan")
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
-        right = (
-            round(measure(fed, predict, fed.data.test).accuracy * len(fed.data.test))
-            if len(fed.data.test)
-            else 0
-        )
+        with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as drawn:
+            right = count_right(fed, predict, test)
+            drew = drawn()
+        if drew:
+            right = 0
+            for i, row in enumerate(test.rows.tolist()):
+                with rng.scoped(fed.seed, "evaluate", "common", row, device=fed.device):
+                    right += count_right(fed, predict, test.pick(np.array([i])))
     fed.exchange.wait("common accuracy")
-    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.data.test))})
+    counts = fed.comm.gather({fed.comm.rank: (right, len(test))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
+
+
+def count_right(fed: Federation, predict: Predict, test: Shard) -> int:
+    """Return the number of examples that a model classifies correctly."""
+    return round(measure(fed, predict, test).accuracy * len(test)) if len(test) else 0
 
 
 @torch.no_grad()

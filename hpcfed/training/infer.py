@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.core import rng
 from hpcfed.training.batches import chunks
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
     """Return of(x) for all of these examples, [n, ...], in batches of evaluate.batch.
 
     of: takes prepared inputs [b, *shape]. The result is on the device. The caller sets the model to
-    eval or train mode.
+    eval or train mode. A model that draws does so from a stream of the round.
     """
-    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
+    with rng.scoped(fed.seed, "outputs", fed.t, device=fed.device):
+        return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
 
 
 def represent(fed: Federation, client: Client, data: Shard) -> Tensor:

@@ -431,6 +431,18 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
     assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
 
 
+DRAWS = NET.replace("x.view(len(x), -1)", "x.view(len(x), -1) + torch.rand(len(x), 256)")
+
+
+def test_a_model_that_draws_in_evaluation_has_the_same_bits_after_a_resume(module):
+    words = [*SMALL, "--models.mix", f"{module(DRAWS)}:Net", "--algorithm.name", "fedavg"]
+    words += ["--evaluate.before", "true", "--evaluate.every", "1"]
+    assert main([*words, "--rounds", "2", "--out", "whole"]) == 0
+    assert main([*words, "--out", "parts"]) == 0
+    assert main([*words, "--rounds", "2", "--resume", "parts"]) == 0
+    assert digest(Path("whole")) == digest(Path("parts"))
+
+
 def test_frozen_parameters_of_a_users_model_are_constants(module):
     model = build(f"{module(FROZEN)}:Net", (1, 16, 16), 10)
     layout = Layout.of(model)

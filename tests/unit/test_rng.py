@@ -58,3 +58,11 @@ def test_an_error_inside_a_scope_restores_the_generator_too():
     with pytest.raises(ZeroDivisionError), scoped(0, "a"):
         torch.rand(1).item() / 0
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_scope_tells_whether_something_was_drawn():
+    with scoped(0, "a") as drawn:
+        torch.rand(2, generator=torch.Generator())
+        assert not drawn()
+        torch.rand(2)
+        assert drawn()
