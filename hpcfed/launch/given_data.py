@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import DataError
+from hpcfed.core.paths import only_regular, regular
 from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
 from hpcfed.data.dataset import Reading
 from hpcfed.storage.atomic import convert_write_errors, instead
+from hpcfed.storage.equality import same
 
 # Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
 # may hold, a call may give: their names belong here.
@@ -88,9 +89,12 @@ class GivenData:
                 raise DataError(str(error).replace(str(path), WHERE)) from error
 
     def write(self, root: Path) -> bool:
-        """Write the file into the folder of data; return False if it is there already."""
+        """Write the file into the folder of data; return False if it is there already.
+
+        A file of that name that holds something else is replaced. Raises WriteError.
+        """
         path = root / self.file
-        if os.path.exists(path):
+        if self.is_in(path):
             return False
         with convert_write_errors(path):
             root.mkdir(parents=True, exist_ok=True)
@@ -100,6 +104,19 @@ class GivenData:
                 else:  # no array may be named allow_pickle
                     np.savez(raw, **self.arrays)  # type: ignore[arg-type]
         return True
+
+    def is_in(self, path: Path) -> bool:
+        """Return whether the file at this path holds these data, and nothing else."""
+        try:
+            if self.table:
+                with open(path, "rb", opener=only_regular) as raw:
+                    return raw.read() == self.table.encode()
+            with np.load(regular(path), allow_pickle=False) as stored:
+                return set(stored.files) == set(self.arrays) and all(
+                    same(np.asarray(array), stored[name]) for name, array in self.arrays.items()
+                )
+        except Exception:  # a file that numpy or zipfile cannot read raises exceptions of any type
+            return False
 
 
 def convert(data: Any) -> GivenData:

@@ -165,3 +165,19 @@ def test_the_axis_of_channels_is_named_by_the_job_where_it_cannot_be_seen():
         assert np.array_equal(data.train.x, x)
     with pytest.raises(DataError, match="data.channels has no effect"):
         convert((IMAGES[:, 0], LABELS)).check(Reading(channels="first"))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "table"])
+def test_a_file_of_this_name_that_holds_something_else_is_written_anew(tmp_path, kind):
+    if kind == "table":
+        frame = pytest.importorskip("pandas").DataFrame({"age": range(4), "label": list("abab")})
+        given, other = convert(frame), convert(frame[:2])
+    else:
+        given, other = convert((IMAGES, LABELS)), convert((IMAGES * 2, LABELS))
+    for what in (given, other):
+        assert what.write(tmp_path) and not what.write(tmp_path)
+    path = tmp_path / given.file
+    content = path.read_bytes()
+    for harm in ((tmp_path / other.file).read_bytes(), content[:9]):
+        path.write_bytes(harm)
+        assert given.write(tmp_path) and path.read_bytes() == content

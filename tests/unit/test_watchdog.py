@@ -50,7 +50,21 @@ def dog_time(these: list[Watchdog]) -> float:
 def test_a_run_is_stuck_where_no_rank_gets_on(clock, tmp_path):
     three = dogs(tmp_path, 3, [])
     assert look(three, 41) == [False] * 3
-    assert look(three, 1) == [True] * 3
+    assert look(three, 2) == [True] * 3  # the others' signs are seen a look later
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_clocks_of_nodes_may_differ(clock, tmp_path, skew):
+    """A healthy rank is not taken for stuck, and a run that hangs is found in the usual time."""
+    here, away = dogs(tmp_path, 2, [])
+    for n in range(50):
+        away.heartbeat.beats += 1
+        away.is_stuck(START + skew + 10 * n)
+        assert not here.is_stuck(START + 10 * n)
+    for n in range(50, 92):
+        away.is_stuck(START + skew + 10 * n)
+        stuck = here.is_stuck(START + 10 * n)
+    assert stuck and not here.silent(here.signs(), START + 910)
 
 
 def test_a_rank_that_waits_for_one_that_works_is_not_stuck(clock, tmp_path):
@@ -89,7 +103,7 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
         "7 (mlp)",
     )
     look(three, 1)
-    assert look(three[::2], 41) == [True] * 2
+    assert look(three[::2], 42) == [True] * 2
     clock[0] = dog_time(three)
     monkeypatch.setattr(
         watchdog, "kill", lambda silent: killed.extend(sign.rank for sign in silent)

@@ -90,7 +90,10 @@ class Watchdog:
         self.beats, self.since, self.seen = -1, time(), time()
         self.known = 0  # largest number of signs seen in one check
         self.starting = True  # until the first round begins
-        self.heard = dict.fromkeys(range(size), (0.0, time()))  # last sign, and when it came
+        # by rank the times in its last sign, and when each of them last changed: clocks of nodes
+        # differ, so ages are measured by this rank's own
+        self.heard = dict.fromkeys(range(size), (0.0, time()))
+        self.progress = dict.fromkeys(range(size), (0.0, time()))
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True, name="watchdog")
 
@@ -139,18 +142,21 @@ class Watchdog:
         if self.starting:
             return any(now - when > self.seconds for _, when in self.heard.values())
         return now - self.since > self.seconds and all(
-            now - sign.since > self.seconds for sign in signs
+            now - self.progress[sign.rank][1] > self.seconds for sign in signs
         )
 
     def listen(self, signs: list[Sign], now: float, anew: bool) -> None:
-        """Note when each rank was last heard of, by this rank's clock.
+        """Note when each rank was last heard of, and made progress, by this rank's clock.
 
         anew: whether all of them count as heard now.
         """
-        last = {sign.rank: sign.seen for sign in signs}
-        for rank, (seen, when) in self.heard.items():
-            fresh = anew or last.get(rank, seen) != seen
-            self.heard[rank] = (last.get(rank, seen), now if fresh else when)
+        note_changes(self.heard, {sign.rank: sign.seen for sign in signs}, now, anew)
+        note_changes(self.progress, {sign.rank: sign.since for sign in signs}, now, anew)
+
+    def silent(self, signs: list[Sign], now: float) -> list[Sign]:
+        """Return the signs of ranks that no longer renew them."""
+        limit = SILENT * self.every + LAST
+        return [sign for sign in signs if now - self.heard[sign.rank][1] > limit]
 
     def leave(self, now: float) -> bool:
         """Write this rank's file anew, and return whether that worked.
@@ -191,7 +197,8 @@ class Watchdog:
                 faulthandler.dump_traceback(file=sys.__stderr__)  # type: ignore[arg-type]
         sleep(self.every + LAST)
         now, signs = time(), self.signs()
-        silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]
+        self.listen(signs, now, anew=False)
+        silent = self.silent(signs, now)
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
             print(plain(self.verdict(silent)), file=sys.stderr, flush=True)
             sleep(LAST)
@@ -222,6 +229,15 @@ class Watchdog:
             ]
             return "\n".join([*lines, "  start it again as before"])
         return "\n".join([*lines, f"  continue from the last checkpoint with --resume {self.run}"])
+
+
+def note_changes(
+    times: dict[int, tuple[float, float]], last: dict[int, float], now: float, anew: bool
+) -> None:
+    """Note by rank the last value, and the time at which it changed; `anew` counts as a change."""
+    for rank, (value, when) in times.items():
+        fresh = anew or last.get(rank, value) != value
+        times[rank] = (last.get(rank, value), now if fresh else when)
 
 
 class Guard:
