@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import sys
 from contextlib import suppress
+from functools import partial
 from textwrap import dedent
 from types import CodeType, ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ def add(thing: Any, parts: dict[str, str]) -> None:
     """Add the source of a thing, and of what it names, to `parts`, by name."""
     if isinstance(thing, ModuleType):
         return add_module(thing, parts)
-    if hasattr(thing, "func") and hasattr(thing, "keywords"):  # a functools.partial
+    if isinstance(thing, partial):
         parts[f"partial {len(parts)}"] = f"{thing.args!r} {sorted(thing.keywords.items())!r}"
         return add(thing.func, parts)
     thing = inspect.unwrap(thing) if callable(thing) else thing
