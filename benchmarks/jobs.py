@@ -46,7 +46,6 @@ MEASURES = {  # what a row can be measured by: its column of a result file
     "common": "rounds/accuracy_common",
     "pr_auc": "rounds/pr_auc_pooled",
     "final": "final/accuracy",  # own models after the step that a method makes after its last round
-    "final common": "final/accuracy_common",
 }
 CUT = {"train": 6000, "test": 2000}  # images that are read of a large set
 MARGIN = 0.02  # accuracies that differ by less count as equal: a test split has 360 images or more
@@ -175,12 +174,22 @@ def small_job(name: str, given: Table) -> Any:
 
 
 def digest(name: str, small: Table) -> str:
-    """Return what changes when a row has to be made again: its jobs and its measures."""
+    """Return what changes when a row has to be made again: its jobs and its measures.
+
+    Fields outside the method and [local] count where they are set, so that a new one changes
+    nothing.
+    """
     row = small["rows"][name]
     parts: list[Any] = [row["measure"]]
     for label in ("", *row.get("references", {})):
         job = small_job(name, fields(name, small, label))
-        parts += [job.identity(), job.rounds, label and measure_of(row, label)]
+        own = flat(job.model_dump(mode="json", exclude_defaults=True))
+        values = {
+            field: value
+            for field, value in flat(job.identity()).items()
+            if field in own or field.startswith(("algorithm.", "local."))
+        }
+        parts += [values, job.rounds, label and measure_of(row, label)]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
