@@ -240,7 +240,7 @@ def shown(name: str, small: Table, values: Table) -> list[str]:
         label + ("" if measure_of(row, label) == row["measure"] else f", {measure_of(row, label)}")
         for label in references
     ]
-    stale = values["hash"] != digest(name, small)
+    stale, said = values["hash"] != digest(name, small), verdict(row, values)
     return [
         f"{Path(job.data.name).stem}, {job.clients} clients",
         ", ".join(job.models.mix),
@@ -250,8 +250,8 @@ def shown(name: str, small: Table, values: Table) -> list[str]:
         "; ".join(labels),
         "; ".join(f"{value:.3f}" for value in references.values()),
         f"{row['chance']:.2f}",
-        verdict(row, values) + (" (of a former job)" if stale else ""),
-        " ".join(filter(None, [row["why"], row.get("unmet", "")])),
+        said + (" (of a former job)" if stale else ""),
+        " ".join([row["why"], row.get("unmet", "") if "missed" in said else ""]).strip(),
     ]
 
 
