@@ -53,6 +53,7 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be
 COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
+TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both
 
 
 @pytest.fixture(scope="module", params=ALGORITHMS)
@@ -167,11 +168,13 @@ def test_traffic_is_what_the_method_announces_and_that_of_the_cohort_alone(runs:
     down, up = map(np.array, runs.whole.announced)
     usual = slice(FAILED - 1)
     reports, cohort = runs.whole.column("reports")[usual], runs.whole.column("cohort")[usual]
-    assert reports.sum(1).tolist() == [3, 3, 3]  # in virtual time: perhaps several of one client
+    most_reports = 6 if runs.method in TWO_COHORTS else 3
+    # in virtual time: perhaps several of one client
+    assert ((reports.sum(1) >= 3) & (reports.sum(1) <= most_reports)).all()
     assert ((reports > 0) == cohort).all()
     for column, most in (("down", reports * down), ("up", reports * up)):
         sent = runs.whole.column(column)[usual]
-        if runs.method in COMPRESSED:
+        if runs.method in COMPRESSED + TWO_COHORTS:
             assert (sent <= most).all() and ((sent > 0) == (reports > 0)).all()
         else:
             assert sent.tolist() == most.tolist()

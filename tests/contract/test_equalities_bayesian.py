@@ -6,6 +6,7 @@ import torch
 
 from hpcfed.algorithms.bayesian import gaussian
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.training.server import recalibrate
 from tests.contract import toy
@@ -106,6 +107,31 @@ def test_pfedbayes_divergence_pulls_both_distributions_towards_each_other():
     assert value.item() == pytest.approx(float(1 / s**2), rel=1e-5)  # 6 / 3 * 1 / (2 s^2)
     assert of_mu.item() == -of_common.item() == pytest.approx(float(2 / s**2), rel=1e-5)
     assert of_rho.abs().item() < 1e-3 and of_deviation.item() < 0  # p widens to reach q
+
+
+def test_pfedbayes_divides_its_divergence_by_the_clients_examples_or_a_number():
+    rounds = toy.start(Serial(), toy.job("pfedbayes", *MLP))
+    q, p = ((torch.tensor([m]), torch.tensor([-3.0])) for m in (1.0, 0.0))
+    client = rounds.fed.clients[4]
+    own, (own_mu, *_) = rounds.algorithm.pull(client, q, p)
+    preset = toy.job("pfedbayes", *MLP, "--preset", "authors").algorithm
+    assert preset.divisor == 2000  # zeta / 20 beside a sum over 100 examples
+    theirs, (their_mu, *_) = preset.pull(client, q, p)
+    assert (own / theirs).item() == pytest.approx(2000 / client.n)
+    assert (own_mu / their_mu).item() == pytest.approx(2000 / client.n)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--algorithm.zeta", "0", "--algorithm.beta", "0.5"), "common distribution never moves"),
+        (("--algorithm.zeta", "0", "--algorithm.weighting", "samples"), "zeta = 0"),
+        (("--algorithm.beta", "0", "--algorithm.weighting", "samples"), "beta = 0"),
+    ],
+)
+def test_pfedbayes_refuses_options_of_a_common_distribution_that_never_moves(flags, why):
+    with pytest.raises(ConfigError, match=why):
+        toy.given("pfedbayes", *MLP, *flags)
 
 
 def test_pfedbayes_server_averages_rho_and_goes_beta_of_the_way():

@@ -43,7 +43,7 @@ def test_equal_to_the_bit(claim: str):
 
 
 VARIANTS = {
-    "feddane of two sets": ("feddane", "--algorithm.sets", "independent", "--algorithm.mu", "0.1"),
+    "feddane of one set": ("feddane", "--preset", "authors", "--algorithm.mu", "0.1"),
     "fedopt of the authors": ("fedopt", "--preset", "authors", "--algorithm.optimiser", "yogi"),
     "fedrs of the authors": ("fedrs", "--preset", "authors"),
     "cyclic by ids": ("cyclic", "--algorithm.order", "fixed", "--participation", "0.7"),
@@ -129,7 +129,7 @@ def test_feddanes_gradients_leave_the_received_model_as_it_is():
 
 
 def test_feddanes_two_sets_receive_and_send_what_each_needs():
-    job = toy.job("feddane", "--algorithm.sets", "independent", "--models.mix", "mlp")
+    job = toy.job("feddane", "--models.mix", "mlp")
     rounds = toy.start(Serial(), job)
     first, second = rounds.algorithm.two_sets(rounds.fed, 0)
     assert first != second and len(first) == len(second) == 3
@@ -137,6 +137,13 @@ def test_feddanes_two_sets_receive_and_send_what_each_needs():
     down = [P * ((k in first or k in second) + (k in second)) for k in range(6)]
     up = [P * ((k in first) + (k in second)) for k in range(6)]
     assert outcome.column("down")[0].tolist() == down and outcome.column("up")[0].tolist() == up
+
+
+def test_feddanes_authors_train_the_clients_that_sent_gradients():
+    rounds = toy.start(Serial(), toy.job("feddane", "--preset", "authors"))
+    for t in range(3):
+        first, second = rounds.algorithm.two_sets(rounds.fed, t)
+        assert first == second
 
 
 def test_a_cycle_visits_every_client_once_and_each_in_another_order():

@@ -82,3 +82,5 @@ def test_fedkds_hidden_term_maps_the_common_representation():
     divisor = 2 * math.log(2)
     assert values["plain"] - values["none"] == pytest.approx(1 / divisor)
     assert values["projected"] - values["none"] == pytest.approx(9 / divisor)
+    twice = FedKD(hidden="plain", hidden_weight=2).loss(None, Params(), pair, None, y).item()
+    assert twice - values["none"] == pytest.approx(2 / divisor)  # as the authors' code

@@ -8,7 +8,9 @@ All steps are those of the job's optimiser. Evaluation uses the network of the m
 
 Deviations: mu and rho are averaged (not sigma). The preset `authors` follows an unofficial code
 (AllenBeau/pFedBayes), which draws its noise with standard deviation 0.001 instead of 1, so that its
-networks are almost deterministic; it weighs clients by examples and has no beta. Buffers of batch
+networks are almost deterministic. It weighs clients by examples, has no beta, and divides the
+divergence not by n but by the 20 batches of a round, beside a sum over the 100 examples of a batch:
+by 2000 beside their mean (`divisor`). Buffers of batch
 normalisation are averaged like means. Weight decay applies to the personal mu alone.
 """
 
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
@@ -53,8 +55,11 @@ class PFedBayes(RoundBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
     zeta: NonNegativeFloat = 10.0
-    """Weight of the divergence between personal and common distribution; 0: they are independent.
+    """Weight of the divergence between personal and common distribution; 0: they are independent,
+    and the common one never moves.
     """
+    divisor: NonNegativeInt = 0
+    """Number that zeta is divided by; 0: the client's number of training examples, n."""
     rho: float = -3.0
     """Initial value of all rho: standard deviations of softplus(rho), 0.05 for -3."""
     eps_std: NonNegativeFloat = 1.0
@@ -72,6 +77,11 @@ class PFedBayes(RoundBased):
             found |= single_step(job)
         if not self.eps_std and not self.zeta:
             found["algorithm.rho"] = "eps_std = 0 and zeta = 0: standard deviations are not used"
+        if not self.zeta:
+            why = "zeta = 0: the common distribution never moves"
+            found |= {f"algorithm.{name}": why for name in ("weighting", "beta", "divisor")}
+        elif not self.beta:
+            found["algorithm.weighting"] = "beta = 0: the server's distribution never moves"
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
@@ -104,7 +114,7 @@ class PFedBayes(RoundBased):
                     self.personal_step(steps, loss, (x, y), spread, rho, (mu, deviation), noise)
                 if self.zeta:
                     q = client.skeleton.flat[: len(rho)], rho
-                    copy.step(pull(self.zeta, client.n, q, (mu, deviation))[1][2:])
+                    copy.step(self.pull(client, q, (mu, deviation))[1][2:])
         keep_moments(client, spread, settings, "rho")
         keep_moments(client, copy, settings, "copy")
         client.memory["rho"] = rho
@@ -137,11 +147,17 @@ class PFedBayes(RoundBased):
             skeleton.grad * eps * rho.sigmoid()
         )  # gradient of rho; sigmoid is softplus's derivative
         if self.zeta:
-            divergence, (of_mu, of_rho, *_) = pull(self.zeta, steps.client.n, (mu, rho), common)
+            divergence, (of_mu, of_rho, *_) = self.pull(steps.client, (mu, rho), common)
             skeleton.grad.add_(of_mu)
             value, slope = value.detach() + divergence, slope + of_rho
         spread.step([slope])
         steps.step(value)
+
+    def pull(
+        self, client: Client, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the divergence of q from p as it counts in a client's loss, and its gradients."""
+        return pull(self.zeta, self.divisor or client.n, q, p)
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return mean if self.beta == 1 else (1 - self.beta) * state + self.beta * mean

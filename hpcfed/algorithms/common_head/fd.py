@@ -76,7 +76,11 @@ class FD(RoundBased):
                 "needs whole epochs to see all classes of a client; set local.epochs instead of "
                 "steps, or algorithm.outputs = 'after'"
             )
-        if not self.gamma:
+        if job.clients == 1:
+            why = "there is one client, which has no others to learn from"
+            idle = ("gamma", "distance", "outputs", "weighting")
+            found |= {f"algorithm.{name}": why for name in idle}
+        elif not self.gamma:
             names = ("distance", "outputs", "weighting")
             found |= {f"algorithm.{name}": "gamma = 0: nothing is learnt" for name in names}
         return found

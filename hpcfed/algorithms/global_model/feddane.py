@@ -4,9 +4,9 @@ Li et al., Asilomar 2019, arXiv:2001.01920. In the first half of a round clients
 gradients at the common model. In the second half they train with a linear term, the difference
 between the mean gradient and their own.
 
-Deviations: the paper draws clients anew for the second half of a round (sets = "independent"). The
-authors' code restarts its generator, so that both sets are the same clients, who then need the
-model only once (the default). A client that is only in the second set computes its gradient there.
+Deviations: the paper draws clients anew for the second half of a round. The authors' code (preset
+authors) restarts its generator, so that both sets are the same clients, who then need the model
+only once (sets = "same"). A client that is only in the second set computes its gradient there.
 If no gradient arrives the round changes nothing. Clients are weighted by examples, as in that code,
 and drawn without replacement. With batch normalisation the gradient is computed on batches of
 local.batch examples, each with its own statistics, which are not kept.
@@ -63,8 +63,8 @@ class FedDANE(RoundBased):
 
     mu: NonNegativeFloat = 0.0
     """Weight of the proximal term."""
-    sets: Literal["same", "independent"] = "same"
-    """The clients that send gradients also train, or other clients do, drawn anew."""
+    sets: Literal["independent", "same"] = "independent"
+    """Clients that train are drawn anew, or are those that sent gradients."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)

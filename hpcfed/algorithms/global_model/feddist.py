@@ -4,7 +4,8 @@ A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 a
 / |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples"). It is
 not the FedDist of Ek et al., PerCom 2021.
 
-Deviations: the public code of +WS divides by |S| once more, and uses a name that it never sets.
+Deviations: the public code of +WS has eps = 1, divides by |S| once more, and uses a name that it
+never sets.
 Float buffers of batch normalisation are updated like parameters.
 """
 

@@ -12,8 +12,9 @@ With regularise > 0 the plan is that of Sinkhorn's algorithm, and units are mixe
 
 Deviations: clients have one architecture, while the paper also fuses models of several widths.
 Alignment by activations, for which the server would need data, is not implemented. Biases and
-normalisation belong to their units (the paper's models have none). The paper fuses once; here every
-round does.
+normalisation belong to their units (the paper's models have none). The order of the classes is
+never changed, where the public code transports the last layer's outputs too unless told otherwise.
+The paper fuses once; here every round does.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class OTFusion(Matched):
         won="one round: above plain averaging",
     )
 
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, as in the paper, or its number of training examples."""
     reference: Literal["first", "server"] = "first"
     """Models are aligned to that of the round's first client, or to the server's of the round
     before.

@@ -18,7 +18,9 @@ and their attention). W_h is trained by plain gradient steps with local.lr and s
 identity. L is a constant, and at least 1e-8. Teachers are constants. Divergences are means over
 examples of sums over classes (the authors' code: means over classes too). A tensor is sent as it is
 where factors would be longer. A rank is at least 1 and may be full: in the authors' code a
-threshold of 1 erases the update. Their code has no W_h in its loss (preset authors).
+threshold of 1 erases the update. Their code (preset authors) has no W_h in its loss, and counts the
+MSE twice, once for each model, though it depends on both; neither L nor teachers are constants
+there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
@@ -92,6 +94,8 @@ class FedKD(RoundBased):
     """Representations agree after a linear map W_h of the common model's, which each client learns;
     as they are; or need not.
     """
+    hidden_weight: PositiveFloat = 1.0
+    """Weight of the MSE of representations."""
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
 
@@ -106,6 +110,8 @@ class FedKD(RoundBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found, kinds = super().refuses(job) | single_step(job), {*job.models.mix, job.models.proxy}
+        if self.hidden == "none":
+            found["algorithm.hidden_weight"] = "hidden = 'none': representations need not agree"
         if self.hidden == "plain" and "logistic" in kinds and len(kinds) > 1:
             found["job"] = (
                 "needs representations of one width, but that of logistic is as wide as its "
@@ -143,9 +149,10 @@ class FedKD(RoundBased):
         supervised = F.cross_entropy(own, y) + F.cross_entropy(proxy, y)
         agree = distil(soften(proxy), own) + distil(soften(own), proxy)
         if self.hidden == "projected":
-            agree = agree + F.mse_loss(z_proxy @ state["projection"].T, z_own)
+            mapped = z_proxy @ state["projection"].T
+            agree = agree + self.hidden_weight * F.mse_loss(mapped, z_own)
         elif self.hidden == "plain":
-            agree = agree + F.mse_loss(z_proxy, z_own)
+            agree = agree + self.hidden_weight * F.mse_loss(z_proxy, z_own)
         return supervised + agree / supervised.detach().clamp(min=LEAST)
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:

@@ -12,8 +12,9 @@ Deviations: teachers are constants in the mutual learning; both networks take th
 The authors' code (preset authors) has the mean squared difference of logits instead of KL, and the
 mean of soft predictions as its teacher. Its server goes on from its network of the round before,
 and learns half from labels and half by the squared difference of probabilities at temperature 20.
-Not followed: it draws its 5,000 labelled examples from the clients' own data, with replacement, and
-lets the gradient of one network's loss run into the other.
+Its server's learning rate falls by a cosine to 0 within each round (server_schedule). Not followed:
+its clients' rate falls so too; it draws its 5,000 labelled examples from the clients' own data,
+with replacement, and lets the gradient of one network's loss run into the other.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class FedKEMF(RoundBased):
     """Epochs of the server over these examples."""
     server_lr: PositiveFloat = 0.01
     """Learning rate of the server, by plain SGD."""
+    server_schedule: Literal["constant", "cosine"] = "constant"
+    """How that rate falls over the server's steps of a round: not at all, or by a cosine to 0."""
     server_batch: PositiveInt = 128
     """Examples in one step of the server."""
     distance: Literal["kl", "mse"] = "kl"
@@ -97,7 +100,14 @@ class FedKEMF(RoundBased):
             )
         taught = ("ensemble", "distance", "tau")
         if not self.server_epochs:
-            names = (*taught, "subset", "server_lr", "server_batch", "label_share")
+            names = (
+                *taught,
+                "subset",
+                "server_lr",
+                "server_schedule",
+                "server_batch",
+                "label_share",
+            )
             found |= {f"algorithm.{name}": "server_epochs = 0: nothing is fused" for name in names}
         elif self.label_share == 1:
             why = "label_share = 1: the server learns labels alone"
@@ -180,6 +190,7 @@ class FedKEMF(RoundBased):
                 epochs=self.server_epochs,
                 size=self.server_batch,
                 lr=self.server_lr,
+                schedule=self.server_schedule,
             )
         )
         return fused.prefixed("proxy.")

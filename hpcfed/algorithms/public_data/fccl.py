@@ -12,7 +12,9 @@ last round (inter) + KL to its model from before the first round, trained on its
 (intra).
 
 Deviations: logits are exchanged once a round, as in the paper; the authors' code does so for each
-public batch, with a new Adam each time. Their codes replace the client's own part of the mean by
+public batch, with a new Adam each time. Here the steps on public data are those of the job's
+optimiser, with its momentum and weight decay, at `public_lr`; in the paper Adam's, as in the
+method's job. Their codes replace the client's own part of the mean by
 the logits of its last round's model (own_entry = "previous", which is what a client has just sent)
 or by those that it has now ("current"). The standard deviations are those of M's own divisor, B,
 and a constant logit counts as 0; the code divides the unbiased ones by B. Both teachers see
@@ -65,7 +67,7 @@ class FCCL(RoundBased):
     public_batch: PositiveInt = 256
     """Public examples in one step, over which logits are correlated; 2 at least."""
     public_lr: PositiveFloat = 1e-3
-    """Learning rate of these steps."""
+    """Learning rate of these steps, which are those of the job's optimiser."""
     lam: NonNegativeFloat = 0.0051
     """Weight of the entries of M off its diagonal."""
     own_entry: Literal["previous", "current", "excluded"] = "previous"
@@ -89,6 +91,10 @@ class FCCL(RoundBased):
         if not self.public_epochs:
             names = ("weighting", "public_batch", "public_lr", "lam", "own_entry")
             found |= {f"algorithm.{name}": "public_epochs = 0: nothing is learnt" for name in names}
+        elif self.own_entry == "excluded" and job.cohort_size == 1:
+            why = "own_entry = 'excluded', and one client a round has no others' logits to learn"
+            idle = ("weighting", "public_epochs", "public_batch", "public_lr", "lam")
+            found |= {f"algorithm.{name}": why for name in idle}
         if not self.pretrain_epochs:
             found["algorithm.intra"] = "pretrain_epochs = 0: there is no first model"
         return found
