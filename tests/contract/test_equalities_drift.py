@@ -69,7 +69,7 @@ def test_fednovas_server_weighs_updates_by_their_steps(monkeypatch: pytest.Monke
         client.skeleton.flat.sub_(client.id + 1.0)  # updates 1 and 2
         return (1, 3)[client.id]
 
-    monkeypatch.setattr("hpcfed.algorithms.global_model.fednova.sgd", moved)
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", moved)
     two = ("--clients", "2", "--data.train_limit", "20", *MLP, *ALL, *UNIFORM)
     rounds = begun("fednova", *two)
     before = rounds.state

@@ -397,7 +397,7 @@ def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch
         ["body.3.bias", "body.3.weight"],
         ["head.bias", "head.weight"],
     ]
-    kept, module = [], "hpcfed.algorithms.matching.fedma.sgd"
+    kept, module = [], "hpcfed.algorithms.base.sgd"
 
     def watched(fed, client, t, loss, **how):
         before = client.params()
