@@ -138,7 +138,10 @@ def test_pfedbayes_server_averages_rho_and_goes_beta_of_the_way():
     """Not sigma: of rho 1 and 3 the mean is 2."""
     method = toy.job("pfedbayes", *MLP, "--algorithm.beta", "0.5").algorithm
     old, mean = (Params({"rho/w": torch.tensor(v), "w": torch.tensor(v)}) for v in (4.0, 2.0))
-    assert {name: float(v) for name, v in method.server(None, old, mean, []).items()} == {"rho/w": 3, "w": 3}
+    assert {name: float(v) for name, v in method.server(None, old, mean, []).items()} == {
+        "rho/w": 3,
+        "w": 3,
+    }
 
 
 def test_pfedbayes_sends_two_values_for_each_parameter_and_keeps_deviations_positive():

@@ -497,7 +497,7 @@ def test_fedgh_averages_what_its_header_takes_after_the_relu():
         "label": torch.tensor([3]).int(),
     }  # as the head has it
     head = Params({"head.weight": torch.zeros(4, toy.D), "head.bias": torch.zeros(4)})
-    new = rounds.algorithm.train(fed, head, [one], 0)
+    new = rounds.algorithm.train_head(fed, head, [one], 0)
     assert (new["head.weight"][3, 1:] < 0).all()  # a second ReLU would leave 0
 
 
@@ -506,7 +506,7 @@ def test_one_step_of_fedghs_server_is_softmax_regression():
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, *flags))
     z, y = torch.eye(2, toy.D), torch.tensor([3, 1])
     head = Params({"head.weight": torch.zeros(4, toy.D), "head.bias": torch.zeros(4)})
-    new = rounds.algorithm.train(rounds.fed, head, [{"mean": z, "label": y.int()}], 0)
+    new = rounds.algorithm.train_head(rounds.fed, head, [{"mean": z, "label": y.int()}], 0)
     slope = (
         F.one_hot(y, 4) - 0.25
     ) / 2  # of the mean log-likelihood with respect to the logits, [2, 4]

@@ -142,7 +142,7 @@ class Alone(RoundBased):
     def round(self, fed, state, cohort, t):
         method = heterossfl.HeteroSSFL()
         for client in fed.mine(cohort):
-            method.train(fed, client, state, t, None, None)
+            method.learn(fed, client, state, t, None, None)
         return state
 
 

@@ -16,7 +16,8 @@ def at(value: float) -> Params:
 
 
 def step(method: FedOpt, mean: float, x: float = 1.0, m: float = 0.0, v: float = 0.0) -> State:
-    return method.server(State(at(x), at(m), at(v), torch.tensor(0)), at(mean))
+    old = State(at(x), at(m), at(v), torch.tensor(0))
+    return method.server(None, old, at(mean), [])
 
 
 @pytest.mark.parametrize(
