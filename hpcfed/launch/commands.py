@@ -129,6 +129,14 @@ PLOT = (
     ),
     argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
 )
+CLEAN = (
+    argument("--delete", action="store_true", help="delete it; default: only list it"),
+    argument(
+        "--last",
+        action="store_true",
+        help="of finished runs also the last checkpoint, with their models",
+    ),
+)
 TABLE = (
     argument(
         "--rows",
@@ -416,6 +424,12 @@ COMMANDS = {
         PLACES,
         PAGE,
         METRIC,
+    ),
+    "clean": command(
+        "hpcfed.results.clean:clean",
+        "what runs keep on disk that their results do not need",
+        PLACES,
+        *CLEAN,
     ),
     "export": command(
         "hpcfed.results.export:export",

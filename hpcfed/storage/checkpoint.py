@@ -94,8 +94,13 @@ def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
 
 def fresh(index: Path) -> Path:
     """Return a new folder for the parts of a checkpoint that is about to be written."""
-    taken = [number_of(parts) for parts in _parts(index.parent) if names.index_of(parts) == index]
+    taken = [number_of(parts) for parts in parts_of(index)]
     return names.parts_folder(index, 1 + max(taken, default=-1))
+
+
+def parts_of(index: Path) -> list[Path]:
+    """Return the folders of parts that belong to a checkpoint's index."""
+    return [parts for parts in _parts(index.parent) if names.index_of(parts) == index]
 
 
 def unfinished_parts(run: Path) -> list[Path]:
@@ -155,9 +160,8 @@ def remove(index: Path) -> None:
     Raises OSError.
     """
     index.unlink(missing_ok=True)
-    for parts in _parts(index.parent):
-        if names.index_of(parts) == index:
-            remove_parts(parts)
+    for parts in parts_of(index):
+        remove_parts(parts)
 
 
 def remove_parts(parts: Path) -> None:

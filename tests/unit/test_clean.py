@@ -1,0 +1,73 @@
+"""What runs keep on disk beyond their results, and its deletion."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import hpcfed
+from hpcfed.core.errors import CheckpointError
+from hpcfed.results.clean import bytes_of, clean
+from hpcfed.storage import checkpoint, digest, names
+from hpcfed.storage.lock import Lock
+
+JOB = {
+    "clients": 2,
+    "data": {"train_limit": 40},
+    "models": {"mix": ["mlp"], "d": 8},
+    "algorithm": "local",
+    "checkpoint": {"every": 1, "keep": 2},
+    "quiet": True,
+}
+
+
+def text(runs: Path, **flags: bool) -> str:
+    shown = Console(width=200)
+    with shown.capture() as captured:
+        shown.print(clean([runs], **flags))
+    return captured.get()
+
+
+def saved(run: Path) -> list[str]:
+    return sorted(path.name for path in names.checkpoint_folder(run).iterdir())
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run with two checkpoints, and what a run that was killed has left."""
+    monkeypatch.chdir(tmp_path)
+    hpcfed.run(JOB, rounds=2, out="runs/one")
+    folder = tmp_path / "runs/one"
+    (names.checkpoint_folder(folder) / "round-000003").mkdir()
+    names.spill_folder(folder, 0).mkdir()
+    (names.spill_folder(folder, 0) / "weights").write_bytes(bytes(5000))
+    return folder
+
+
+def test_nothing_is_deleted_unless_told_and_then_results_and_the_last_checkpoint_stay(run):
+    listed, before = text(run.parent), digest.digest(run)
+    assert "checkpoint of round 1" in listed and "values beside memory" in listed
+    assert "can be deleted; nothing has been yet: add --delete" in listed and "5.0 kB" in listed
+    assert len(saved(run)) == 5
+    size = bytes_of(run)
+    assert text(run.parent, delete=True).split("\n")[-2].endswith("deleted")
+    assert saved(run) == ["round-000002", "round-000002.h5"] and bytes_of(run) < size - 5000
+    assert not names.spill_folder(run, 0).exists() and not names.lock_file(run).exists()
+    assert digest.digest(run) == before and "nothing to delete" in text(run)
+
+
+def test_the_last_checkpoint_goes_only_where_it_is_named_and_the_run_is_finished(run):
+    assert "last checkpoint of round 2" in text(run, delete=True, last=True)
+    assert saved(run) == [] and len(hpcfed.load(run)) == 2
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        checkpoint.candidates(run)
+
+
+def test_a_run_that_a_process_has_is_left_alone(run):
+    lock = Lock(run, "another")
+    lock.take()
+    try:
+        assert "has this run; it is left alone" in text(run, delete=True, last=True)
+    finally:
+        lock.release()
+    assert len(saved(run)) == 5
