@@ -130,10 +130,12 @@ class Evaluation:
         state: State,
         t: int,
         adapt: Callable[[Federation, Client, int], None] | None = None,
+        received_only: bool = False,
     ) -> Row:
         """Return all clients' scores, own and received, after the method has finished; collective.
 
         t: number of rounds done.
+        received_only: return no scores of the clients' own models, which are those of the round.
         adapt: (fed, client, last round); adapts the model with which a client predicts, before it
         is evaluated. None: models stay as they are.
         """
@@ -143,16 +145,19 @@ class Evaluation:
         for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
             if adapt:
                 own[client.id] = self._adapted(client, state, adapt)
-            else:
+            elif not received_only:
                 own[client.id] = self._score(client, state)
             received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
-        every = self.fed.comm.gather({k: [*own[k][:2], *received[k][:2]] for k in own})
-        table = np.array(list(every.values()), dtype=float)  # [K, 4], or fewer rows
-        names = ("accuracy", "loss", "accuracy_received", "loss_received")
+        phases = {"_received": received} if received_only else {"": own, "_received": received}
+        every = self.fed.comm.gather(
+            {k: [value for scores in phases.values() for value in scores[k][:2]] for k in received}
+        )
+        table = np.array(list(every.values()), dtype=float)  # [K, 2 per phase], or fewer rows
+        names = [f"{name}{phase}" for phase in phases for name in ("accuracy", "loss")]
         last = dict(zip(names, table.T, strict=True))
         ids = np.array([*every], dtype=np.int64)
-        measured = self.metrics.gather({"": own, "_received": received})
+        measured = self.metrics.gather(phases)
         row = self.metrics.row(ids, measured)
         for phase in measured:
             row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hpcfed.algorithms.base import keeps_weights
+from hpcfed.algorithms.base import keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.edge_aggregation import SynchronousEdges
@@ -225,14 +225,20 @@ class Rounds:
     def finish(self) -> Row:
         """Run the method's steps after the last round, and adapt clients if the job has [adapt].
 
-        Returns the scores after that, {} if nothing is done.
+        Returns the scores after that. If nothing is done, these are the scores of the global model,
+        which clients would receive now; {} if the method has none.
         """
         t = self.t - 1
         self.fed.participants.open(t)  # a run that is resumed at its end has run no round
         state = self.algorithm.finish(self.fed, self.state, t)
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:
-            return {}
+            one = self.algorithm.accepts == "one architecture" and shares_all(
+                self.algorithm, self.fed
+            )
+            if not one or self.fed.job.evaluate.received:
+                return {}
+            return self.evaluation.after_last_round(self.state, self.t, received_only=True)
         if state is not None:
             self.state = state
         return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)

@@ -72,6 +72,29 @@ def pooled(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
     return numbers
 
 
+def received(metric: str) -> Callable[[Record], Numbers]:
+    """Return a function for the models that clients receive after the last round.
+
+    They are scored in the round if the job has evaluate.received, else after the end.
+    """
+
+    def numbers(record: Record) -> Numbers:
+        found = last(metric, "received")(record)
+        return last(metric, "final_received")(record) if found[0] is None else found
+
+    return numbers
+
+
+def received_pooled(metric: str) -> Callable[[Record], Numbers]:
+    """Return `received` over all clients' test examples together."""
+
+    def numbers(record: Record) -> Numbers:
+        found = pooled(metric, "received")(record)
+        return pooled(metric, "final_received")(record) if found[0] is None else found
+
+    return numbers
+
+
 def best(metric: str) -> Callable[[Record], Numbers]:
     """Return a function for the round with the highest mean."""
 
@@ -159,6 +182,16 @@ def each_final(name: str) -> Callable[[Record], dict[int, float]]:
     return clients
 
 
+def each_received(metric: str) -> Callable[[Record], dict[int, float]]:
+    """Return `received` by client."""
+
+    def clients(record: Record) -> dict[int, float]:
+        name = f"{metric}_received"
+        return each_last(f"clients/{name}")(record) or each_final(name)(record)
+
+    return clients
+
+
 def traffic(way: str) -> Callable[[Record], Numbers]:
     return lambda record: (facts(record)["traffic"][f"{way}_per_client_round"], None)
 
@@ -168,6 +201,9 @@ def seconds(record: Record) -> Numbers:
 
 
 OVER = "mean over clients"
+AFTER_EACH = "of each client's model after local training"
+AFTER = f"{AFTER_EACH} in the last round"
+RECEIVED = "the model that each client receives after the last round, before it trains it"
 POOLED = "over the test examples of all clients together"
 FLOWS = {  # numbers that are not of a metric
     "down": Measure(
@@ -185,24 +221,23 @@ def measures_of(metric: str) -> dict[str, Measure]:
     title = f"Test {title_metric(metric)}"
     return {
         "last": Measure(
-            f"{title} after the last round, {OVER}",
+            f"{title} {AFTER}, {OVER}",
             last(metric),
             each=each_last(f"clients/{metric}"),
         ),
         "best": Measure(
-            f"{title}, {OVER}, of each run's best round, chosen by it (so it flatters)",
+            f"{title} {AFTER_EACH}, {OVER}, of each run's best round, chosen by it (so it "
+            f"flatters)",
             best(metric),
             each=each_best(metric),
         ),
         "before": Measure(
-            f"{title} in the last round before local training, {OVER}",
+            f"{title} of the models before local training in the last round, {OVER}",
             last(metric, "before"),
             each=each_last(f"clients/{metric}_before"),
         ),
         "received": Measure(
-            f"{title} of models received after the last round, {OVER}",
-            last(metric, "received"),
-            each=each_last(f"clients/{metric}_received"),
+            f"{title} of {RECEIVED}, {OVER}", received(metric), each=each_received(metric)
         ),
         "final": Measure(
             f"{title} of own models after the end, {OVER}",
@@ -214,10 +249,10 @@ def measures_of(metric: str) -> dict[str, Measure]:
             last(metric, "final_received"),
             each=each_final(f"{metric}_received"),
         ),
-        "pooled": Measure(f"{title} after the last round, {POOLED}", pooled(metric)),
+        "pooled": Measure(f"{title} {AFTER}, {POOLED}", pooled(metric)),
         "received_pooled": Measure(
-            f"{title} of models received after the last round, {POOLED}",
-            pooled(metric, "received"),
+            f"{title} of {RECEIVED}, {POOLED}",
+            received_pooled(metric),
         ),
         "final_pooled": Measure(
             f"{title} of own models after the end, {POOLED}", pooled(metric, "final")
@@ -249,9 +284,9 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
     if start in ("last", "pooled") and n.isdecimal() and 0 < int(n) < 10**9:
         title = f"Test {title_metric(metric)}"
         if start == "pooled":
-            what = f"{title}, {POOLED}, mean over the last {int(n)} evaluated rounds"
+            what = f"{title} {AFTER_EACH}, {POOLED}, mean over the last {int(n)} evaluated rounds"
             return Measure(what, lately_pooled(metric, int(n)))
-        what = f"{title}, {OVER} and over the last {int(n)} evaluated rounds"
+        what = f"{title} {AFTER_EACH}, {OVER} and over the last {int(n)} evaluated rounds"
         each = each_last(f"clients/{metric}", int(n))
         return Measure(what, lately(metric, int(n)), each=each)
     known = measures_of(metric)
@@ -269,12 +304,17 @@ def usual_metric(records: Iterable[Record | None]) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """The number that is shown, and its format. deviation: over seeds or clients, or none."""
+    """The number that is shown, and its format.
+
+    deviation: over seeds or clients, or none.
+    beside: a second number that tables show beside it, where runs have it.
+    """
 
     value: str
     measure: Measure
     deviation: str = "seeds"
     percent: bool = False
+    beside: Measure | None = None
 
     def what(self) -> str:
         return self.measure.what + (", in percent" if self.percent and self.measure.share else "")
@@ -308,4 +348,5 @@ def view_of(
         name = value or "accuracy"
     else:
         name = f"{metric} {value}" if value else metric
-    return View(name, measure(value or "last", metric), deviation, percent)
+    beside = measure("received", metric) if value in (None, "accuracy", "last") else None
+    return View(name, measure(value or "last", metric), deviation, percent, beside)

@@ -6,6 +6,7 @@ It needs only result files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
@@ -21,7 +22,7 @@ from hpcfed.report.cases import (
     with_machine,
 )
 from hpcfed.report.choose import choose_values
-from hpcfed.report.formats import FORMATS, Grid, save_or_return
+from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.scaling import scaling
 from hpcfed.report.table_cells import caption, cell, mark_best
@@ -29,6 +30,12 @@ from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
 SCALING = "scaling"  # a layout of its own
+
+AS_RECEIVED = ", as received"
+RECEIVED_NOTE = (
+    "as received: the global model that each client receives after the last round, before local "
+    "training"
+)
 
 
 def table(
@@ -104,18 +111,21 @@ def grid(
     how: notes on values that were chosen.
     """
     lines, heads = order_values(found, down), order_values(found, across)
-    cells = [
+    groups = [
         [[run for run in found if (run.at(down), run.at(across)) == (r, c)] for c in heads]
         for r in lines
     ]
-    seeds = max(len(group) for row in cells for group in row)
-    table = [[cell(group, view, seeds) for group in row] for row in cells]
+    seeds = max(len(group) for row in groups for group in row)
+    table = [[cell(group, view, seeds) for group in row] for row in groups]
     columns = ([run for run in found if run.at(across) == head] for head in heads)
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
     notes += code_differs(found)
     notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
     notes += one_class_notes(found)
     told = caption(view.what(), view.deviation, seeds)
+    if down[:1] == ["algorithm.name"] and view.beside:
+        lines, table, more = with_received(lines, groups, table, view, seeds)
+        notes = [*more, *notes]
     return Grid(
         told, view.value, down, across, lines, heads, mark_best(table, view.measure.high), notes
     )
@@ -126,6 +136,30 @@ def one_class_notes(found: Sequence[Run]) -> list[str]:
     names = [run.name for run in found if run.finished and one_class(run.record)]
     told = "their models, or those of some clients, predict one class for all test examples"
     return [f"{join_few(names, 4)}: {told} (hpcfed summary)"] if names else []
+
+
+def with_received(
+    lines: list[tuple[str, ...]],
+    groups: list[list[list[Run]]],
+    table: list[list[Shown]],
+    view: View,
+    seeds: int,
+) -> tuple[list[tuple[str, ...]], list[list[Shown]], list[str]]:
+    """Return rows and cells with a second row for methods with a global model, and a note on them.
+
+    It has the numbers of the model that clients receive, in place of what they make of it.
+    groups: the runs of each cell.
+    """
+    assert view.beside is not None
+    other = replace(view, measure=view.beside, beside=None)
+    all_lines, all_cells = list[tuple[str, ...]](), list[list[Shown]]()
+    for line, runs, row in zip(lines, groups, table, strict=True):
+        received = [cell(group, other, seeds) for group in runs]
+        there = any(one.mean is not None for one in received)
+        all_lines += [line, (f"{line[0]}{AS_RECEIVED}", *line[1:])] if there else [line]
+        all_cells += [row, received] if there else [row]
+    note = [RECEIVED_NOTE] if len(all_lines) > len(lines) else []
+    return all_lines, all_cells, note
 
 
 def order_values(found: list[Run], names: list[str]) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from hpcfed.core.exit_status import RESUME_ME
 from hpcfed.core.paths import glob_folder
 from hpcfed.results.columns import by_round, last, main_metric
 from hpcfed.results.summary import summary_statistics
-from hpcfed.storage import checkpoint, names
+from hpcfed.storage import checkpoint, lock, names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
@@ -85,8 +85,8 @@ def of(record: Record, folder: Path) -> State:
 def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
     """Return whether a run is done, goes on, or has ended early, and since when.
 
-    A run whose ranks are killed leaves their heartbeat files behind, which become old; one that
-    ends in order removes them.
+    A run whose ranks are killed leaves its lock, whose holder is known to be dead at once on the
+    same machine, and heartbeat files, which become old; one that ends in order removes both.
     """
     if complete(record):
         return FINISHED, modified_at(record.path)
@@ -96,7 +96,9 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
         if (when := modified_at(path))
     ]
     if signs:
-        return (GOING_ON, None) if now - max(signs) < SIGNS else (STALE, max(signs))
+        killed = os.path.exists(names.lock_file(folder)) and lock.find_holder(folder) is None
+        fresh = now - max(signs) < SIGNS and not killed
+        return (GOING_ON, None) if fresh else (STALE, max(signs))
     last = max(
         filter(None, map(modified_at, (record.path, names.journal_file(record.path)))), default=None
     )

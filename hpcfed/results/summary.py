@@ -42,9 +42,9 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
 
 
 LATER = {  # rows that not every run has
-    "received": "with the server's next model, untrained",
+    "received": "global model as received, before local training",
     "final": "after the method's last step, own models",
-    "final_received": "after the method's last step, server's",
+    "final_received": "global model as received after the end",
 }
 
 
@@ -249,8 +249,8 @@ def words(item: Any) -> str:
 def accuracy_table(found: dict[str, Any], whose: str) -> Table:
     total, top = found["accuracy"], found["best"]
     by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
-    rows = [(f"{whose} clients, last round", total), *by]
-    rows.append(("before local training", total["before"]))
+    rows = [(f"{whose} clients, last round, after local training", total), *by]
+    rows.append(("last round, before local training", total["before"]))
     rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
     cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
     pooled = found["metrics"]["accuracy"]["pooled"]
@@ -276,7 +276,11 @@ def metric_table(found: dict[str, Any], whose: str) -> Table:
             if more["mean"] is not None or more["pooled"] is not None:
                 row = (share(more["mean"]), share(more["std"]), "", share(more["pooled"]))
                 cells.append((f"  {line}", *row))
-    return table(f"metrics of {whose} clients in the last round,>mean,>std,>clients,>pooled", cells)
+    return table(
+        f"metrics of {whose} clients after local training in the last round,"
+        ">mean,>std,>clients,>pooled",
+        cells,
+    )
 
 
 def share(number: float | None) -> str:

@@ -110,7 +110,8 @@ def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5, 0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6, 0.7, 0.8])]
     head, _, heads, base, ours, _, note, least_p = lines(compare(runs))
     assert head == (
-        "Test accuracy after the last round, mean over clients; paired differences from local, "
+        "Test accuracy of each client's model after local training in the last "
+        "round, mean over clients; paired differences from local, "
         "with 95 % "
         "confidence intervals."
     )

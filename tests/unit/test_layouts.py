@@ -140,7 +140,8 @@ def test_a_table_is_as_the_paper_has_it_and_says_what_is_missing_or_otherwise(tm
         "Ablation study (CA: classifier averaging, PR: proximal regularisation, CL: contrastive"
     )
     assert head.endswith(
-        ", table 4). Test accuracy after the last round, mean over clients; one seed. "
+        ", table 4). Test accuracy of each client's model after local training in the last "
+        "round, mean over clients; one seed. "
         "*: best of its row."
     )
     assert " ".join(heads.split()) == "data set CA +PR +CL +PR, CL"

@@ -140,7 +140,7 @@ def test_table_and_compare_show_the_metric(tmp_path: Path):
     runs += [run(tmp_path / f"b{s}", s, "fedprox", add=0.1) for s in range(3)]
     text = table(runs, metric="f1", value="pooled")
     assert text.startswith(
-        "Test F1 after the last round, over the test examples of all clients tog"
+        "Test F1 of each client's model after local training in the last round, over the tes"
     )
     assert "0.5000" in text and "0.6000" in text
     text = compare(runs, metric="f1", format="csv").splitlines()
@@ -152,7 +152,7 @@ def test_curves_are_of_the_metric_that_is_asked_for(tmp_path: Path):
     curve = Curve.of(load(path), "f1_pooled")
     assert curve.mean.tolist() == [0.1, 0.3, 0.5] and not curve.std.any()
     assert Curve.of(load(path), "f1").mean.tolist() == pytest.approx([0.3, 0.6, 0.5])
-    assert y(1, "f1_pooled") == "test F1,\nall test examples together"
+    assert y(1, "f1_pooled") == "test F1 after local training,\nall test examples together"
     assert y(1, "f1_received") == "test F1 of received models,\nmean ± std over clients"
     told = plot([path], "curves,accuracies", metric="f1", out=tmp_path / "f1.png")
     assert all(Path(line).exists() for line in told.splitlines())

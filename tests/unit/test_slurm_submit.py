@@ -190,6 +190,8 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
+    [comment] = {options.pop(1) for options, _ in submitted}
+    assert comment.startswith("--comment=hpcfed:")
     assert [options for options, _ in submitted] == [["--parsable", *wait] for wait in waits]
     out = capsys.readouterr().out
     assert "jobs 101, 102, 103, one after the other; results in run" in out
@@ -323,6 +325,18 @@ def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words
     assert main(["submit", *SMALL, *words]) == 2
     assert said in capsys.readouterr().err
     assert not (bin / "submitted").exists()
+
+
+def test_a_run_whose_job_waits_in_the_queue_is_not_submitted_once_more(bin, capsys):
+    words = ["submit", *SMALL, "--out", "runs/a b"]
+    assert main(words) == 0
+    options, _ = json.loads((bin / "submitted").read_text())
+    mark = options[1].removeprefix("--comment=")
+    program(bin, "squeue", f"print('7 (null)'); print('8 {mark}')")
+    assert main(words) == 2
+    assert "out: job 8 in the queue is to run in runs/a b" in capsys.readouterr().err
+    assert main([*words[:-1], "runs/b"]) == 0
+    assert main([*words, "--force"]) == 0
 
 
 def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hpcfed.core import wording
 from hpcfed.report import tail
 from hpcfed.report.status import status
 from hpcfed.results import state as states
-from hpcfed.storage import names
+from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
@@ -88,6 +89,16 @@ def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
     sign(run, 1000)
     found = states.state(run)
     assert (found.word, found.since, found.left) == ("stale", NOW - 1000, None)
+
+
+def test_a_run_whose_process_was_killed_is_known_by_its_lock_at_once(tmp_path):
+    run = written(results(tmp_path / "run"), 4)
+    sign(run, 1)
+    alive = lock.this_process("")
+    for holder, word in ((alive, "going on"), (replace(alive, started="0"), "stale")):
+        names.lock_file(run).unlink(missing_ok=True)
+        assert lock.put(names.lock_file(run), holder)
+        assert states.state(run).word == word
 
 
 def test_a_run_without_signs_has_ended_and_says_how(tmp_path):

@@ -117,7 +117,8 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
         "0.0707",
     ]  # 0.1 / sqrt(2)
     assert head == (
-        "Test accuracy after the last round, mean over clients; mean over 2 seeds ± sample "
+        "Test accuracy of each client's model after local training in the last "
+        "round, mean over clients; mean over 2 seeds ± sample "
         "standard "
         "deviation (n - 1) over seeds. *: best of its column."
     )

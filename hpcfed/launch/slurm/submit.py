@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from hpcfed.launch.slurm.script import Batch
 from hpcfed.results.state import GOING_ON, SIGNS, state
 from hpcfed.storage import checkpoint, lock
 from hpcfed.storage.fields import flat
+
+DIGITS = 16  # of the digest of a folder's path
+QUEUE = 30.0  # seconds to wait for squeue
 
 
 def submit(
@@ -58,9 +62,10 @@ def submit(
         return text([]).rstrip("\n")
     for job in jobs:
         free(job)
+    comment = " ".join(mark(job) for job in jobs)
     doubt = launcher == AUTO and not read_launcher()
     return submission_message(
-        sbatch_all(text, chain),
+        sbatch_all(text, chain, comment),
         jobs,
         waiting=bool(chain > 1 or tasks),
         guess=batch.launcher if doubt else (),
@@ -132,6 +137,11 @@ def free(job: Job) -> None:
             f"folder "
             "would spoil it; wait for its end, or give another --out"
         )
+    if (waiting := waiting_job(mark(job))) and not job.force:
+        raise ConfigError(
+            f"out: job {waiting} in the queue is to run in {run}, and would go on there after this "
+            f"one; wait for its end, cancel it (scancel {waiting}), or give another --out"
+        )
     if not (job.resume or job.overwrite or checkpoint.newest(run)) and folder.holds(run):
         raise ConfigError(
             f"out: {run} holds a run that has saved nothing; replace it with --overwrite, or give "
@@ -139,15 +149,34 @@ def free(job: Job) -> None:
         )
 
 
-def sbatch_all(text: Callable[[list[str]], str], chain: int) -> list[str]:
+def mark(job: Job) -> str:
+    """Return the word by which a batch job in the queue names the folder of its run."""
+    place = str(folder.of(job).resolve())
+    return f"hpcfed:{hashlib.sha256(place.encode(errors='surrogateescape')).hexdigest()[:DIGITS]}"
+
+
+def waiting_job(name: str) -> str:
+    """Return the id of a job of this user that waits in Slurm's queue with this mark, or ""."""
+    words = ["squeue", "--me", "--noheader", "--states=PENDING,CONFIGURING", "--format=%A %k"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=QUEUE)
+    except (OSError, subprocess.SubprocessError):  # sbatch will say what is wrong
+        return ""
+    rows = (line.split() for line in done.stdout.splitlines())
+    return next((job for job, *marks in rows if name in marks), "")
+
+
+def sbatch_all(text: Callable[[list[str]], str], chain: int, comment: str) -> list[str]:
     """Submit a chain of scripts, each to begin when the one before has ended; return their ids.
 
     text: returns a script, given the ids of those before.
+    comment: by which `waiting_job` finds them.
     """
     ids: list[str] = []
     while len(ids) < chain:
         try:
-            ids.append(sbatch(text(ids), [f"--dependency=afterany:{ids[-1]}"] if ids else []))
+            after = [f"--dependency=afterany:{ids[-1]}"] if ids else []
+            ids.append(sbatch(text(ids), [f"--comment={comment}", *after]))
         except ConfigError as error:
             if not ids:
                 raise

@@ -143,7 +143,7 @@ def in_words(metric: str) -> str:
     for phase, told in PHASES.items():
         if metric.endswith(phase):
             return f"{title_metric(metric.removesuffix(phase))} {told}"
-    return title_metric(metric)
+    return f"{title_metric(metric)} after local training"
 
 
 def lines(

@@ -89,7 +89,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         graph(ax, one, shades)
     if len(known):
         bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
-        bar.set_label("test accuracy of a client", fontsize=plotting.LETTERS)
+        bar.set_label("test accuracy of a client after local training", fontsize=plotting.LETTERS)
         bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
         for i, one in enumerate(found):
