@@ -5,13 +5,15 @@ run of its job.
 [--number N] [--at-once N] [--pause FILE]`
 
 Each run is real: mpirun, 2 or 3 ranks, 8 rounds of some 50 ms, a checkpoint every second. Processes
-are killed or stopped, disks are full, files are damaged after a kill or while the run goes on, and
-a second run is started in the folder of the first. What strikes it, when and whom: streams that the
-seed, the kind of fault and the run's number name. A run that ends before its last round is started
+are killed or stopped, disks are full, files are damaged after a kill or while the run goes on, file
+calls fail, are cut short or lost (filecalls.c), and a second run is started in the folder of the
+first. What strikes it, when and whom: streams that the seed, the kind of fault and the run's number
+name. A run that ends before its last round is started
 again, as a batch script would do, on another number of ranks. What counts in the end: `hpcfed
 digest`, and whether its partition is whole. Beside it: rounds that were done twice; seconds from
 the fault until a round is done that was not done before it. Disks that can be full are mounted,
-which takes root; without it these faults are left out.
+which takes root, and filecalls.c is compiled by cc; without them these faults are left out, and a
+line says so.
 
 The result file is written after each run: what is cut short goes on with --resume.
 """
@@ -28,7 +30,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
 
-from faults import FAULTS
+from calls import compiler
+from faults import FAULTS, Fault
 from paired import RESULTS, machine
 from struck import JOBS, Case, Outcome, cleanly, play
 from tally import rows, table
@@ -44,6 +47,8 @@ STARTING = 3.0  # the same after the ranks are there, before the first round
 def main() -> None:
     options = arguments()
     outcomes = recorded(options) if options.resume else []
+    if left := [kind for kind in FAULTS if not possible(FAULTS[kind])]:
+        print(f"left out, for want of root or of a C compiler: {', '.join(left)}", flush=True)
     had = {outcome.case for outcome in outcomes}
     cases = [case for case in drawn(options) if case not in had]
     with (
@@ -104,10 +109,15 @@ def arguments() -> argparse.Namespace:
 
 def drawn(options: argparse.Namespace) -> list[Case]:
     """The runs that are asked for: kinds take turns."""
-    kinds = options.only or [kind for kind in FAULTS if os.geteuid() == 0 or not FAULTS[kind].disk]
+    kinds = options.only or [kind for kind in FAULTS if possible(FAULTS[kind])]
     if options.number is not None:
         return [draw(options.seed, kind, options.number) for kind in kinds]
     return [draw(options.seed, kinds[i % len(kinds)], i // len(kinds)) for i in range(options.runs)]
+
+
+def possible(fault: Fault) -> bool:
+    """Whether this machine can have such a fault: mounts take root, failing calls a compiler."""
+    return (not fault.disk or os.geteuid() == 0) and (not fault.calls or compiler())
 
 
 def draw(seed: int, kind: str, number: int) -> Case:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import h5py
+from calls import KINDS, Calls
 from disks import fill
 from numpy.random import Generator
 from watched import Watched
@@ -36,7 +37,7 @@ class Fault:
 
     statuses: with which the start that it strikes may end.  rounds: first and last after which it
     strikes; 0: while the run starts.  after: what is done to the run folder when that start has
-    ended.  fewest: ranks.
+    ended.  fewest: ranks.  calls: of files, one of which fails on a rank of the start.
     """
 
     what: str
@@ -49,6 +50,11 @@ class Fault:
     rounds: tuple[int, int] = (1, ROUNDS - 1)
     after: Callable[[Path, Generator], None] | None = None
     fewest: int = 2
+    calls: Calls | None = None
+
+
+def nothing(job: Watched, run: Path, draw: Generator) -> None:
+    """What strikes is in the run from its start."""
 
 
 def ranks(number: int, many: int, job: Watched, run: Path, draw: Generator) -> None:
@@ -466,4 +472,10 @@ FAULTS |= {
         WATCHDOG,
         rounds=(0, 0),
     ),
+}
+FAULTS |= {
+    f"call-{name}": Fault(
+        what, nothing, (DONE, RESUME_ME, WRONG), rounds=(0, 0), fewest=1, calls=calls
+    )
+    for name, (what, calls) in KINDS.items()
 }

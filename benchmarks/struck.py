@@ -72,6 +72,9 @@ class Case:
         fault, ranks = self.fault, str(self.ranks[later])
         launcher = [mpirun(), *(["--with-ft", "ulfm"] if fault.ulfm else []), "-np", ranks]
         job = shlex.split(f"{SMALL} {JOBS[self.job]} {fault.flags}")
+        if fault.calls and not later:
+            draw = stream(self.seed, "chaos", "calls", self.kind, self.number)
+            launcher += fault.calls.words(run, self.ranks[0], draw)
         words = [*launcher, sys.executable, "-m", "hpcfed.main", *job, "--out", str(run)]
         if fault.supervised:
             return [sys.executable, "-m", "hpcfed.cli", "supervise", "--", *words]

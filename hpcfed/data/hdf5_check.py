@@ -6,6 +6,7 @@ is 1, with the reason on stderr, or a signal ends the process.
 """
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -18,11 +19,20 @@ from hpcfed.core.errors import DamagedError, plain  # noqa: E402
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset  # noqa: E402
 
 CHUNK = 2**26  # bytes read at a time
+CGROUP = "/sys/fs/cgroup/memory.max"  # the limit of the control group that this process is in
 
 
 def memory() -> int:
-    """Return the bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that this machine has, or that this process may use of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    found += [limit] if limit != resource.RLIM_INFINITY else []
+    try:
+        with open(CGROUP) as file:  # of a container, or of a batch job
+            found.append(int(file.read()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        pass
+    return min(found)
 
 
 def read(name: str, node: h5py.Group | h5py.Dataset) -> None:

@@ -37,6 +37,7 @@ COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal co
 GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
 KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
 FEW = 8  # maximum columns or values in a message
+VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
 CELL = 2**24  # maximum characters of one value of a CSV file
 
 
@@ -166,10 +167,12 @@ def check_names(path: Path, names: Sequence[str]) -> None:
             f"{path}: the first line holds numbers ({join_few(names, FEW)}); write the names of "
             f"the columns above them"
         )
+    earlier = set[str]()
     for i, name in enumerate(names):
-        if not name or name in names[:i]:
+        if not name or name in earlier:
             why = f"{name!r}, as an earlier one" if name else "nothing"
             raise DataError(f"{path}: column {i + 1} is called {why}; give each its own name")
+        earlier.add(name)
 
 
 def is_number(text: str) -> bool:
@@ -217,6 +220,8 @@ def read_parquet(path: Path, missing: Collection[str]) -> Table:
     parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
     with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
         about = file.metadata
+        # the size in the file is that of runs of equal values, which are one
+        fits(about.num_rows * about.num_columns * VALUE, str(path))
         fits(
             sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups)), str(path)
         )
@@ -277,8 +282,9 @@ def known(table: Table, what: str, *names: str) -> None:
 
     what: the field that gives the name.
     """
+    columns = set(table.names)
     for name in names:
-        if name not in table.names:
+        if name not in columns:
             raise DataError(
                 f"{table.where}: columns.{what}: {unknown('column', name, table.names)}"
             )
@@ -506,7 +512,8 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
     Raises DataError for gaps if they are to be refused, and for infinite values.
     """
     known(table, "inputs", role.label, *role.inputs)
-    used = [name for name in role.used if name in table.names]
+    columns = set(table.names)
+    used = [name for name in role.used if name in columns]
     for name in used:
         if table[name].dtype != object and np.isinf(table[name]).any():
             row = int(np.flatnonzero(np.isinf(table[name]))[0])

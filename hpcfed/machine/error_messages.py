@@ -24,14 +24,22 @@ class MemoryFault(HpcfedError):
     """A client's training needs more memory than there is."""
 
 
+NO_MEMORY = (  # of torch's allocator on the host, of oneDNN, and of Python's threads
+    "can't allocate memory",
+    "could not create a primitive",
+    "could not create a memory",
+    "can't start new thread",
+)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether the error means that memory of a GPU or the host is exhausted.
 
-    torch's allocator of host memory raises a plain RuntimeError.
+    torch's allocator of host memory, oneDNN and threads raise a plain RuntimeError.
     """
-    return isinstance(
-        error, torch.OutOfMemoryError | MemoryError
-    ) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    )
 
 
 def kind(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from tests.mpirun import environment, ulfm
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import calls  # noqa: E402
 import chaos  # noqa: E402
 import faults  # noqa: E402
 import report  # noqa: E402
@@ -188,3 +189,18 @@ def test_a_supervised_run_of_which_all_ranks_are_killed_at_once_comes_to_the_sam
     ).stdout
     assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in said
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before
+
+
+@pytest.mark.skipif(not calls.compiler(), reason="no C compiler, cc")
+def test_the_file_call_that_is_named_is_struck_and_no_other(tmp_path):
+    """The third write below the run folder is lost, though it counts as done."""
+    one = calls.Calls("write", "lose", most=1)
+    words = one.words(tmp_path / "run", 1, stream(0, "calls"))
+    words[words.index("CALLS_AT=1")] = "CALLS_AT=3"
+    deed = "import sys; [open(f'{sys.argv[1]}{i}', 'wb', 0).write(b'ab') for i in range(5)]"
+    command = [*words, sys.executable, "-c", deed, str(tmp_path / "run")]
+    subprocess.run(command, check=True)
+    assert [(tmp_path / f"run{i}").read_bytes() for i in range(5)] == [b"ab"] * 2 + [b""] + (
+        [b"ab"] * 2
+    )
+    assert (tmp_path / "struck").read_text() == f"write {tmp_path}/run2\n"

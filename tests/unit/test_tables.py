@@ -288,6 +288,18 @@ def test_a_table_that_cannot_be_used_is_refused_with_its_place(tmp_path, case):
     assert "people.csv" in str(caught.value)
 
 
+def test_a_small_parquet_file_of_many_rows_is_measured_by_its_rows(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    monkeypatch.setattr("hpcfed.data.hdf5_check.memory", lambda: 10**6)
+    rows = pyarrow.table({"age": [1] * 100_000, "label": [0] * 100_000})
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 5000
+    with pytest.raises(DataError, match="declares 0.00298 GiB, more than this machine's memory"):
+        read(str(tmp_path / "a.parquet"))
+
+
 def test_a_damaged_parquet_file_is_one_message(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100))

@@ -183,3 +183,9 @@ def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in
     assert "a smaller model is needed" in error_messages.no_room(
         error, 1, torch.device("cuda"), 2**30
     )
+
+
+@pytest.mark.parametrize("words", ["could not create a primitive", "can't start new thread"])
+def test_what_onednn_and_threads_say_of_exhausted_memory_is_a_lack_of_memory(words):
+    assert error_messages.out_of_memory(RuntimeError(words))
+    assert not error_messages.out_of_memory(ValueError(words))
