@@ -118,7 +118,9 @@ class ARUBA(RoundBased):
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
         if not self.learn:
-            return super().local(fed, client, state, t), Params()
+            self.receive(client, fed.down(client, state.x))
+            self.train(fed, client, state.x, t)
+            return Mean.of(client.params(), self.weight(client)), Params()
         self.receive(client, fed.down(client, state.x))
         rates = fed.down(client, rates_of(state.b, state.g))
         squares = self.descend(fed, client, state.x, t, lambda _: rates)
