@@ -71,8 +71,8 @@ setup(
         ],  # trained models as files, and what they rest on
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
         "hf": [
-            "transformers>=4.40,<5",
-            "datasets>=3,<5",  # 5 and transformers 4 want different huggingface_hub
+            "transformers>=5.3",  # before, a config could run code in spite of trust_remote_code=False
+            "datasets>=5",
             "safetensors>=0.4",
         ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna

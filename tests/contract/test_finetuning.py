@@ -271,9 +271,8 @@ def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
     words = ["<|startoftext|>", "<|endoftext|>", *(f"{c}</w>" for c in letters)]
     (tmp_path / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    transformers.CLIPTokenizer(tmp_path / "vocab.json", tmp_path / "merges.txt").save_pretrained(
-        tmp_path
-    )
+    files = (str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    transformers.CLIPTokenizer(*files).save_pretrained(tmp_path)
     name = f"clip:{tmp_path}"
     model = dual(name, names="abcd")
     x = images(2)

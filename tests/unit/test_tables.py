@@ -484,8 +484,9 @@ def test_what_the_cache_of_hugging_face_holds_needs_no_network(tmp_path, monkeyp
 
     configs = {"BUILDER_CONFIGS": [CsvConfig(name="default", data_files=files)]}
     Hub = type("Hub", (Csv,), configs)  # as `datasets` makes a builder for a set of the hub
-    made = {"repo_id": "lab/people", "dataset_name": "people", "hash": "0" * 16}
+    made = {"dataset_name": "people", "hash": "0" * 16}
     Hub(cache_dir=str(tmp_path / "cache"), **made).download_and_prepare()
+    (tmp_path / "cache/people").rename(tmp_path / "cache/lab___people")
     data = read("hf:lab/people")  # as a download from the hub leaves it
     assert same(data, read(save(tmp_path, rows))) and data.classes == ("no", "yes")
     assert not asked
