@@ -71,7 +71,7 @@ setup(
         ],  # trained models as files, and what they rest on
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
         "hf": [
-            "transformers>=5.3",  # before, a config could run code in spite of trust_remote_code=False
+            "transformers>=5.3",  # older ones run code of a folder although told not to
             "datasets>=5",
             "safetensors>=0.4",
         ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
