@@ -87,7 +87,9 @@ def read(folder: Path, how: Reading) -> DataSet:
 def classes_of(folder: Path) -> list[str]:
     """Return the names of the folders in a folder."""
     return sorted(
-        entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
+        name
+        for name in os.listdir(folder)
+        if name[0] != "." and os.path.isdir(folder / name)  # no link that goes in a circle
     )
 
 

@@ -25,7 +25,7 @@ from hpcfed.config.validation_messages import PREFIX
 from hpcfed.config.write import to_toml
 from hpcfed.core import user_code
 from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
-from hpcfed.core.exit_status import DONE, RESUME_ME
+from hpcfed.core.exit_status import DONE, RESUME_ME, as_shells_count
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.engine.fault_tolerance.supervise import MAIN
@@ -41,6 +41,7 @@ from hpcfed.storage.record import load as load_results
 
 ONE = threading.Lock()  # held by the run of this process
 LOOK = 0.2  # seconds between two polls of a run on ranks of its own
+SIGNALLED = 128  # what a shell adds to the number of the signal that ended a process
 LINES = 30  # last lines of their output that are shown without a message of hpcfed
 SAYS = "hpcfed: "  # prefix of hpcfed's messages
 RULE = "-----"  # above and below messages of launchers
@@ -177,6 +178,8 @@ def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
             watch(child, job, said)
             status = child.process.wait()
         text = said.read_text(encoding="utf-8", errors="replace")
+    if child.got and as_shells_count(status) > SIGNALLED:  # before the ranks heeded signals
+        return RESUME_ME, child.got
     if status not in (DONE, RESUME_ME):
         raise HpcfedError(reason(text, status))
     if status == RESUME_ME and child.got is None:

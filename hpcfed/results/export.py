@@ -71,7 +71,8 @@ def writer(format: str) -> Callable[[Path, Table], object]:
 def to_csv(path: Path, rows: Table) -> None:
     """Write a table as CSV, one line a row.
 
-    Numbers have all the digits that are needed to read them back exactly; nan is an empty cell.
+    Numbers have all the digits that are needed to read them back exactly; nan is an empty cell. A
+    word that a spreadsheet would take for a formula gets an apostrophe before it.
     """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -85,11 +86,18 @@ def cells(column: np.ndarray) -> list[Any]:
     csv writes a float as repr does, with the fewest digits that distinguish it from any other.
     """
     values = column.tolist()
-    return (
-        ["" if value != value else value for value in values]
-        if column.dtype.kind == "f"
-        else values
-    )
+    if column.dtype.kind == "f":
+        return ["" if value != value else value for value in values]
+    return [f"'{v}" if isinstance(v, str) and is_formula(v) else v for v in values]
+
+
+def is_formula(word: str) -> bool:
+    """Return whether a spreadsheet would compute a cell with this word."""
+    try:
+        float(word)
+    except ValueError:
+        return word.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return False
 
 
 def to_json(path: Path, item: Any) -> None:

@@ -44,6 +44,7 @@ LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a renewal
 ENDING = 3.0  # seconds for which a process of this machine may be about to end
 PAUSE = 0.05  # seconds between two polls
 MOST = 10_000  # bytes of a lock file
+DIGITS = 10  # of a number in the environment
 UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
 
 
@@ -93,7 +94,7 @@ def this_process(world: str, env: Mapping[str, str] = os.environ) -> Holder:
         process=os.getpid(),
         started=start_time(os.getpid()),
         job=env.get("SLURM_JOB_ID", ""),
-        restart=int(count) if count.isdecimal() else 0,
+        restart=int(count) if count.isdecimal() and len(count) < DIGITS else 0,
     )
 
 
@@ -152,9 +153,11 @@ def read(path: Path) -> Found | None:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    with open(handle, "rb") as file:
+    try:
         about = os.fstat(handle)
-        text = file.read(MOST) if stat.S_ISREG(about.st_mode) else b""
+        text = os.read(handle, MOST) if stat.S_ISREG(about.st_mode) else b""
+    finally:
+        os.close(handle)
     return Found(parse_holder(text), about.st_mtime)
 
 
@@ -293,11 +296,15 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
             now = os.stat(new).st_mtime  # by the file system's clock, as the other file's time
             mine = bool(me.world) and found.holder.world == me.world
             here = bool(me.machine) and found.holder.machine == me.machine
-            forced = force and not here and now - found.renewed > ALIVE
+            # renewed in the future: the clock was set back; a holder that lives renews it by then
+            silent, waited = now - found.renewed, monotonic() - begun
+            forced = (
+                force and not here and (silent > ALIVE or (silent < -ALIVE and waited > 2 * BEAT))
+            )
             if mine or forced or dead(found, now, me):
                 if replace_holder(path, new, me, found.holder):
                     return
-            elif monotonic() - begun > patience(here, force):
+            elif waited > patience(here, force):
                 raise refusal(path, found, now, here, force)
             sleep(PAUSE)
     finally:
@@ -393,7 +400,7 @@ def refusal(path: Path, found: Found, now: float, here: bool, force: bool) -> Co
     if here:
         return ConfigError(f"{who}; wait for its end, end it, or give another --out")
     heard = f"{who}, last heard of at {last}"
-    if force or now - found.renewed <= ALIVE:
+    if force or abs(now - found.renewed) <= ALIVE:
         return ConfigError(f"{heard}; wait for its end, end it, or give another --out")
     return ConfigError(
         f"{heard}; whether it still goes on cannot be told from this machine: where it does not, "

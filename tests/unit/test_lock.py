@@ -109,9 +109,21 @@ def test_on_another_machine_signs_of_life_decide_and_in_between_force(
     assert owner(tmp_path) == ("ours" if taken else "theirs")
 
 
+def test_a_lock_of_the_future_is_taken_by_force_when_nobody_has_renewed_it(tmp_path, monkeypatch):
+    """The clock was set back by an hour."""
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "LONGEST", 30.0)
+    put(tmp_path, FAR, -3600.0)
+    with pytest.raises(ConfigError, match="take the folder with --force"):
+        Lock(tmp_path, "ours").take()
+    Lock(tmp_path, "ours").take(force=True)
+    assert owner(tmp_path) == "ours"
+
+
 def test_a_batch_job_that_was_queued_again_follows_itself_and_no_other(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert this_process("", {"SLURM_RESTART_COUNT": "9" * 5000}).restart == 0
     for job, restart, taken in (("18", 1, False), ("17", 2, False), ("17", 1, True)):
         put(tmp_path, replace(FAR, job=job, restart=restart))
         if taken:
@@ -179,8 +191,10 @@ def test_a_file_that_says_nothing_is_taken_when_it_is_old(tmp_path: Path, text):
     assert owner(tmp_path) == "ours"
 
 
-def test_what_is_no_file_is_one_message(tmp_path: Path):
-    os.mkfifo(names.lock_file(tmp_path))
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_one_message(tmp_path: Path, make):
+    make(names.lock_file(tmp_path))
+    assert lock.read(names.lock_file(tmp_path)).holder == lock.Holder()
     with pytest.raises((ConfigError, WriteError)):
         Lock(tmp_path, "ours").take()
 

@@ -19,7 +19,7 @@ import hpcfed
 from hpcfed.algorithms.global_model.fedprox import FedProx
 from hpcfed.config.load import load
 from hpcfed.config.write import to_toml
-from hpcfed.core.exit_status import DONE
+from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.launch import python
 from hpcfed.machine.settings import VARIABLES
@@ -432,3 +432,11 @@ def test_dir_shows_what_is_public_and_nothing_else():
     shown, public = done.stdout.splitlines()
     assert shown == public
     assert not [name for name in public.split() if getattr(hpcfed, name, None) is None]
+
+
+def test_an_interrupt_while_the_ranks_start_is_an_interrupt(monkeypatch):
+    """They do not heed the signal yet, which ends them."""
+    end = ["sh", "-c", "kill -USR1 $$"]
+    monkeypatch.setattr(python, "find_launcher", lambda *_: end)
+    monkeypatch.setattr(python, "watch", lambda child, *_: child.ask(signal.SIGINT, None))
+    assert python.beside(load([]), 2, "") == (RESUME_ME, signal.SIGINT)

@@ -21,6 +21,7 @@ from hpcfed.report.progress import Progress, TwoLines, line
 from hpcfed.report.references import bibtex, references
 from hpcfed.results import summary
 from hpcfed.results.columns import so_far
+from hpcfed.results.export import to_csv
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, Results, load
 
@@ -348,3 +349,10 @@ def test_the_last_round_has_no_time_left(tmp_path):
     job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
     progress = Progress(job, tmp_path, None, active=False)
     assert [bool(progress.left(t)) for t in (1, 2, 3)] == [False, True, False]
+
+
+def test_no_word_of_a_csv_file_is_a_formula(tmp_path):
+    rows = {"class": np.array(["=1+1", "@x", "-2+3", "-1", "cat"], object), "n": np.arange(5)}
+    to_csv(tmp_path / "a.csv", rows)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines == ["class,n", "'=1+1,0", "'@x,1", "'-2+3,2", "-1,3", "cat,4"]

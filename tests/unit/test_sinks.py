@@ -8,6 +8,7 @@ import pytest
 
 from hpcfed.config.load import load as load_job
 from hpcfed.config.sections import Log
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry
 from hpcfed.main import main
 from hpcfed.report.sinks import SINKS, logs, numbers
@@ -252,3 +253,15 @@ def test_tensorboard_asked_for_late_has_the_rounds_before_too(tmp_path):
     spoken("tensorboard", tmp_path, [(2, [3], "finished")])
     events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
     assert [e.step for e in events.Scalars("loss/train")] == [1, 2, 3]
+
+
+def test_a_log_that_cannot_begin_says_why_and_nothing_else(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").touch()
+    said = []
+    with (
+        pytest.raises(ConfigError, match=r"log.tensorboard: cannot begin: .*tensorboard"),
+        logs.Logs(Log(tensorboard=True), tmp_path, said.append) as log,
+    ):
+        log.begin({"job": {}, "architectures": []}, 0, lambda t: {})
+    assert said == []

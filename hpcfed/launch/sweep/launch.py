@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.paths import tail
+from hpcfed.core.paths import only_regular, tail
 from hpcfed.core.registry import outside
 from hpcfed.engine.fault_tolerance.supervise import MAIN, onward
 from hpcfed.engine.fault_tolerance.supervise import is_finished as all_done
@@ -141,7 +141,7 @@ def lock_log(path: Path) -> Iterator[BinaryIO | None]:
     """
     with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        log = open(path, "ab")  # noqa: SIM115  closed below
+        log = open(path, "ab", opener=only_regular)  # noqa: SIM115  closed below
     with log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -66,6 +67,8 @@ class Logs:
                 self.complete[name] = self.sinks[name].begin(header, done)
             except Exception as error:
                 if first and not done:
+                    with suppress(Exception):  # it may have begun nothing that could be ended
+                        self.sinks.pop(name).end(FAILED)
                     advice = f"mend that, or leave log.{name} away"
                     raise ConfigError(f"log.{name}: cannot begin: {error}; {advice}") from error
                 self.drop(name, error)
