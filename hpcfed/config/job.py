@@ -58,6 +58,7 @@ FREE = (
     "run.speeds",
     "run.rebalance",
     "run.resident",
+    "run.device_resident",
     "run.on_client_fault",
     "run.grace",
     "run.watchdog",

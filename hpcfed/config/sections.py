@@ -350,6 +350,10 @@ class Run(Section):
     """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest
     waits on disk.
     """
+    device_resident: NonNegative | None = None
+    """GiB of clients' weights and memories that each rank keeps in its GPU's memory; the rest waits
+    in the host's. Default: half of the rank's share of the GPU.
+    """
     speeds: tuple[PositiveFloat, ...] = ()
     """Speed of each rank, or of each node, relative to one another: clients are placed by it.
     Default: all alike.

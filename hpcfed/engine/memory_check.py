@@ -22,6 +22,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import zeros
 from hpcfed.core.shapes import each, parts
+from hpcfed.machine.device_choice import resident_bytes
 from hpcfed.machine.devices import CONTEXT, autocast
 from hpcfed.machine.error_messages import explain_fault, out_of_memory
 from hpcfed.models.flat import Skeleton
@@ -118,7 +119,9 @@ def need(facts: World, fed: Federation) -> Need:
         # clients train one after the other, so the largest client's moments count
         modules=sum(flat.values()) + n * max(flat.values(), default=0),
         examples=example * sum(int(fed.sizes[k]) for k in mine),
-        resting=min(weights, int(fed.gpu.memory / 2)) if fed.gpu.memory else weights,
+        resting=int(min(weights, resident_bytes(fed.job, fed.gpu.memory)))
+        if fed.gpu.memory
+        else weights,
         steps={name: peak(fed, name) for name in kinds},
         moments=n * sum(flat.values()) if captured else None,
     )

@@ -36,7 +36,7 @@ from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.world import World
 from hpcfed.machine import speeds
 from hpcfed.machine.assignment import place
-from hpcfed.machine.device_choice import choose_device
+from hpcfed.machine.device_choice import choose_device, resident_bytes
 from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
 from hpcfed.models.finetuning import Finetuning
@@ -371,7 +371,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         data.vocabulary,
         job.run.resident * 2**30,
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
-        own.share / 2,
+        resident_bytes(job, own.share),
         Finetuning.of(job),
         data.classes,
     )

@@ -40,3 +40,12 @@ def choose_device(job: Job, comm: Comm) -> DeviceChoice:
     devices.prepare(device, job.run.threads, job.run.precision)
     devices.cap(device, len(shared[comm.rank]))
     return DeviceChoice(device, devices.share(device, len(shared[comm.rank])), warning)
+
+
+def resident_bytes(job: Job, share: float) -> float:
+    """Return how many bytes of clients' weights and memories a rank keeps in a GPU's memory.
+
+    share: bytes of the GPU's memory for this rank.
+    """
+    wanted = job.run.device_resident
+    return share / 2 if wanted is None else wanted * 2**30

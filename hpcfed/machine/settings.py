@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,13 @@ from hpcfed.core import rng
 
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")  # that `devices.prepare` may set
 FRESH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}  # of numpy
-CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
+CUDNN = ("enabled", "benchmark", "deterministic")
+# where torch (2.9 and later) keeps the precision of float32 products: that of a place counts for
+# those below it whose own is "none". That of "mkldnn" cannot be set: its setter sets the one of ""
+PLACES = (
+    *("", "cudnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn"),
+    *("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
+)
 
 
 @contextmanager
@@ -24,14 +30,13 @@ def usual_settings() -> Iterator[None]:
     Afterwards all settings are restored, and the state of torch's generators too. Only the memory
     that the C library keeps (`allocator.keep_memory`) is not released.
     """
-    before = settings()
+    before, precisions = settings(), take_precisions()
     variables = {name: os.environ.get(name) for name in VARIABLES}
     threads = torch.get_num_threads()
     try:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.enabled = True
         with (
             rng.keep_states(),
@@ -44,6 +49,7 @@ def usual_settings() -> Iterator[None]:
             yield
     finally:
         restore(before)
+        restore_precisions(precisions)
         torch.set_num_threads(threads)
         for name, value in variables.items():
             if value is None:
@@ -62,10 +68,47 @@ def settings() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill": utils.fill_uninitialized_memory,
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "precision": torch.get_float32_matmul_precision(),
         "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
     }
+
+
+def take_precisions() -> dict[str, Any]:
+    """Return the precisions of float32 products, and set those of a fresh process.
+
+    torch has two interfaces for them. Setting by the older one sets both; reading by it raises
+    RuntimeError after a setting by the newer one (`fp32_precision`) that differs, so what cannot be
+    read is not set by it either.
+    """
+    before: dict[str, Any] = {}
+    with suppress(RuntimeError):
+        before["older matmul"] = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        before["older cudnn"] = torch.backends.cudnn.allow_tf32
+    for place in PLACES:  # from above, so that each shows its own
+        module = backend(place)
+        if hasattr(module, "fp32_precision"):
+            before[place] = module.fp32_precision
+            module.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    return before
+
+
+def restore_precisions(before: dict[str, Any]) -> None:
+    """Restore what `take_precisions` returned."""
+    torch.set_float32_matmul_precision(before.get("older matmul", "highest"))
+    torch.backends.cudnn.allow_tf32 = before.get("older cudnn", True)
+    for place in PLACES:
+        if place in before:
+            backend(place).fp32_precision = before[place]
+
+
+def backend(place: str) -> Any:
+    """Return a part of `torch.backends`; None if this torch does not have it."""
+    module: Any = torch.backends
+    for name in filter(None, place.split(".")):
+        module = getattr(module, name, None)
+    return module
 
 
 def restore(before: dict[str, Any]) -> None:
@@ -76,8 +119,6 @@ def restore(before: dict[str, Any]) -> None:
     torch.set_default_device(None if cpu else before["device"])
     torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
     utils.fill_uninitialized_memory = before["fill"]
-    torch.backends.cuda.matmul.allow_tf32 = before["tf32"]
-    torch.set_float32_matmul_precision(before["precision"])
     for name, value in before["cudnn"].items():
         setattr(torch.backends.cudnn, name, value)
     if before["gpu"] is not None:

@@ -32,7 +32,6 @@ import torch
 
 from hpcfed.algorithms import load
 from hpcfed.algorithms.events import EventBased
-from hpcfed.clients import client_state, store
 from hpcfed.clients.participation import Draws
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
@@ -263,15 +262,11 @@ class Examination:
         it does as the CPU does.
         """
         flags = (*SCORED, *self.flags, *DROP, "--training.engine", "eager", "--run.device", "cuda")
+        flags = (*flags, "--run.device_resident", str(FEW / 2**30))
         watch = Watch()
         with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(augment, "shuffled", lambda n, g: torch.randperm(n, generator=g).tolist())
             patch.setitem(optimisers.RATE, "cuda", optimisers.RATE["cpu"])
-            patch.setattr(
-                store,
-                "state_store",
-                lambda *args: client_state.state_store(*args[:3], min(args[3], FEW)),
-            )
             steps = WaitsOfSteps(patch)
             rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
             for t in (1, 2):

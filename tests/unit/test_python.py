@@ -22,7 +22,8 @@ from hpcfed.config.write import to_toml
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.launch import python
-from hpcfed.machine.settings import VARIABLES
+from hpcfed.machine.devices import prepare
+from hpcfed.machine.settings import VARIABLES, backend, usual_settings
 from hpcfed.main import main
 from hpcfed.report import progress
 from hpcfed.results.export import export
@@ -440,3 +441,29 @@ def test_an_interrupt_while_the_ranks_start_is_an_interrupt(monkeypatch):
     monkeypatch.setattr(python, "find_launcher", lambda *_: end)
     monkeypatch.setattr(python, "watch", lambda child, *_: child.ask(signal.SIGINT, None))
     assert python.beside(load([]), 2, "") == (RESUME_ME, signal.SIGINT)
+
+
+PRECISIONS = ("", "cuda.matmul", "cudnn.conv", "mkldnn.matmul")
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="this torch has the older interface alone"
+)
+@pytest.mark.parametrize("place", PRECISIONS)
+def test_a_call_has_its_own_precision_of_products_and_leaves_that_of_torchs_newer_interface(place):
+    def precisions():
+        return {name: backend(name).fp32_precision for name in PRECISIONS}
+
+    fresh = backend(place).fp32_precision
+    backend(place).fp32_precision = "tf32"
+    try:
+        wanted = precisions()
+        with usual_settings():
+            assert precisions() == dict(
+                zip(PRECISIONS, ("none", "ieee", "tf32", "ieee"), strict=True)
+            )
+            prepare(torch.device("cpu"), 1, "tf32")
+            assert backend("cuda.matmul").fp32_precision == "tf32"
+        assert precisions() == wanted
+    finally:
+        backend(place).fp32_precision = fresh

@@ -24,6 +24,7 @@ from hpcfed.machine.gpu_sharing import visible
 MARK = "hpcfed-probe "  # prefix of a world's line: launchers and libraries print lines too
 SHM = "/dev/shm"
 MPS_CONTROL = "nvidia-cuda-mps-control"
+DRIVER = os.pathsep.join(("/usr/local/nvidia/bin", "/usr/bin"))  # where a driver is mounted
 
 
 def main() -> int:
@@ -80,7 +81,8 @@ def mps_server(proc: Path = Path("/proc")) -> str:
         number = (pipes / f"{MPS_CONTROL}.pid").read_text().strip()
         if number.isdigit() and (proc / number).exists():
             return "runs"
-    return "not started" if shutil.which(MPS_CONTROL) else ""
+    found = shutil.which(MPS_CONTROL) or shutil.which(MPS_CONTROL, path=DRIVER)
+    return "not started" if found else ""
 
 
 def gpu_files(dev: Path = Path("/dev")) -> int:
