@@ -133,17 +133,14 @@ class ZeroShot(RoundBased):
         return super().init(fed)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        if self.at == "server" or t < self.after:
-            return super().local(fed, client, state, t)
-        labels = missing(fed.label_counts[client.id], self.samples)
-        if not len(labels):
-            return super().local(fed, client, state, t)
-        given = fed.down(client, self.offer(fed, client, state))
+        given, data = fed.down(client, self.offer(fed, client, state)), client.train
         self.receive(client, given)
-        classes = torch.from_numpy(labels).to(fed.device)
-        with count_work(fed, client, self.steps * len(labels)):
-            x = self.inversion.examples(fed, client.architecture, given, classes, t, client.id)
-        data = Extended(client.train, as_stored(fed, client.train, x, labels))
+        labels = missing(fed.label_counts[client.id], self.samples)
+        if self.at == "clients" and t >= self.after and len(labels):
+            classes = torch.from_numpy(labels).to(fed.device)
+            with count_work(fed, client, self.steps * len(labels)):
+                x = self.inversion.examples(fed, client.architecture, given, classes, t, client.id)
+            data = Extended(client.train, as_stored(fed, client.train, x, labels))
         sgd(fed, client, t, partial(self.loss, client, given), data=data)
         return Mean.of(client.params(self.shared), self.weight(client))
 
