@@ -13,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hpcfed.core.compat import prepare_torchvision
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, first_line
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.models.transformer import mean
 
 NAME = re.compile(r"[A-Za-z0-9_./\-]+")
+LAYERS = 1000  # largest number of layers
 SPECIAL = 8  # additional positions: some architectures number them from 2
+# encoders that have read a text, with its shape and vocabulary
+tried: set[tuple[str, tuple[int, ...], int]] = set()
 
 
 class Encoder(nn.Module):
@@ -54,21 +58,28 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
 
     def build(shape: tuple[int, ...], d: int, vocabulary: int) -> nn.Module:
         given = configuration(library, model)
-        adapt(given, shape[0], vocabulary)
         try:
+            adapt(given, shape[0], vocabulary)
+            if given.num_hidden_layers > LAYERS:
+                raise ValueError(f"it has {given.num_hidden_layers:,} layers")
             net = library.AutoModel.from_config(
                 given, trust_remote_code=False, attn_implementation="eager"
             )
             width = given.hidden_size
             if getattr(net, "pooler", None) is not None:
                 net.pooler = None  # a layer after the states, which is not used
-        except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
-            told = str(error).partition("\n")[0]
+            encoder = Encoder(net, width, d)
+            if (model, shape, vocabulary) not in tried:
+                with torch.no_grad():
+                    encoder.eval()(torch.zeros(1, shape[0], dtype=torch.int64))
+                tried.add((model, shape, vocabulary))
+        except Exception as error:  # transformers and torch raise many kinds over configurations
+            told = first_line(error)
             raise ConfigError(
                 f"models.mix: hf:{model} is no encoder of texts: {told}; take one as "
                 f"hf:distilbert-base-uncased"
             ) from error
-        return Encoder(net, width, d)
+        return encoder.train()
 
     return build
 

@@ -69,10 +69,18 @@ def read(path: Path) -> Mapping[str, Tensor]:
     for inner in ("state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(inner), dict):
             found = found[inner]
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(n, str) and isinstance(v, Tensor) for n, v in found.items()
+    ):
         raise ConfigError(
             f"models.weights: {path}: holds no state dict, tensors by name; save model.state_dict()"
         )
+    for n, v in found.items():
+        if v.layout != torch.strided or v.is_quantized or v.is_meta:
+            raise ConfigError(
+                f"models.weights: {path}: {n} is sparse, quantised or without values; save plain "
+                f"tensors"
+            )
     return found
 
 

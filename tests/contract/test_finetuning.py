@@ -11,7 +11,7 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.engine.run import odd_settings
-from hpcfed.models import build, clip
+from hpcfed.models import build, clip, pretrained
 from hpcfed.models.finetuning import Finetuning, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
@@ -24,6 +24,19 @@ BYTES = {  # of float32, by hand: the head [4, 16] and [4]; the linear layer rea
     HEAD: 4 * (4 * 16 + 4),
     LORA: 4 * (4 * 16 + 4) + 4 * 2 * (16 + 16),
 }
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({1: torch.ones(2)}, "holds no state dict"),
+        ({"a": torch.eye(2).to_sparse()}, "a is sparse, quantised or without values"),
+    ],
+)
+def test_weights_that_are_no_plain_tensors_are_one_message(tmp_path, values, words):
+    torch.save(values, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=words):
+        pretrained.read(tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "swift", "local"])

@@ -2,6 +2,7 @@
 same bits from engines and ranks.
 """
 
+import json
 from functools import partial
 from importlib.util import find_spec
 
@@ -160,6 +161,26 @@ def test_an_encoder_of_transformers_trains_and_ranks_do_not_matter(tiny: str):
     given = job("fedavg", "--models.mix", tiny, "--rounds", "2")
     want = toy.run(Serial(), given)
     assert all(toy.differences(got, want) == [] for got in spmd(2, partial(toy.run, job=given)))
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("t5", {}, "is no encoder of texts"),
+        ("vit", {}, "is no encoder of texts"),
+        ("bert", {"hidden_size": -8}, "is no encoder of texts"),
+        ("bert", {"type_vocab_size": 0}, "is no encoder of texts"),
+        ("bert", {"num_hidden_layers": 10**7}, "it has 10,000,000 layers"),
+    ],
+)
+def test_a_configuration_of_no_encoder_is_one_message(tmp_path, kind, changes, words):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "d_model": 16}
+    small |= {"intermediate_size": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    text = {"model_type": kind} | small | changes
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    with pytest.raises(ConfigError, match=words):
+        of_texts(f"hf:{tmp_path}")
 
 
 @needs_transformers
