@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.report.figures import labels, plotting, runs
+from hpcfed.report.figures import curves, labels, plotting, runs
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, figure
 from hpcfed.report.figures.registry import FIGURES, select_figures
@@ -166,3 +166,14 @@ def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_p
         plot([run], out=tmp_path / "curves.txt")
     with pytest.raises(CheckpointError, match="absent"):
         plot([tmp_path / "absent"])
+
+
+def test_seeds_of_a_method_are_one_curve_whose_label_says_over_what_the_band_is(tmp_path):
+    rows = [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])]
+    found = runs.load_runs([run_of(tmp_path / str(seed), rows) for seed in (0, 1)])
+    for seed, one in enumerate(found):
+        found[seed] = one.with_fields(one.fields | {"seed": seed})
+    curves_, names, seeds = curves.by_method(found)
+    assert (len(curves_), seeds) == (1, 2) and len(names) == 1
+    assert figure(found).axes[0].get_ylabel().endswith("mean ± std\nover clients of 2 seeds")
+    assert figure(found[:1]).axes[0].get_ylabel().endswith("mean ± std over clients")

@@ -236,6 +236,31 @@ def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
     assert len(picture.axes) > n  # panels, and what their colours mean
 
 
+def test_colour_scales_of_conductance_stand_beside_their_panels_and_touch_no_other(tmp_path):
+    found = answers([[0, 1]] * 2, [0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
+    picture = models_conductance.figure([run_with(tmp_path / str(i), found) for i in range(4)])
+    picture.canvas.draw()
+    bars = [ax.get_tightbbox() for ax in picture.axes if ax.get_label() == "<colorbar>"]
+    assert len(bars) == 4
+    assert not any(a.overlaps(b) for i, a in enumerate(bars) for b in bars[:i])
+
+
+def test_seeds_of_a_method_are_one_matrix_of_confusion():
+    first = models.count_confusions("seed 0", TWO)
+    both = models.pool_seeds("fedavg", [first, first])
+    assert both.title == f"fedavg\n2 seeds, each {first.title.partition(chr(10))[2]}"
+    assert both.counts.tolist() == (2 * first.counts).tolist()
+    np.testing.assert_array_equal(both.shares, first.shares)
+
+
+def test_twenty_clients_have_colours_of_their_own():
+    for n in (3, 10, 20):
+        colours, _ = models_tsne.palette(n)
+        shades = np.array([colours(i)[:3] for i in range(n)])
+        away = np.abs(shades[:, None] - shades).sum(-1) + 9 * np.eye(n)
+        assert away.min() > 0.14  # of twenty in viridis it is 0.07
+
+
 @pytest.mark.parametrize("K", [3, 20, 100])
 @pytest.mark.parametrize("figure", [models.cka, models_conductance.figure])
 def test_numbers_of_clients_do_not_touch_each_other(figure, K, tmp_path):
@@ -278,7 +303,8 @@ def test_planes_share_scales_only_where_classes_and_clients_are_the_same():
 
 def run_with(folder: Path, found: Probe) -> Run:
     probe.write(folder, found)
-    job = {"seed": 0, "algorithm": {"name": "local"}}
+    job = {"seed": 0, "algorithm": {"name": "local"}, "clients": 2}
+    job |= {"data": {"name": "digits", "partition": "iid"}}
     made = Run(folder, record=Record({"job": job}, {}, {}, 0))
     made.name = folder.name
     return made

@@ -14,6 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import main_metric, metric_by_client, so_far, title_metric
 from hpcfed.results.run import Run
@@ -95,13 +96,29 @@ def numbers(runs: Sequence[Run]) -> list[Curve]:
     return [Curve.of(run.record, run.drawn_metric) for run in runs]
 
 
+def by_method(runs: Sequence[Run]) -> tuple[list[Curve], list[str], int]:
+    """Return the curves, one for runs that differ only in their seed, and their names.
+
+    The last value is the largest number of seeds of a curve. Without several seeds each run is a
+    curve of its own name.
+    """
+    made = groups(runs)
+    seeds = max((len(group.runs) for group in made), default=1)
+    if seeds == 1:
+        return numbers(runs), [run.title for run in runs], 1
+    several = len({group.panel for group in made}) > 1
+    names = [f"{group.label}; {group.panel}" if several else group.label for group in made]
+    return [Curve.pool(numbers(group.runs)) for group in made], names, seeds
+
+
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each run.
 
-    A band shows one standard deviation over clients. Raises ConfigError if no run has an evaluated
+    Runs that differ only in their seed are one line. A band shows one standard deviation over
+    clients, of several seeds over the clients of all. Raises ConfigError if no run has an evaluated
     round.
     """
-    found = numbers(runs)
+    found, texts, seeds = by_method(runs)
     if not any(len(curve.rounds) for curve in found):
         raise ConfigError("curves: no round has been evaluated yet")
     across = [
@@ -112,13 +129,12 @@ def figure(runs: Sequence[Run]) -> Figure:
             if any(axis.of(curve).any() for curve in found)
         ),
     ]
-    texts = [run.title for run in runs]
     below = plotting.lines(texts, plotting.PAGE) if len(runs) > 1 else 1
     drawing, axes = plotting.panels(len(across), below=below, sharey=True)
     for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(found), runs[0].drawn_metric), fontsize=plotting.LETTERS)
+        ax.set_ylabel(y(len(found), runs[0].drawn_metric, seeds), fontsize=plotting.LETTERS)
     if len(runs) > 1:
         plotting.legend(drawing, texts)
     else:
@@ -127,15 +143,18 @@ def figure(runs: Sequence[Run]) -> Figure:
     return drawing
 
 
-def y(lines: int, metric: str) -> str:
+def y(lines: int, metric: str, seeds: int = 1) -> str:
     """Return the label of a metric's axis in a panel with so many lines.
 
-    metric: as in column names.
+    metric: as in column names.  seeds: most runs of a line, over whose clients a band is.
     """
+    whose = "clients" if seeds == 1 else f"clients of {seeds} seeds"
     if metric.endswith("_pooled"):
         return f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
-    over = "mean ± std over clients" if lines <= FEW else "mean over clients"
-    return f"test {in_words(metric)},\n{over}"
+    over = "mean ± std" if lines <= FEW else "mean"
+    if seeds > 1:
+        return f"test {in_words(metric)}, {over}\nover {whose}"
+    return f"test {in_words(metric)},\n{over} over {whose}"
 
 
 def in_words(metric: str) -> str:

@@ -79,6 +79,7 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
         plotting.head(ax, title)
         if not i % min(3, len(panels)):
             metric = found[0][0].runs[0].drawn_metric
-            ax.set_ylabel(curves.y(most, metric), fontsize=plotting.LETTERS)
+            seeds = max(len(group.runs) for group in of)
+            ax.set_ylabel(curves.y(most, metric, seeds), fontsize=plotting.LETTERS)
     plotting.legend(drawing, texts)
     return drawing

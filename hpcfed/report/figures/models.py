@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import PercentFormatter
 
 from hpcfed.core.errors import CheckpointError, ConfigError, DataError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.groups import groups
 from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
@@ -55,28 +58,52 @@ class Confusion:
 
 
 def confusions(runs: Sequence[Run]) -> list[Confusion]:
-    """Return a matrix for each run, over all its clients and the same test examples."""
-    return [count_confusions(run.name, load_probe(run, "confusion")) for run in runs]
+    """Return a matrix for each run, over all its clients and the same test examples.
+
+    Runs that differ only in their seed are one matrix.
+    """
+    made = []
+    for group in groups(runs):
+        tables = [count_confusions(run.name, load_probe(run, "confusion")) for run in group.runs]
+        alike = all(table.classes == tables[0].classes for table in tables)
+        made += [pool_seeds(group.label, tables)] if alike and len(tables) > 1 else tables
+    return made
+
+
+def pool_seeds(name: str, tables: Sequence[Confusion]) -> Confusion:
+    """Return the matrix of the answers of several runs together."""
+    counts = np.sum([table.counts for table in tables], axis=0)
+    clients = tables[0].title.partition("\n")[2]
+    return Confusion(
+        f"{name}\n{len(tables)} seeds, each {clients}", tables[0].classes, counts, divide(counts)
+    )
+
+
+def divide(counts: np.ndarray) -> np.ndarray:
+    """Return the counts [C, C] relative to the sums of their rows; nan for an empty row."""
+    total = counts.sum(1, keepdims=True)
+    return np.where(total > 0, counts / np.maximum(total, 1), np.nan)
 
 
 def count_confusions(name: str, found: Probe) -> Confusion:
     C, (K, N) = len(found.header["classes"]), found.predictions.shape
     counts = np.zeros((C, C), dtype=np.int64)
     np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
-    total = counts.sum(1, keepdims=True)
-    shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
     return Confusion(
         f"{name}\n{found.of(K)}, {N:,} test examples",
         found.header["classes"],
         counts,
-        shares,
+        divide(counts),
     )
 
 
 def confusion(runs: Sequence[Run]) -> Figure:
-    """Draw a confusion matrix for each run: labels downwards, predictions across, rows sum to 1."""
+    """Draw a confusion matrix for each run: labels downwards, predictions across, rows sum to 1.
+
+    Runs that differ only in their seed are one matrix.
+    """
     found = confusions(runs)
-    drawing, axes = squares(len(found), min(len(found), 2), 2.9)
+    drawing, axes = squares(len(found), min(len(found), 2 if len(found) <= 4 else 3), 2.9)
     for ax, one in zip(axes, found, strict=True):
         C = len(one.classes)
         seen = heat(ax, one.shares, "Blues")
@@ -85,7 +112,8 @@ def confusion(runs: Sequence[Run]) -> Figure:
         ax.set_yticks(plotting.places(C), names)
         set_titles(ax, one.title, "predicted class", "class")
         write_shares(ax, one.shares, len(found))
-    colours(drawing, seen, axes, "share of the answers to examples of the class (in cells: %)")
+    bar = colours(drawing, seen, axes, "share of the answers to examples of the class")
+    bar.formatter = PercentFormatter(1.0, decimals=0)
     return drawing
 
 
@@ -186,11 +214,12 @@ def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
     return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
 
 
-def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
-    """Draw the colour scale beside these panels."""
+def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> Colorbar:
+    """Draw the colour scale beside these panels, and return it."""
     bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
     bar.set_label(text, fontsize=plotting.SMALL)
     bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
+    return bar
 
 
 def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:

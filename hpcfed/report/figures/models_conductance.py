@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
@@ -181,15 +182,18 @@ def figure(runs: Sequence[Run]) -> Figure:
         below.set_facecolor("0.8")
         set_titles(below, agreement_title(one), "client", letters=letters)
         label_clients(above, below, one, side)
-    for row, seen, text in (
-        (0, units, "rank of the conductance / units"),
-        (1, pairs, "correlation of the ranks of two clients"),
-    ):
-        panels = grid[: len(found), row].tolist()
-        bar = drawing.colorbar(seen, ax=panels, aspect=blocks * heights[row] / THIN, pad=0.02)
-        bar.set_label(text, fontsize=plotting.SMALL)
-        bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
+    for start in range(0, len(found), across):
+        block = grid[start : min(start + across, len(found))]
+        bar(drawing, units, block[:, 0], heights[0], "rank / units")
+        bar(drawing, pairs, block[:, 1], heights[1], "correlation of two clients")
     return drawing
+
+
+def bar(drawing: Figure, scale: AxesImage, panels: np.ndarray, height: float, text: str) -> None:
+    """Draw the colour scale beside a row of panels, `height` inches high."""
+    made = drawing.colorbar(scale, ax=panels.tolist(), aspect=height / THIN, pad=0.02)
+    made.set_label(text, fontsize=plotting.SMALL)
+    made.ax.tick_params(labelsize=plotting.SMALL, length=2)
 
 
 def off_diagonal(table: np.ndarray) -> np.ndarray:

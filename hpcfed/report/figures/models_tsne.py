@@ -177,8 +177,12 @@ def order(one: Plane) -> np.ndarray:
 
 
 def palette(n: int) -> tuple[ListedColormap, BoundaryNorm]:
-    """Return n colours: ten distinct ones, or for more a scale from dark to light."""
-    shades = TEN[:n] if n <= len(TEN) else matplotlib.colormaps["viridis"](np.linspace(0, 1, n))
+    """Return n colours: ten or twenty distinct ones, or for more a scale from dark to light."""
+    twenty = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    several = (
+        twenty[:n] if n <= len(twenty) else matplotlib.colormaps["turbo"](np.linspace(0, 1, n))
+    )
+    shades = TEN[:n] if n <= len(TEN) else several
     return ListedColormap(shades), BoundaryNorm(np.arange(n + 1) - 0.5, n)
 
 
