@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcfed.core.errors import HpcfedError, escape_unprintable, format_error, plain, printable
+from hpcfed.core.errors import (
+    HpcfedError,
+    escape_unprintable,
+    format_error,
+    plain,
+    printable,
+    unknown,
+)
 from hpcfed.core.version import __version__
 from hpcfed.launch.commands import COMMANDS
 
@@ -68,6 +75,11 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
         own_folder()
         return {"command": "run", "words": given[1:]}
     parser = _parser()
+    if not given:
+        parser.print_help()
+        raise SystemExit(0)
+    if not given[0].startswith("-") and given[0] not in COMMANDS:
+        parser.error(unknown("command", given[0], COMMANDS, "hpcfed --help"))
     known, others = parser.parse_known_args(words)
     if COMMANDS[known.command].fields:
         own_folder()

@@ -12,6 +12,7 @@ from hpcfed.config.architectures import find as find_model
 from hpcfed.core.errors import ConfigError, DataError, WriteError
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun, join_few
+from hpcfed.data import DATASETS
 from hpcfed.data.partition_file import Partition, check_seal
 from hpcfed.engine import changed_code, describe, memory_check
 from hpcfed.engine.adapted import keep_adapted
@@ -213,9 +214,11 @@ def odd_labels(job: Job, facts: World) -> list[str]:
     y, C = facts.data.train.y, len(facts.data.classes)
     if not isinstance(facts.partition, Partition) or not len(y) or facts.data.task == "survival":
         return []
-    name, found = data_name(job.data.model_dump()), []
+    about = job.data.model_dump()
+    name, found = data_name(about), list[str]()
     number = np.bincount(y, minlength=C)
-    if len(empty := np.flatnonzero(number == 0).tolist()):
+    empty = np.flatnonzero(number == 0).tolist()
+    if empty and about["name"] not in DATASETS:  # whose classes are as they should be
         found.append(
             f"{name}: {len(empty)} of {C} classes have no training example "
             f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "

@@ -260,3 +260,12 @@ def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_call
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     fields = ["--algorithm.name", "own_method:Here", "--models.mix", "mlp", "--seed", "0,1"]
     assert cli.main(["sweep", *fields, "--out", "runs", "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_no_command_shows_the_help_and_a_misspelt_one_the_right_name(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert end.value.code == 0 and "Run a job" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        cli.main(["rnu"])
+    assert end.value.code == 2 and "did you mean 'run'" in capsys.readouterr().err

@@ -132,6 +132,10 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
     found = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert len(found) == bool(said)
     assert all(line.startswith("mine.npz: ") and said in line for line in found)
+    about["name"] = "shakespeare"  # whose 80 classes are those of the data set
+    known = odd_labels(job, SimpleNamespace(data=data, partition=held))
+    assert not any("have no training example" in line for line in known)
+    about["name"] = "mine.npz"
     own.partition = "classes"  # there it is meant
     found = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert not any("have one label" in line for line in found)
