@@ -165,7 +165,7 @@ def fields(name: str, small: Table, reference: str = "") -> Table:
 
 
 def measure_of(row: Table, reference: str) -> str:
-    return row["references"][reference].get("measure", row["measure"])
+    return row.get("references", {}).get(reference, {}).get("measure", row["measure"])
 
 
 def small_job(name: str, given: Table) -> Any:
@@ -201,7 +201,7 @@ def verdict(row: Table, values: Table) -> str:
         return "does not learn"
     words = []
     for label, value in values["references"].items():
-        claim = row["references"][label].get("claim", "above")
+        claim = row.get("references", {}).get(label, {}).get("claim", "above")
         if reached >= value + MARGIN:
             found = "above"
         elif reached > value - MARGIN:
@@ -241,18 +241,18 @@ def shown(name: str, small: Table, values: Table) -> list[str]:
         for label in references
     ]
     stale, said = values["hash"] != digest(name, small), verdict(row, values)
-    return [
-        f"{Path(job.data.name).stem}, {job.clients} clients",
-        ", ".join(job.models.mix),
-        str(job.rounds),
+    numbers = [
         row["measure"],
         f"{values['accuracy']:.3f}",
         "; ".join(labels),
         "; ".join(f"{value:.3f}" for value in references.values()),
         f"{row['chance']:.2f}",
-        said + (" (of a former job)" if stale else ""),
-        " ".join([row["why"], row.get("unmet", "") if "missed" in said else ""]).strip(),
     ]
+    if stale:  # its numbers are not of the job that stands there now
+        return ["", "", "", *numbers, f"{said} (of a former job)", "To be run again."]
+    remarks = [row["why"], row.get("unmet", "") if "missed" in said else ""]
+    about = [f"{Path(job.data.name).stem}, {job.clients} clients", ", ".join(job.models.mix)]
+    return [*about, str(job.rounds), *numbers, said, " ".join(remarks).strip()]
 
 
 if __name__ == "__main__":
