@@ -6,7 +6,8 @@ same numbers are multiplied in the same order, all operations are those of IEEE 
 which a GPU has as well, and the sums are of integers within 2**53, which are exact in any order.
 
 During a sum the device holds, beside the uploads: the lines of one message in float64 (2 MiB; with
-so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, and of
+so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, up to
+64 MiB (or one row) of rows that are computed at once, with a copy in their own type, and of
 every upload the one array that is being read, if it is no plain piece of memory (a weighted value,
 a piece in zeros, channels-last).
 """
@@ -29,6 +30,7 @@ from hpcfed.core.payload import extremes
 
 # types of devices that put rows on the grid. The CPU's tensors are NumPy's arrays, which are faster
 DEVICES = {"cuda"}
+STACK = 2**26  # bytes of rows in float64 that are put on the grid at once
 
 
 def place(rows: list[Row]) -> list[Row] | DeviceRows:
@@ -108,11 +110,44 @@ def quantise(
     """
     if not values:
         out.zero_()
-    for j, (piece, factor) in enumerate(zip(values, factors, strict=True)):
-        scaled = buffer[: len(out)] if j else out
-        scaled.copy_(piece)  # in float64 before anything is rounded
-        for number in multipliers(factor, s):
-            scaled.mul_(number)
-        scaled.round_()  # ties to even, as NumPy's rint
-        if j:
-            out.add_(scaled)
+    else:
+        columns = [multipliers(factor, s) for factor in factors]
+        for rows in groups(values, columns):
+            add_rows(out, values[rows], columns[rows], buffer if rows.start else None)
+
+
+def groups(values: Sequence[Tensor], columns: Sequence[Sequence[float]]) -> Iterator[slice]:
+    """Yield rows that are computed at once: one type, equally many multipliers, at most STACK bytes
+    in float64.
+    """
+    most = max(1, STACK // (8 * max(1, len(values[0]))))
+    alike = [(value.dtype, len(column)) for value, column in zip(values, columns, strict=True)]
+    first = 0
+    for j in range(1, len(values) + 1):
+        if j == len(values) or alike[j] != alike[first] or j - first == most:
+            yield slice(first, j)
+            first = j
+
+
+def add_rows(
+    out: Tensor,
+    values: Sequence[Tensor],
+    columns: Sequence[Sequence[float]],
+    buffer: Tensor | None,
+) -> None:
+    """Write the sum of some rows to out, or add it to out through the buffer if there is one.
+
+    A launch per operation, however many rows: on a GPU a launch takes longer than the arithmetic of
+    a small array.
+    """
+    scaled = torch.stack(list(values)).double()  # in float64 before anything is rounded
+    for column in zip(*columns, strict=True):
+        numbers = torch.tensor(column, dtype=torch.float64)
+        if scaled.is_cuda:  # a copy for which the host does not wait
+            numbers = numbers.to(scaled.device, non_blocking=True)
+        scaled.mul_(numbers[:, None])
+    scaled.round_()  # ties to even, as NumPy's rint
+    if buffer is None:
+        torch.sum(scaled, 0, out=out)
+    else:
+        out.add_(torch.sum(scaled, 0, out=buffer[: len(out)]))

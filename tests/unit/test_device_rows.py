@@ -6,9 +6,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfed.clients.client import Shard
-from hpcfed.comm import Serial, spmd, sum_messages
+from hpcfed.comm import Serial, exact, spmd, sum_messages
 from hpcfed.core import payload
 from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
@@ -225,3 +226,38 @@ def test_extremes_keep_the_order_of_tensors_of_different_types(
     assert extremes(iter(values)) == [(-4, 3), (0.5, 0.5), (0, 0), (7, 7)]
     assert np.isnan(extremes([torch.tensor([1.0, float("nan")])])).all()
     assert extremes([]) == []
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that compute or copy, each of which is a launch on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.count += not op.is_view
+        return op(*args, **(kwargs or {}))
+
+
+def launches(rows: int) -> int:
+    out, buffer = (torch.zeros(10, dtype=torch.float64) for _ in range(2))
+    values, factors = [torch.rand(10) for _ in range(rows)], [1.0 + j for j in range(rows)]
+    with Launches() as counted:
+        device_rows.quantise(out, values, factors, 8, buffer)
+    return counted.count
+
+
+def test_rows_are_put_on_the_grid_and_added_up_with_equally_many_launches_however_many():
+    assert launches(2) == launches(40) < 10
+
+
+def test_rows_that_do_not_fit_at_once_and_rows_of_several_types_have_the_same_sum(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    types = [torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float32]
+    values = [torch.rand(10, generator=g).to(dtype) for dtype in types]
+    factors = [1.0, 1 / 3, 1e-20, 250.0, -0.0]
+    want, out, buffer = (np.zeros(10), torch.zeros(10, dtype=torch.float64), np.zeros(10))
+    exact.quantise(want, [v.double().numpy() for v in values], factors, 30, buffer)
+    for limit in (1, 160, 2**26):
+        monkeypatch.setattr(device_rows, "STACK", limit)
+        device_rows.quantise(out, values, factors, 30, torch.zeros(10, dtype=torch.float64))
+        assert np.array_equal(out.numpy(), want)
