@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
 
 if TYPE_CHECKING:
@@ -99,35 +100,29 @@ class ARUBA(RoundBased):
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        trained = fed.store.layout(fed.architectures[k]).params
-        rates = 4 if self.scope == "all" else fed.shapes(trained.__contains__, k).nbytes
+        rates = 4 if self.scope == "all" else fed.shapes(fed.trainable, k).nbytes
         return (fed.shapes(k=k).nbytes + (rates if self.learn else 0),) * 2
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()
-        trained = fed.store.layout(fed.architectures[0]).params
-        one = x.pick(trained.__contains__).map(torch.ones_like)
+        one = x.pick(fed.trainable).map(torch.ones_like)
         if self.scope == "all":
             one = self.sums(one)
         eps = self.zeta * fed.job.local.lr
         count = torch.zeros((), dtype=torch.int64, device=fed.device)
         return State(x, eps**2 * one, self.zeta**2 * one, count)
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.x
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload | None:
         if not self.learn:
-            self.receive(client, fed.down(client, state.x))
-            self.train(fed, client, state.x, t)
-            return Mean.of(client.params(), self.weight(client)), Params()
-        self.receive(client, fed.down(client, state.x))
-        rates = fed.down(client, rates_of(state.b, state.g))
-        squares = self.descend(fed, client, state.x, t, lambda _: rates)
-        sent = client.params()
-        moved = {n: (sent[n] - state.x[n]).square() for n in client.skeleton.layout.params}
-        mean = Mean.of(sent, self.weight(client)) + Mean.of(squares.prefixed(SQUARES))
-        return mean, self.sums(moved)
+            return super().local(fed, client, state, t)
+        given, rates = fed.down(client, state.x), fed.down(client, rates_of(state.b, state.g))
+        self.receive(client, given)
+        squares = self.descend(fed, client, given, t, lambda _: rates)
+        model = Mean.of(client.params(), self.weight(client))
+        return Upload(model=model, squares=Mean.of(squares), relative_to={"model": given})
 
     def descend(
         self, fed: Federation, client: Client, x: Params, t: int, rates: Any, **how: Any
@@ -161,21 +156,24 @@ class ARUBA(RoundBased):
             values.copy_(rates[ALL] if self.scope == "all" else rates[name])
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        keep = state.x
-        if self.learn:
-            keep = Params({**state.x, **(state.g * 0).prefixed(SQUARES)})
-        sent = ((k, mean) for k, (mean, _) in done.items())
-        mean = fed.mean(sent, keep=keep, per="tensor", last=True)
-        x = mean.pick(state.x.__contains__)
         if not self.learn:
-            return State(x, state.b, state.g, state.clients)
-        own = ((k, Mean.of(moves)) for k, (_, moves) in done.items())
-        moves = fed.mean(own, keep=state.b * 0, counted=False)
-        squares, lr = mean.under(SQUARES), fed.job.local.lr
+            return super().round(fed, state, cohort, t)
+        sent = fed.run(cohort, partial(self.local, fed, state=state, t=t))
+        mean = fed.mean(sent.items(), keep={"model": state.x, "squares": state.g * 0})
+        own = ((k, Mean.of(self.moved(fed, state, v["model"]))) for k, v in sent.items())
+        moves = fed.mean(own, keep=state.b * 0)
+        x, squares, lr = mean["model"], mean["squares"], fed.job.local.lr
         layout = fed.store.layout(fed.architectures[0])
         weights = layout.n_params if self.scope == "all" else 1
         return self.follow(state, x, moves, squares, len(cohort), lr, weights)
+
+    def moved(self, fed: Federation, state: State, sent: Mean) -> Params:
+        """Return the squares of a client's change of the model, by weight or summed."""
+        change = sent.terms[0].value.pick(fed.trainable) - state.x
+        return self.sums(change.map(torch.square))
+
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        return State(mean, state.b, state.g, state.clients)
 
     def follow(
         self,

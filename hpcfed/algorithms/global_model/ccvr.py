@@ -17,7 +17,8 @@ number of virtual features, the optimiser and the epochs of the head are our cho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import represent
 from hpcfed.training.server import fit
 
@@ -71,7 +73,7 @@ class CCVR(RoundBased):
             found |= {f"algorithm.{name}": why for name in names}
         return found
 
-    def statistics(self, fed: Federation, client: Client) -> dict[str, Tensor]:
+    def statistics(self, fed: Federation, client: Client) -> dict[str, Any]:
         """Return what a client sends: numbers of examples, means and covariances by class.
 
         counts: [C], int32.
@@ -89,13 +91,13 @@ class CCVR(RoundBased):
             "covariance": torch.stack([covariance(rows) for rows in held]).float(),
         }
 
-    def moments(self, fed: Federation, client: Client, state: Params) -> Mean:
-        """Return a client's part in mu_c and in the mean of z z^T, by class, float64.
-
-        The server computes it from what the client sends.
-        """
+    def send(self, fed: Federation, client: Client, state: Params) -> Upload:
+        """Return what a client sends after the last round: its classes' means and covariances."""
         self.receive(client, fed.down(client, state))
-        sent = fed.up(client, self.statistics(fed, client))
+        return Upload(**self.statistics(fed, client))
+
+    def moments(self, fed: Federation, sent: dict[str, Tensor]) -> Mean:
+        """Return a client's part in mu_c and in the mean of z z^T, by class, float64."""
         counts = sent["counts"].to(fed.device)
         held, n = counts.nonzero()[:, 0], counts[counts > 0].double()[:, None, None]
         mean, spread = sent["mean"].double(), sent["covariance"].double()
@@ -110,8 +112,9 @@ class CCVR(RoundBased):
         d = state["head.weight"].shape[1]
         zero = torch.zeros(fed.classes, d, d, dtype=torch.float64, device=fed.device)
         keep = Params(mean=zero[:, 0], square=zero)
-        parts = ((client.id, self.moments(fed, client, state)) for client in fed.mine(range(fed.K)))
-        pooled = fed.mean(parts, keep=keep, per="row", counted=False)
+        sent = fed.stream(range(fed.K), partial(self.send, fed), given=(state,))
+        parts = ((k, self.moments(fed, statistics)) for k, statistics in sent)
+        pooled = fed.mean(parts, keep=keep, per="row")
         calibrated = fed.on_root(lambda: self.calibrate(fed, state, pooled, t))
         for client in fed.mine(range(fed.K)):
             self.receive(client, calibrated)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -61,10 +61,11 @@ class Cyclic(RoundBased):
     def cohort(self, fed: Federation, t: int) -> list[int]:
         return sorted(self.visits(fed, t))
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
-        self.receive(client, fed.down(client, state))
-        sgd(fed, client, t, partial(self.loss, client, state))
-        return fed.up(client, client.params())
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        return Upload(client.params(), relative_to=given)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         for k in self.visits(fed, t):

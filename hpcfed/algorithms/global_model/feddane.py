@@ -25,7 +25,8 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import gradient, sgd
+from hpcfed.federation.upload import Upload
+from hpcfed.training.local import gradient
 from hpcfed.training.losses import differences, proximal
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ class FedDANE(RoundBased):
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes of a client that is in both sets."""
-        trained = fed.store.layout(fed.architectures[k]).params
-        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+        bytes_ = fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes
+        return bytes_, bytes_
 
     def loss(self, client: Client, state: Task, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
@@ -105,34 +106,40 @@ class FedDANE(RoundBased):
         plain = partial(RoundBased.loss, self, client, state)
         with client.borrowed():
             gradient(fed, client, t, plain, phase="gradient")
-        return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
+        return client.gradient()
 
-    def send_gradient(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        """Do the first half of a client's round: download, gradient, upload."""
-        self.receive(client, fed.down(client, state))
-        return Mean.of(self.slope(fed, client, state, t), self.weight(client))
+    def send_gradient(
+        self, fed: Federation, client: Client, state: Params, trains: bool, t: int
+    ) -> Upload:
+        """Do the first half of a client's round: download, gradient, upload.
+
+        trains: whether the client also does the second half, for which it keeps its gradient.
+        """
+        given = fed.down(client, state)
+        self.receive(client, given)
+        slope = self.slope(fed, client, given, t)
+        if trains:
+            client.memory["slope"] = slope
+        return Upload(Mean.of(slope, self.weight(client)))
 
     def correct(
-        self, fed: Federation, client: Client, state: Params, mean: Params, own: Mean | None, t: int
-    ) -> Mean:
-        """Do the second half of a client's round: download the mean gradient, train, upload.
-
-        own: what the client sent in the first half.
-        """
-        self.receive(client, state if own else fed.down(client, state))
-        slope = own.terms[0].value if own else self.slope(fed, client, state, t)
-        task = Task(state, fed.down(client, mean) - slope)
-        sgd(fed, client, t, partial(self.loss, client, task))
-        return Mean.of(client.params(), self.weight(client))
+        self, fed: Federation, client: Client, state: Params, mean: Params, t: int
+    ) -> Upload:
+        """Do the second half of a client's round: download the mean gradient, train, upload."""
+        slope = client.memory.pop("slope", None)
+        given = state if slope else fed.down(client, state)
+        self.receive(client, given)
+        slope = Params(slope) if slope else self.slope(fed, client, given, t)
+        self.train(fed, client, Task(given, fed.down(client, mean) - slope), t)
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
         if not first:  # no mean gradient, so no correction
             return state
-        sent = fed.run(first, lambda client: self.send_gradient(fed, client, state, t))
-        trained = set(fed.store.layout(fed.architectures[0]).params)
-        mean = fed.mean(sent.items(), keep=state.pick(trained.__contains__) * 0)
-        uploads = fed.stream(
-            second, lambda client: self.correct(fed, client, state, mean, sent.get(client.id), t)
+        slopes = fed.stream(
+            first, lambda client: self.send_gradient(fed, client, state, client.id in second, t)
         )
-        return fed.mean(uploads, keep=state, last=True)
+        mean = fed.mean(slopes, keep=state.pick(fed.trainable) * 0)
+        uploads = fed.stream(second, partial(self.correct, fed), given=(state, mean, t))
+        return fed.mean(uploads, keep=state)

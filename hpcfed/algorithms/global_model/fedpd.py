@@ -31,6 +31,7 @@ from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import inner_product, proximal
 
@@ -53,7 +54,6 @@ class FedPD(RoundBased):
         won="fewer exchanges by its theory; small experiments",
     )
 
-    edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -90,39 +90,33 @@ class FedPD(RoundBased):
             return Params(client.memory["anchor"])
         return fed.down(client, state)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload | None:
         anchor = self.anchor(fed, client, state, t)
         if self.start == "anchor" or "dual" not in client.memory:
             client.load(anchor)
-        trained = fed.store.layout(client.architecture).params
-        start = fed.initial(trained.__contains__)
+        start = fed.initial(fed.trainable)
         dual = Params(client.memory.get("dual", start * 0))
         sgd(fed, client, t, partial(self.objective, client, anchor, dual))
         moved = client.params() - anchor
-        dual = dual + (1 / self.eta) * moved.pick(dual.__contains__)
-        target = client.params(dual.__contains__) + self.eta * dual
+        dual = dual + (1 / self.eta) * moved.pick(fed.trainable)
+        target = client.params(fed.trainable) + self.eta * dual
         sends, sent = self.communicates(fed, t), Params(client.memory.get("sent", start))
         buffers = client.params(lambda name: name not in dual)
         memory = client.memory
         memory |= {"dual": dual, "sent": target if sends else sent}
         if not sends:
             memory |= {"made": t, "anchor": Params({**target, **buffers})}
-            return Mean()
+            return None
         for name in ("made", "anchor"):
             memory.pop(name, None)
-        return Mean.of(Params({**(target - sent), **buffers}), self.weight(client))
+        change = Params({**(target - sent), **buffers})
+        return Upload(Mean.of(change, self.weight(client)))
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        work = partial(self.local, fed)
-        if not self.communicates(fed, t):
-            fed.run(cohort, lambda client: work(client, state, t))
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
+        if not self.communicates(fed, fed.t):
             return state
-        uploads = fed.stream(cohort, work, given=(state, t))
-        trained = fed.store.layout(fed.architectures[0]).params
-        keep = Params({n: v * 0 if n in trained else v for n, v in state.items()})
-        mean = fed.mean(uploads, keep=keep, last=True)
         share = share_of(self, fed, cohort)
-        return Params({n: state[n] + share * v if n in trained else v for n, v in mean.items()})
+        return Params({**mean, **(state.pick(fed.trainable) + share * mean.pick(fed.trainable))})
 
 
 def products(a: Params, b: Params) -> Tensor:

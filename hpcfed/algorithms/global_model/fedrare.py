@@ -34,6 +34,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step, warn_of_short_run
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, outputs
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import supcon, to_vectors
@@ -60,7 +61,7 @@ class FedRare(RoundBased):
     )
 
     reads_head: ClassVar[bool] = True
-    edges: ClassVar[str] = "sums"
+    per: ClassVar[str] = "row"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 
     exponent: NonNegativeFloat = 1.2
@@ -133,7 +134,7 @@ class FedRare(RoundBased):
             found[VECTORS] = given[VECTORS]
         return found
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)
         self.receive(client, given)
         loss = partial(self.loss, client, self.terms(fed, client, given, t))
@@ -150,7 +151,8 @@ class FedRare(RoundBased):
         client.memory |= {f"queue {c}": q for c, q in queues.items() if q is not None}
         means, weights = self.describe(fed, client)
         model = Mean.of(client.params(), self.weight(client))
-        return model + Mean.of(Params({VECTORS: means}), Params({VECTORS: weights}))
+        vectors = Mean.of(Params({VECTORS: means}), Params({VECTORS: weights}))
+        return Upload(model + vectors, relative_to=given)
 
     def partner(
         self, client: Client, rows: np.ndarray, queues: dict[int, Tensor | None], c: int
@@ -190,9 +192,7 @@ class FedRare(RoundBased):
         weights = torch.where(there, (sure / n / self.confidence_tau).exp(), 0.0)
         return F.normalize(sums, dim=1).float(), weights.float()
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=state, per="row", last=True)
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return Params({**mean, VECTORS: F.normalize(mean[VECTORS], dim=1)})
 
 

@@ -10,7 +10,6 @@ gradients and its minimum of 5 local batches are not implemented.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,12 +57,13 @@ class FedRS(RoundBased):
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x) * state["scale"], y)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
         factors = scale(fed.label_counts[client.id], self.alpha, self.form)
         own = Params(scale=factors.to(fed.device))  # never sent
-        sgd(fed, client, t, partial(self.loss, client, own))
-        return Mean.of(client.params(), self.weight(client))
+        self.train(fed, client, own, t)
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
 
 
 def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -> Tensor:

@@ -17,7 +17,7 @@ buffers of batch normalisation are averaged plainly.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal
 
@@ -46,8 +47,6 @@ class FedSplit(RoundBased):
         won="reaches the optimum where FedAvg stays beside it",
     )
 
-    edges: ClassVar[str] = "sums"
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""
     s: PositiveFloat = 1.0
@@ -57,21 +56,17 @@ class FedSplit(RoundBased):
         """Return the objective of the proximal step on one batch."""
         return self.loss(client, centre, model, x, y) + proximal(model, centre, 1 / self.s)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
-        trained = fed.store.layout(client.architecture).params
-        common = state.pick(trained.__contains__)
-        z = Params(client.memory.get("z", fed.initial(trained.__contains__)))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        common = given.pick(fed.trainable)
+        z = Params(client.memory.get("z", fed.initial(fed.trainable)))
         sgd(fed, client, t, partial(self.objective, client, 2 * common - z))
-        change = 2 * (client.params(trained.__contains__) - common)
+        change = 2 * (client.params(fed.trainable) - common)
         client.memory["z"] = z + change
-        buffers = client.params(lambda name: name not in trained)
-        return Mean.of(Params({**change, **buffers}), self.weight(client))
+        buffers = client.params(lambda name: not fed.trainable(name))
+        return Upload(Mean.of(Params({**change, **buffers}), self.weight(client)))
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        trained = fed.store.layout(fed.architectures[0]).params
-        keep = Params({n: v * 0 if n in trained else v for n, v in state.items()})
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=keep, last=True)
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         share = share_of(self, fed, cohort)
-        return Params({n: state[n] + share * v if n in trained else v for n, v in mean.items()})
+        return Params({**mean, **(state.pick(fed.trainable) + share * mean.pick(fed.trainable))})

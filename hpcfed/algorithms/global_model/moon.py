@@ -14,7 +14,6 @@ examples without augmentation, in eval mode.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,8 +24,8 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import represent
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import model_contrast
 
 if TYPE_CHECKING:
@@ -79,10 +78,12 @@ class MOON(RoundBased):
             before = represent(fed, client, client.train)
         return Paired(client.train, torch.stack([received, before], 1), with_labels=True)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
         data = self.data(fed, client) if self.mu else None
-        sgd(fed, client, t, partial(self.loss, client, state), data=data)
+        self.train(fed, client, given, t, data=data)
         if self.mu:
             client.memory["previous"] = client.skeleton.flat.clone()
-        return Mean.of(client.params(self.shared), self.weight(client))
+        sent = Mean.of(client.params(self.shared), self.weight(client))
+        return Upload(sent, relative_to=given)

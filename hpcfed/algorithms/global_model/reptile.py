@@ -16,8 +16,7 @@ is the job's in both phases.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -26,7 +25,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -60,8 +59,6 @@ class Reptile(RoundBased):
         sent="all weights",
         won="EMNIST-62: a start from which few steps adapt",
     )
-
-    edges: ClassVar[str] = "sums"
 
     first_rounds: NonNegativeInt = 50
     """Number of rounds of FedAvg before those of Reptile."""
@@ -100,24 +97,23 @@ class Reptile(RoundBased):
     def init(self, fed: Federation) -> State:
         warn_of_short_run(fed, "first_rounds", "there are no rounds of Reptile")
         x = fed.initial()
-        trained = fed.store.layout(fed.architectures[0]).params
-        zero = x.pick(trained.__contains__) * 0
+        zero = x.pick(fed.trainable) * 0
         return State(x, zero, zero, torch.zeros((), dtype=torch.int64, device=fed.device))
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.x
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        self.receive(client, fed.down(client, state.x))
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, state.x)
+        self.receive(client, given)
         first = t < self.first_rounds
         how = {} if first else {"amount": self.inner_steps}
-        sgd(fed, client, t, partial(self.loss, client, state.x), **how)
-        return Mean.of(client.params(), self.weight(client) if first else 1.0)
+        self.train(fed, client, given, t, **how)
+        sent = Mean.of(client.params(), self.weight(client) if first else 1.0)
+        return Upload(sent, relative_to=given)
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
-        mean = fed.mean(uploads, keep=state.x, last=True)
-        return self.first(state, mean) if t < self.first_rounds else self.second(state, mean)
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        return self.first(state, mean) if fed.t < self.first_rounds else self.second(state, mean)
 
     def first(self, state: State, mean: Params) -> State:
         """Return the state after a step of the server in phase 1."""

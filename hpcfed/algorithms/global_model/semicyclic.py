@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -111,9 +112,9 @@ class SemiCyclic(RoundBased):
         return state.chains.under(self.chain_of(self.group(fed, client.id)))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
         name = self.chain_of(self.block(t))
-        x = fed.mean(uploads, keep=state.chains.under(name), last=True)
+        x = fed.mean(uploads, keep=state.chains.under(name))
         return self.read(state, x, self.block(t))
 
     def read(self, state: State, x: Params, block: int) -> State:
