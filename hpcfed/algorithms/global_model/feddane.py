@@ -101,35 +101,48 @@ class FedDANE(RoundBased):
         value = value + torch.stack(linear).sum()
         return value + proximal(model, anchor=state.w, mu=self.mu) if self.mu else value
 
-    def slope(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
-        """Return the client's mean gradient at its model, which does not change."""
+    def slope(
+        self, fed: Federation, client: Client, state: Params, t: int, counted: bool = True
+    ) -> Params:
+        """Return the client's mean gradient at its model, which does not change.
+
+        counted: whether it is work of the client.
+        """
         plain = partial(RoundBased.loss, self, client, state)
         with client.borrowed():
-            gradient(fed, client, t, plain, phase="gradient")
+            gradient(fed, client, t, plain, phase="gradient", counted=counted)
         return client.gradient()
 
     def send_gradient(
-        self, fed: Federation, client: Client, state: Params, trains: bool, t: int
+        self, fed: Federation, client: Client, state: Params, slopes: dict[int, Params], t: int
     ) -> Upload:
         """Do the first half of a client's round: download, gradient, upload.
 
-        trains: whether the client also does the second half, for which it keeps its gradient.
+        slopes: the client's gradient is added, for the second half.
         """
         given = fed.down(client, state)
         self.receive(client, given)
-        slope = self.slope(fed, client, given, t)
-        if trains:
-            client.memory["slope"] = slope
-        return Upload(Mean.of(slope, self.weight(client)))
+        slopes[client.id] = self.slope(fed, client, given, t)
+        return Upload(Mean.of(slopes[client.id], self.weight(client)))
 
     def correct(
-        self, fed: Federation, client: Client, state: Params, mean: Params, t: int
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        mean: Params,
+        own: Params | None,
+        again: bool,
+        t: int,
     ) -> Upload:
-        """Do the second half of a client's round: download the mean gradient, train, upload."""
-        slope = client.memory.pop("slope", None)
-        given = state if slope else fed.down(client, state)
+        """Do the second half of a client's round: download the mean gradient, train, upload.
+
+        own: its gradient, if it is known from the first half in this process.
+        again: whether the client has done the first half.
+        """
+        given = state if again else fed.down(client, state)
         self.receive(client, given)
-        slope = Params(slope) if slope else self.slope(fed, client, given, t)
+        slope = own or self.slope(fed, client, given, t, counted=not again)
         self.train(fed, client, Task(given, fed.down(client, mean) - slope), t)
         return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
 
@@ -137,9 +150,12 @@ class FedDANE(RoundBased):
         first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
         if not first:  # no mean gradient, so no correction
             return state
-        slopes = fed.stream(
-            first, lambda client: self.send_gradient(fed, client, state, client.id in second, t)
-        )
-        mean = fed.mean(slopes, keep=state.pick(fed.trainable) * 0)
-        uploads = fed.stream(second, partial(self.correct, fed), given=(state, mean, t))
-        return fed.mean(uploads, keep=state)
+        slopes: dict[int, Params] = {}
+        sent = fed.stream(first, partial(self.send_gradient, fed), given=(state, slopes, t))
+        mean = fed.mean(sent, keep=state.pick(fed.trainable) * 0)
+
+        def correct(client: Client) -> Upload:
+            own, again = slopes.get(client.id), client.id in first
+            return self.correct(fed, client, state, mean, own, again, t)
+
+        return fed.mean(fed.stream(second, correct), keep=state)
