@@ -33,7 +33,7 @@ FLAGS = ("--help", "-h")
 TOP, ALL = "job", "all"  # topics: the fields outside all tables of the job; every field
 MAIN = {  # the fields that most users set, each in a few words
     "algorithm.name": "method (hpcfed list algorithms)",
-    "data.name": "known set, or .h5 or .npz file",
+    "data.name": "known set, file, folder, hf:",
     "data.partition": "how clients share the examples",
     "models.mix": "architectures, in turn",
     "clients": "number of clients",
