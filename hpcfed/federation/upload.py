@@ -29,7 +29,6 @@ Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tens
 # methods that do not send an Upload yet, but count what they send themselves
 OWN_WAY = frozenset(
     (
-        "ditto",
         "dsfl",
         "dsgd",
         "fccl",
@@ -45,7 +44,6 @@ OWN_WAY = frozenset(
         "fedkd",
         "fedmd",
         "fedproto",
-        "fedrep",
         "fedrolex",
         "fedsynth",
         "fedtype",
@@ -60,9 +58,7 @@ OWN_WAY = frozenset(
         "pfedbayes",
         "pfedhr",
         "pfedknow",
-        "pfedme",
         "swift",
-        "waffle",
         "zeroshot",
     )
 )

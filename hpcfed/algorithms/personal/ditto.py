@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal
 
@@ -57,21 +58,22 @@ class Ditto(RoundBased):
         """Return the objective of the personal model on one batch."""
         return self.loss(client, state, model, x, y) + proximal(model, state, self.lam)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         if "begun" not in client.memory:
             client.load(fed.initial())
             client.memory["begun"] = 1
         own = client.skeleton.flat.clone()
-        self.receive(client, fed.down(client, state))
-        sgd(fed, client, t, partial(self.loss, client, state))
+        given = fed.down(client, state)
+        self.receive(client, given)
+        self.train(fed, client, given, t)
         sent = client.params(self.shared)
         client.skeleton.load(own)
         sgd(
             fed,
             client,
             t,
-            partial(self.personal_loss, client, state),
+            partial(self.personal_loss, client, given),
             epochs=self.personal_epochs,
             phase="personal",
         )
-        return Mean.of(sent, self.weight(client))
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)

@@ -17,6 +17,7 @@ from pydantic import NonNegativeInt
 
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
@@ -53,14 +54,15 @@ class FedRep(RoundBased):
     def shared(self, name: str) -> bool:
         return self.personal == "none" or not name.startswith("head.")
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
-        loss = partial(self.loss, client, state)
-        self.train_head(fed, client, state, t, self.head_epochs, "head")
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        self.train_head(fed, client, given, t, self.head_epochs, "head")
         if self.body_epochs:
             only = self.shared if self.personal == "head" else None
-            sgd(fed, client, t, loss, epochs=self.body_epochs, only=only)
-        return Mean.of(client.params(self.shared), self.weight(client))
+            self.train(fed, client, given, t, epochs=self.body_epochs, only=only)
+        sent = Mean.of(client.params(self.shared), self.weight(client))
+        return Upload(sent, relative_to=given)
 
     def train_head(
         self, fed: Federation, client: Client, state: Params, t: int, epochs: int, phase: str

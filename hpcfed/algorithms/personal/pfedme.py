@@ -19,6 +19,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validat
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import proximal
 
@@ -72,18 +73,20 @@ class PFedMe(RoundBased):
             found["algorithm.eta"] = "lam = 0: the common model does not move"
         return found
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
         skeleton, n = client.skeleton, client.skeleton.layout.n_params
         w = skeleton.flat[:n].clone()
-        anchor, loss = skeleton.layout.views(w), partial(self.loss, client, state)
+        anchor, loss = skeleton.layout.views(w), partial(self.loss, client, given)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 for _ in range(self.inner_steps):
                     steps.descend(steps.value(loss, x, y) + proximal(steps.model, anchor, self.lam))
                 w -= self.eta * self.lam * (w - skeleton.flat[:n])
         buffers = client.params(lambda name: name not in anchor)
-        return Mean.of(Params({**anchor, **buffers}), self.weight(client))
+        sent = Mean.of(Params({**anchor, **buffers}), self.weight(client))
+        return Upload(sent, relative_to=given)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         mean, params = (

@@ -21,7 +21,6 @@ Convolutions are factorised as matrices [out, in * height * width].
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +29,9 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.factors import SCORES, divergence
 from hpcfed.models.variants import name_variant
-from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -87,8 +86,10 @@ class WAFFLe(RoundBased):
             return value
         return value + self.kl * state["share"] * divergence(model)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
         share = Params(share=torch.tensor(1 / client.n, device=fed.device))
-        sgd(fed, client, t, partial(self.loss, client, share))
-        return Mean.of(client.params(self.shared), self.weight(client))
+        self.train(fed, client, share, t)
+        sent = Mean.of(client.params(self.shared), self.weight(client))
+        return Upload(sent, relative_to=given)
