@@ -94,7 +94,7 @@ def test_fedrs_with_alpha_0_does_not_move_the_rows_of_classes_that_a_client_lack
     rounds = toy.start(Serial(), toy.job("fedrs", "--models.mix", "mlp", "--algorithm.alpha", "0"))
     fed, client = rounds.fed, rounds.fed.clients[1]  # has class 2 alone
     fed.participants.begin(0, [1], False)
-    sent = rounds.algorithm.local(fed, client, rounds.state, 0).terms[0].value
+    sent = rounds.algorithm.local(fed, client, rounds.state, 0).value.terms[0].value
     for name in ("head.weight", "head.bias"):
         moved = (sent[name] != rounds.state[name]).reshape(toy.CLASSES, -1)
         assert not moved[[0, 1, 3]].any(), name
@@ -124,7 +124,7 @@ def test_feddanes_gradients_leave_the_received_model_as_it_is():
     rounds = toy.start(Serial(), toy.job("feddane", "--models.mix", "small"))
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.participants.begin(0, [4], False)
-    rounds.algorithm.send_gradient(fed, client, rounds.state, 0)
+    rounds.algorithm.send_gradient(fed, client, rounds.state, {}, 0)
     assert toy.differences(client.params(), rounds.state) == []  # statistics too
 
 

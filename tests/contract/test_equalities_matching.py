@@ -48,8 +48,9 @@ def test_ccvr_pools_the_clients_statistics_to_those_of_all_features_together():
     )
     fed.participants.open(0)
     mine = fed.mine(range(fed.K))
-    parts = [(c.id, method.moments(fed, c, state)) for c in mine]
-    pooled = fed.mean(parts, keep=keep, per="row", counted=False)
+    sent = fed.run(range(fed.K), lambda client: method.send(fed, client, state))
+    parts = [(k, method.moments(fed, statistics)) for k, statistics in sent.items()]
+    pooled = fed.mean(parts, keep=keep, per="row")
     z = torch.cat([represent(fed, c, c.train) for c in mine]).double()
     y = torch.cat([torch.from_numpy(c.train.labels) for c in mine])
     for c in range(4):

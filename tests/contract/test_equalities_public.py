@@ -9,8 +9,9 @@ import torch
 from hpcfed.algorithms.public_data import feddf
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
-from hpcfed.core.params import Params
+from hpcfed.core.params import Mean, Params
 from hpcfed.engine.rounds import Rounds
+from hpcfed.federation.upload import Upload
 from hpcfed.training.evaluate import common
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
@@ -71,7 +72,7 @@ def test_feddf_without_distillation_is_fedavg_within_each_architecture():
     assert len(single) == 4  # the mean of one client's model is that model
     opened(alone)
     for kind, k in single.items():
-        (part,) = alone.algorithm.local(alone.fed, alone.fed.clients[k], alone.state, 0).terms
+        (part,) = alone.algorithm.local(alone.fed, alone.fed.clients[k], alone.state, 0).value.terms
         assert toy.differences(rounds.state.under(f"{kind}/"), part.value) == []
 
 
@@ -229,9 +230,10 @@ def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
     given = {}
     answer = feddf.answer_public
 
-    def noted(fed, client, *rest):
-        given[client.id] = outputs(fed, client.model.eval(), fed.public)
-        return answer(fed, client, *rest)
+    def noted(fed, k, model, *rest):
+        client = fed.clients[k]
+        given[k] = outputs(fed, client.model.eval(), fed.public)
+        return answer(fed, k, model, *rest)
 
     monkeypatch.setattr(feddf, "answer_public", noted)
     rounds.step()
@@ -269,7 +271,7 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
                     "head.bias": torch.tensor([9.0, 0, 0, 0]),
                 }
             )
-            part = type(part).of(client.params(), self.weight(client))
+            part = Upload(Mean.of(client.params(), self.weight(client)))
         return part
 
     for kind in (method, type(plain.algorithm)):
