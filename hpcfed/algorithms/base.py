@@ -243,14 +243,15 @@ class RoundBased(Method):
         """What edge servers can do, as it follows from the hooks.
 
         Where each round is one mean of the clients' uploads, they can add these up. Where this mean
-        is also the new state, they can train models of their own for several rounds. A method with
-        a round of its own that only takes means declares `edges = "sums"`.
+        is also the new state, and each client has one weight in it, they can train models of their
+        own for several rounds. A method with a round of its own that only takes means declares
+        `edges = "sums"`.
         """
         own = type(self)
         if own.round is not RoundBased.round or own.offer is not RoundBased.offer:
             return ""
         same = own.server is RoundBased.server and own.averaged is RoundBased.averaged
-        return "models" if same else "sums"
+        return "models" if same and self.per == "mean" else "sums"
 
     def refuses(self, job: Job) -> dict[str, str]:
         """Return the general reasons, and those against options that a single step does not use."""

@@ -26,6 +26,7 @@ from pydantic import PositiveInt
 
 from hpcfed.algorithms.base import Method, State, single_step
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
 from hpcfed.training.optimisers import learning_rate
 
@@ -164,7 +165,7 @@ class EventBased(Method):
         given = fed.down(client, client.memory.pop("download"))
         self.receive(client, given)
         train(self, fed, client, given, job)
-        return fed.up(client, client.params(self.shared))
+        return Upload(client.params(self.shared), relative_to=given)
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
         """Return the clients whose latest models are needed to merge client k's job of this number.
@@ -180,7 +181,7 @@ class EventBased(Method):
 
         held: the server's state, on all ranks; without a server the model of the job's client, on
         its rank.
-        up: the job's result.
+        up: what the server has of the job's result, its only part, or a dict of its parts.
         near: models of the clients that `near` names, as they have arrived.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how results are merged")

@@ -27,6 +27,7 @@ from hpcfed.engine import events
 from hpcfed.engine.event_queue import EventQueue, Free
 from hpcfed.engine.events import Events
 from hpcfed.engine.rounds import Rounds
+from hpcfed.federation.upload import Upload
 from tests.contract import toy
 
 SPEEDS = (1.0, 2.0, 5.0)  # examples a second; each client has ten
@@ -141,15 +142,16 @@ def started(method: str, *flags: str, comm=None) -> Rounds:
     )
 
 
+def sends_ten_or_one(self, fed, client, job) -> Upload:
+    """What client 0 and client 1 send, in place of a job's result."""
+    return Upload(Params(x=torch.tensor([10.0, 1.0][client.id])))
+
+
 def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.MonkeyPatch):
     """Client 1 sends 1 at time 1 and again at time 2, client 0 sends 10 at time 3 and has seen
     neither.
     """
-    monkeypatch.setattr(
-        FedAsync,
-        "work",
-        lambda self, fed, client, job: Params(x=torch.tensor([10.0, 1.0][client.id])),
-    )
+    monkeypatch.setattr(FedAsync, "work", sends_ten_or_one)
     monkeypatch.setattr(FedAsync, "init", lambda self, fed: Params(x=torch.tensor(0.0)))
     monkeypatch.setattr(FedAsync, "seconds", lambda self, fed, k, examples: (3.0, 1.0)[k])
     flags = (
@@ -346,8 +348,7 @@ def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.
     """Client 1 sends 1 at times 1, 2 and 3, client 0 sends 10 at time 3 and has seen no new
     model.
     """
-    sent = lambda self, fed, client, job: Params(x=torch.tensor([10.0, 1.0][client.id]))  # noqa: E731
-    monkeypatch.setattr(FedBuff, "work", sent)
+    monkeypatch.setattr(FedBuff, "work", sends_ten_or_one)
     zero = Params(x=torch.tensor(0.0))
     monkeypatch.setattr(FedBuff, "init", lambda self, fed: fedbuff.State(zero, zero, Params()))
     monkeypatch.setattr(FedBuff, "seconds", lambda self, fed, k, examples: (3.0, 1.0)[k])

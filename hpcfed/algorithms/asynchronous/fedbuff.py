@@ -26,6 +26,7 @@ from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.base import Guide, Share
 from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work, train
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -127,11 +128,11 @@ class FedBuff(EventBased):
     def model(self, state: State) -> Params:
         return state.model
 
-    def work(self, fed: Federation, client: Client, job: Work) -> Params:
+    def work(self, fed: Federation, client: Client, job: Work) -> Upload:
         given = fed.down(client, client.memory.pop("download"))
         self.receive(client, given)
         train(self, fed, client, given, job)
-        return fed.up(client, given - client.params())
+        return Upload(given - client.params())
 
     def merge(
         self, fed: Federation, job: Work, held: State, up: Params, near: dict[int, Params]

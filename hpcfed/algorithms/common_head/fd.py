@@ -19,19 +19,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, logits
-from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import soften, to_soft_targets
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
@@ -100,22 +100,16 @@ class FD(RoundBased):
             round=torch.full((C,), NEVER, dtype=torch.float64, device=device),
         )
 
-    def weights(self, fed: Federation, k: int) -> Tensor:
-        """Return the weight of client k in the mean of each class, [C], float64."""
-        counts = torch.as_tensor(fed.label_counts[k], dtype=torch.float64, device=fed.device)
-        return counts if self.weighting == "samples" else (counts > 0).double()
-
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         """Return the mean output of the other clients for each class, [C, C].
 
         A row is nan if no other client has sent the class.
         """
-        mean, sent = state["mean"], client.memory.get("sent")
+        mean, sent = state["mean"], client.memory.get("received mean")
         if sent is None:
             return Params(target=mean)
-        part = torch.where(
-            state["round"] == client.memory["round"], self.weights(fed, client.id), 0.0
-        )
+        weight = client.memory["received weight"]
+        part = torch.where(state["round"] == client.memory["round"], weight, 0.0)
         rest = (state["weight"] - part)[:, None]
         others = (state["weight"][:, None] * mean.double() - part[:, None] * sent.double()) / rest
         target = torch.where(rest > 0, others.float(), torch.nan)
@@ -154,33 +148,44 @@ class FD(RoundBased):
                 steps.descend(steps.value(loss, x, y))
         return torch.cat(seen), torch.cat(labels).cpu().numpy()
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, self.offer(fed, client, state))
         if self.outputs == "during":
             soft, labels = self.collect(fed, client, given, t)
         else:
-            sgd(fed, client, t, partial(self.loss, client, given))
+            self.train(fed, client, given, t)
             soft, labels = soften(logits(fed, client, client.train)), client.train.labels
         sums, count = class_sums(soft, labels, fed.classes)
         own = count.nonzero().squeeze(1)
-        means = (sums[own] / count[own, None]).float()
-        sent = torch.zeros(fed.classes, fed.classes, device=means.device)
-        sent[own] = means
-        client.memory |= {"sent": sent, "round": t}
-        weight = self.weights(fed, client.id)[own, None].float()
-        return Mean.of(
-            Params(mean=means),
-            Params(mean=weight) if self.weighting == "samples" else 1.0,
-            at={"mean": (own.cpu(),)},
-        )
+        means = Params(mean=(sums[own] / count[own, None]).float())
+        counts = torch.from_numpy(np.asarray(fed.label_counts[client.id]))[own.cpu(), None]
+        weight = Params(mean=counts.float().to(fed.device)) if self.weighting == "samples" else 1.0
+        return Upload(Mean.of(means, weight, at={"mean": (own.cpu(),)}))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=state.pick("mean".__eq__), per="row")["mean"]
-        total = sum((self.weights(fed, k) for k in cohort), torch.zeros_like(state["weight"]))
+        uploads = dict(fed.stream(cohort, partial(self.local, fed), given=(state, t)))
+        for k, sent in uploads.items():
+            fed.clients[k].memory |= {"round": t, **received_rows(state, sent)}
+        mean = fed.mean(uploads.items(), keep=state.pick("mean".__eq__), per="row")["mean"]
+        weights = fed.gather({k: fed.clients[k].memory["received weight"] for k in uploads})
+        total = sum(weights.values(), torch.zeros_like(state["weight"]))
         new = total > 0
         return Params(
             mean=mean,
             weight=torch.where(new, total, state["weight"]),
             round=torch.where(new, float(t), state["round"]),
         )
+
+
+def received_rows(state: Params, sent: Mean) -> dict[str, Tensor]:
+    """Return what the server keeps of a client: its mean outputs, [C, C], and their weights, [C].
+
+    Both are 0 for classes that the client has not sent.
+    """
+    term = sent.terms[0]
+    rows = torch.as_tensor(term.at["mean"][0], device=state["mean"].device)
+    mean, weight = torch.zeros_like(state["mean"]), torch.zeros_like(state["weight"])
+    mean[rows] = term.value["mean"]
+    own = term.weight["mean"][:, 0] if isinstance(term.weight, Params) else term.weight
+    weight[rows] = torch.as_tensor(own, dtype=weight.dtype, device=weight.device)
+    return {"received mean": mean, "received weight": weight}

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, represent
-from hpcfed.training.local import sgd
 from hpcfed.training.server import fit
 
 if TYPE_CHECKING:
@@ -68,16 +68,18 @@ class FedGH(RoundBased):
         head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
-        self.receive(client, fed.down(client, state))
-        sgd(fed, client, t, partial(self.loss, client, state))
-        return fed.up(client, self.means(fed, client))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        self.train(fed, client, given, t)
+        return self.means(fed, client)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        sent = fed.at_root(dict(uploads))
         return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), t))
 
-    def means(self, fed: Federation, client: Client) -> dict[str, Tensor]:
+    def means(self, fed: Federation, client: Client) -> Upload:
         """Return the client's mean representation of each class that it has, and the classes.
 
         mean: [C_k, d], as the header's linear layer takes it.
@@ -87,10 +89,8 @@ class FedGH(RoundBased):
         z = F.relu(z) if fed.job.models.relu_head else z
         sums, counts = class_sums(z, client.train.labels, fed.classes)
         held = counts > 0
-        return {
-            "mean": (sums[held] / counts[held, None]).float(),
-            "label": held.nonzero()[:, 0].int(),
-        }
+        means = (sums[held] / counts[held, None]).float()
+        return Upload(mean=means, label=held.nonzero()[:, 0].int())
 
     def train_head(
         self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int

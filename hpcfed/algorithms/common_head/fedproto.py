@@ -17,7 +17,6 @@ prototypes; the authors' code considers only those of the client's own classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -27,8 +26,9 @@ from torch.nn import functional as F
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, represent
-from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import nearest, to_prototypes
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class FedProto(RoundBased):
         won="few bytes, mildly different CNNs",
     )
 
+    edges: ClassVar[str] = ""  # the sum of several clients' class means has more rows than each
     accepts: ClassVar[str] = "a common head"
+    per: ClassVar[str] = "row"
 
     lam: NonNegativeFloat = 1.0
     """Weight of the distance of representations to their class's prototype; 0 is local training."""
@@ -107,7 +109,7 @@ class FedProto(RoundBased):
         return lambda x: nearest(model.body(x), state["proto"])
 
     def collect(
-        self, fed: Federation, client: Client, state: Params, t: int
+        self, fed: Federation, client: Client, given: Params, t: int
     ) -> tuple[Tensor, np.ndarray]:
         """Train locally and return the representations of all steps and their labels.
 
@@ -122,26 +124,22 @@ class FedProto(RoundBased):
             z = model.body(x)
             seen.append(z.detach())
             labels.append(y)
-            return self.objective(state, model, z, y)
+            return self.objective(given, model, z, y)
 
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 steps.descend(steps.value(loss, x, y))
         return torch.cat(seen), torch.cat(labels).cpu().numpy()
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        fed.down(client, state)
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
         if self.prototypes == "during":
-            z, labels = self.collect(fed, client, state, t)
+            z, labels = self.collect(fed, client, given, t)
         else:
-            sgd(fed, client, t, partial(self.loss, client, state))
+            self.train(fed, client, given, t)
             z, labels = represent(fed, client, client.train), client.train.labels
         sums, count = class_sums(z, labels, fed.classes)
         own = count.nonzero().squeeze(1)
         means = Params(proto=(sums[own] / count[own, None]).float())
         weight = Params(proto=count[own, None].float()) if self.weighting == "samples" else 1.0
-        return Mean.of(means, weight, at={"proto": (own.cpu(),)})
-
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        return fed.mean(uploads, keep=state, per="row")
+        return Upload(Mean.of(means, weight, at={"proto": (own.cpu(),)}))

@@ -10,7 +10,6 @@ The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.st
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeInt
@@ -18,7 +17,6 @@ from pydantic import NonNegativeInt
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
-from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -61,24 +59,16 @@ class FedRep(RoundBased):
         if self.body_epochs:
             only = self.shared if self.personal == "head" else None
             self.train(fed, client, given, t, epochs=self.body_epochs, only=only)
-        sent = Mean.of(client.params(self.shared), self.weight(client))
-        return Upload(sent, relative_to=given)
+        sent = client.params(self.shared)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
 
     def train_head(
-        self, fed: Federation, client: Client, state: Params, t: int, epochs: int, phase: str
+        self, fed: Federation, client: Client, given: Params, t: int, epochs: int, phase: str
     ) -> None:
         """Train only the head, for this number of epochs."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
-            sgd(
-                fed,
-                client,
-                t,
-                partial(self.loss, client, state),
-                epochs=epochs,
-                only=only,
-                phase=phase,
-            )
+            self.train(fed, client, given, t, epochs=epochs, only=only, phase=phase)
 
     def finish(self, fed: Federation, state: Params, t: int) -> Params:
         for client in fed.mine(range(fed.K)):

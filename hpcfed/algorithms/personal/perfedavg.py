@@ -20,6 +20,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training import evaluate
 from hpcfed.training.local import LocalSteps, gradient
 
@@ -61,9 +62,10 @@ class PerFedAvg(RoundBased):
             found |= {f"algorithm.{name}": "alpha = 0: there is no personal step" for name in names}
         return found
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        self.receive(client, fed.down(client, state))
-        loss = partial(self.loss, client, state)
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        loss = partial(self.loss, client, given)
         with LocalSteps(fed, client, t) as steps:
             second, third = steps.others("second"), steps.others("third")
             for x, y in steps:
@@ -78,7 +80,7 @@ class PerFedAvg(RoundBased):
         # gradients that a step computes in addition to that of its batch
         further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0
         fed.tallies[client.id].work += further * sum(steps.examples)
-        return Mean.of(client.params(), self.weight(client))
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
 
     def outer(
         self,

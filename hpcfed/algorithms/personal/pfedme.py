@@ -41,7 +41,6 @@ class PFedMe(RoundBased):
         won="personal models, above FedAvg and Per-FedAvg",
     )
 
-    edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -85,19 +84,14 @@ class PFedMe(RoundBased):
                     steps.descend(steps.value(loss, x, y) + proximal(steps.model, anchor, self.lam))
                 w -= self.eta * self.lam * (w - skeleton.flat[:n])
         buffers = client.params(lambda name: name not in anchor)
-        sent = Mean.of(Params({**anchor, **buffers}), self.weight(client))
-        return Upload(sent, relative_to=given)
+        sent = Params({**anchor, **buffers})
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        mean, params = (
-            super().round(fed, state, cohort, t),
-            fed.module(fed.architectures[0]).layout.params,
-        )
+    def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         if self.beta == 1:
             return mean
-        step = {
-            name: self.beta if name in params else min(self.beta, 1.0) for name in mean
-        }  # a variance stays >= 0
+        # a variance stays >= 0
+        step = {n: self.beta if fed.trainable(n) else min(self.beta, 1.0) for n in mean}
         return Params(
             {name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()}
         )

@@ -8,12 +8,10 @@ part.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.core.params import Params
-from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -49,7 +47,7 @@ class Central(RoundBased):
         def train() -> Params:
             pooled = fed.pooled()
             self.receive(pooled, state)
-            sgd(fed, pooled, t, partial(self.loss, pooled, state))
+            self.train(fed, pooled, state, t)
             return pooled.params()
 
         state = fed.on_root(train)
