@@ -9,7 +9,7 @@ from hpcfed.algorithms.base import RoundBased
 class Server(RoundBased):
     """A hook without `return`."""
 
-    def server(self, state, mean):
+    def server(self, fed, state, mean, cohort):
         mean * 0.5
 
 
