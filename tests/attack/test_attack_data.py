@@ -76,7 +76,7 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
         {"y_test": Y + 4},
         ["y_test: value 4 at index 0; a label lies in 0..C-1, and C is at most 4"],
     ),
-    "labels_text": ({"y_train": Y.astype(str)}, ["y_train: dtype <U21 is no label"]),
+    "labels_complex": ({"y_train": Y * 1j}, ["y_train: dtype complex128 is no label"]),
     "test_halved": ({"x_test": None}, ["has no x_test"]),
     "too_few": (
         {"x_train": X[:2], "y_train": Y[:2], **HALF},
