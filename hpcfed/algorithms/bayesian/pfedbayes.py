@@ -28,6 +28,7 @@ from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
 from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.optimisers import Optimiser, keep_moments
 
@@ -85,19 +86,17 @@ class PFedBayes(RoundBased):
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        trained = fed.store.layout(fed.architectures[k]).params
-        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+        return (fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes,) * 2
 
     def init(self, fed: Federation) -> Params:
         mu = fed.initial()
-        trained = fed.store.layout(fed.architectures[0]).params
-        rho = Params({name: torch.full_like(mu[name], self.rho) for name in trained})
+        rho = mu.pick(fed.trainable).map(lambda value: torch.full_like(value, self.rho))
         return Params({**mu, **rho.prefixed(RHO)})
 
     def receive(self, client: Client, state: Params) -> None:
         client.load(means(state))
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given, own = fed.down(client, state), client.memory.get("rho")
         if own is None:
             self.receive(client, given)
@@ -120,7 +119,8 @@ class PFedBayes(RoundBased):
         client.memory["rho"] = rho
         sent = {**layout.views(mu), **Params(layout.views(deviation)).prefixed(RHO)}
         buffers = client.params(lambda name: name not in sent)
-        return Mean.of(Params({**sent, **buffers}).clone(), self.weight(client))
+        new = Params({**sent, **buffers}).clone()
+        return Upload(Mean.of(new, self.weight(client)), relative_to=given)
 
     def personal_step(
         self,

@@ -36,8 +36,9 @@ from torch.nn import functional as F
 from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.fusion import Fusion
-from hpcfed.training.local import LocalSteps, learning_rate, sgd
+from hpcfed.training.local import LocalSteps, learning_rate
 from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class FedCovid(RoundBased):
             return math.log(max(client.n, 2))
         return super().weight(client)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, self.offer(fed, client, state))
         self.receive(client, given)
         how: dict[str, Any] = {}
@@ -146,8 +147,16 @@ class FedCovid(RoundBased):
             how = {"amount" if local.steps else "epochs": amount}
             how["lr"] = self.small_lr * learning_rate(fed, t)
         if not self.augments:
-            sgd(fed, client, t, partial(self.loss, client, given), **how)
-            return Mean.of(client.params(self.shared), self.weight(client))
+            self.train(fed, client, given, t, **how)
+        else:
+            self.train_with_copies(fed, client, given, t, **how)
+        sent = client.params(self.shared)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+
+    def train_with_copies(
+        self, fed: Federation, client: Client, given: Params, t: int, **how: Any
+    ) -> None:
+        """Train the client's model on batches with noisy copies of their positives."""
         draws = rng.torch_stream(fed.seed, "copies", t, client.id, device=fed.device)
         body: Any = client.model.body
         width: Any = (
@@ -159,7 +168,6 @@ class FedCovid(RoundBased):
                 noise = torch.randn(size, generator=draws, device=fed.device)
                 drawn = Params({**given, NOISE: noise})
                 steps.descend(steps.value(partial(self.loss, client, drawn), x, y))
-        return Mean.of(client.params(self.shared), self.weight(client))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         body: Any = model.body

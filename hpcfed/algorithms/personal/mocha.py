@@ -36,6 +36,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ class MOCHA(RoundBased):
         signs = 2.0 * torch.nn.functional.one_hot(y, out.shape[1]) - 1
         return (1 - signs * out).clamp(min=0).sum(1).mean()
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
-        self.receive(client, self.offer(fed, client, state))
-        given = fed.down(client, client.params(of_head))
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state).pick(of_head))
+        self.receive(client, Params({**state.body, **given}))  # the body is known from the start
         own = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
         sigma, rho = fed.down(client, own).tolist()
         w = torch.cat([given["head.weight"], given["head.bias"][:, None]], 1).double().cpu().numpy()
@@ -151,17 +152,17 @@ class MOCHA(RoundBased):
         client.memory["alpha"] = torch.from_numpy(alpha)
         new = torch.from_numpy(w + sigma / self.lam * exact).float().to(fed.device)
         client.load({"head.weight": new[:, :-1], "head.bias": new[:, -1]})
-        return Params(db=torch.from_numpy(exact).float().flatten().to(fed.device))
+        return Upload(torch.from_numpy(exact).float().flatten().to(fed.device))
 
     def none(self, fed: Federation, client: Client) -> Tensor:
         """Return the dual variables of a client that has not trained yet."""
         return torch.zeros(client.n, fed.classes, dtype=torch.float64)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
         b = state.b.clone()
-        for k, sent in fed.gather(done).items():
-            b[k] += sent["db"].to(b)
+        for k, db in fed.gather(sent).items():
+            b[k] += db.to(b)
         sigma = state.sigma
         if self.relations == "learned" and (t + 1) % self.sigma_rounds == 0:
             sigma = fed.on_root(lambda: relate(sigma @ b / self.lam))

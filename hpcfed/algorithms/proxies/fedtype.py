@@ -40,6 +40,7 @@ from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, proximal, soften
@@ -260,7 +261,7 @@ class FedType(RoundBased):
         order = rng.stream(fed.seed, "calibration", client.id).permutation(client.n)
         return client.train.pick(np.sort(order[apart:])), client.train.pick(np.sort(order[:apart]))
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, self.offer(fed, client, state))
         self.receive(client, given)
         data, calibration = self.split(fed, client)
@@ -275,7 +276,7 @@ class FedType(RoundBased):
                 steps.backward(value)
                 steps.optimiser.step()
                 steps.done(value.detach() + proxy.learn(x, y))
-        return Mean.of(proxy.end(), self.weight(client))
+        return Upload(Mean.of(proxy.end(), self.weight(client)), relative_to=given)
 
 
 class Proxy:
