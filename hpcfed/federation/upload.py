@@ -38,8 +38,6 @@ OWN_WAY = frozenset(
         "fedkd",
         "fedmd",
         "fedrolex",
-        "fedsynth",
-        "fedzkt",
         "fjord",
         "harmony",
         "heterofl",
@@ -48,7 +46,6 @@ OWN_WAY = frozenset(
         "pfedhr",
         "pfedknow",
         "swift",
-        "zeroshot",
     )
 )
 ALONE = ""  # name of the part of an upload that has only one

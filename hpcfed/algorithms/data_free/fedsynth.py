@@ -21,7 +21,7 @@ If g = 0 the model does not change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -36,20 +36,20 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.core import rng
-from hpcfed.core.errors import HpcfedError
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import FORWARD, outputs
-from hpcfed.training.local import count_work, sgd
-from hpcfed.training.server import call, parameters, predictor
+from hpcfed.training.local import count_work
+from hpcfed.training.server import call, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-Sent = Mapping[str, Any]  # x [n, *shape], labels [n, C], norm [], statistics by name, version
+Sent = Mapping[str, Any]  # x [n, *shape], labels [n, C], norm [], statistics by name
 FLOAT = 4  # bytes
-COSINE = "cosine"  # name of the cosine beside the model's tensors in a mean
+COSINE = "cosine"  # name in a client's memory: how well its examples represent its update
 
 
 @dataclass(frozen=True)
@@ -99,51 +99,55 @@ class FedSynth(RoundBased):
         example_shape(fed)  # raises ConfigError for texts
         return State(fed.initial(), torch.full((), torch.nan, device=fed.device))
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+    def model(self, state: State) -> Params:
         return state.model
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return super().columns(fed, state) | {"cosine_updates": float(state.cosine)}
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        keep = Params({**state.model, COSINE: state.cosine})
-        mean = fed.mean(uploads, keep=keep, counted=False, last=True)
-        return State(mean.pick(lambda name: name != COSINE), mean[COSINE])
+        measured = []
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """Run a client's round and return its part in the mean.
+        def models() -> Iterator[tuple[int, Mean]]:
+            for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+                client = fed.clients[k]
+                with fed.clock("server"):
+                    model = rebuild(fed, client.architecture, state.model, sent)
+                weight, own = self.weight(client), Params(cosine=client.memory[COSINE])
+                measured.append((k, Mean.of(own, weight)))
+                yield k, Mean.of(model, weight)
 
-        This is the model that the server computes from what the client sends.
-        """
+        model = fed.mean(models(), keep=state.model)
+        return State(model, fed.mean(measured, keep=Params(cosine=state.cosine))["cosine"])
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         w = fed.down(client, self.offer(fed, client, state))
         self.receive(client, w)
-        sgd(fed, client, t, partial(self.loss, client, w))
-        own = client.params()
-        sent = fed.up(client, self.imitate(fed, client, w, own, t))
-        kind = client.architecture
-        with fed.clock("server"):
-            model = rebuild(fed, kind, state.model, sent, t)
-        is_trained = parameters(fed.module(kind))
+        self.train(fed, client, w, t)
+        own, is_trained = client.params(), fed.trainable
+        made, model = self.imitate(fed, client, w, own, t)
         update, theirs = ((w - new).pick(is_trained) for new in (own, model))
-        measured = cosine(theirs, update).float()
-        return Mean.of(Params({**model, COSINE: measured}), self.weight(client))
+        client.memory[COSINE] = cosine(theirs, update).float()
+        return Upload(**made)
 
-    def imitate(self, fed: Federation, client: Client, w: Params, own: Params, t: int) -> Sent:
-        """Return what a client sends for its model: the best of the examples that it makes."""
-        kind, is_trained = client.architecture, parameters(fed.module(client.architecture))
+    def imitate(
+        self, fed: Federation, client: Client, w: Params, own: Params, t: int
+    ) -> tuple[dict[str, Any], Params]:
+        """Return what a client sends for its model, and the model that this represents.
+
+        It is the best of the examples that the client makes.
+        """
+        kind, is_trained = client.architecture, fed.trainable
         update = (w - own).pick(is_trained)
-        beside = {
-            "norm": length(update).float(),
-            "statistics": own.pick(lambda name: not is_trained(name)),
-            "version": t,
-        }
+        statistics = own.pick(lambda name: not is_trained(name))
+        beside: dict[str, Any] = {"norm": length(update).float()}
+        beside |= {"statistics": statistics} if statistics else {}
         g = rng.torch_stream(fed.seed, "synthetic", t, client.id)
         x = torch.randn(self.examples, *example_shape(fed), generator=g).to(fed.device)
         z = torch.randn(self.examples, fed.classes, generator=g).to(fed.device)
         descent = torch.optim.Adam([x.requires_grad_(), z.requires_grad_()], self.examples_lr)
-        best: Sent = {}
-        least = float("inf")
+        best: dict[str, Any] = {}
+        best_model, least = w, float("inf")
         # a step needs the gradient of a gradient, which takes about as long as two steps
         work = 2 * self.examples * self.steps + FORWARD * client.n
         with count_work(fed, client, self.passes * work):
@@ -154,10 +158,11 @@ class FedSynth(RoundBased):
                     descent.step()
                     fed.clock.heartbeat.step()
                 now = {"x": x.detach().clone(), "labels": F.softmax(z.detach(), 1), **beside}
-                score = self.score(fed, client, rebuild(fed, kind, w, now, t))
+                model = rebuild(fed, kind, w, now)
+                score = self.score(fed, client, model)
                 if not best or score < least:
-                    best, least = now, score
-        return best
+                    best, best_model, least = now, model, score
+        return best, best_model
 
     def score(self, fed: Federation, client: Client, model: Params) -> float:
         """Return the cross-entropy of a model on the client's own examples."""
@@ -183,22 +188,16 @@ def gradient(
     return Params(zip(leaves, found, strict=True))
 
 
-def rebuild(fed: Federation, kind: str, w: Params, sent: Sent, t: int) -> Params:
+def rebuild(fed: Federation, kind: str, w: Params, sent: Sent) -> Params:
     """Return the model that synthetic examples represent, w - |H| g / |g|, with sent statistics.
 
-    t: the round in which w was sent.
-    Raises HpcfedError if the examples were made at another w.
+    w: the model at which they were made.
     """
-    if sent["version"] != t:
-        raise HpcfedError(
-            f"fedsynth: examples were made at the model of round {sent['version'] + 1}, but are "
-            f"read at that of round {t + 1}; both sides need the same one"
-        )
     g = gradient(fed, kind, w, sent["x"], sent["labels"])
     size = float(length(g))
     factor = float(sent["norm"]) / size if size else 0.0
     moved = {name: w[name] - factor * step for name, step in g.items()}
-    return Params({**w, **moved, **sent["statistics"]})
+    return Params({**w, **moved, **sent.get("statistics", {})})
 
 
 def length(values: Params) -> Tensor:

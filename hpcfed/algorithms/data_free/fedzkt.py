@@ -31,7 +31,7 @@ from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.algorithms.data_free.generators import Generator, check_finite
 from hpcfed.core import rng
 from hpcfed.core.params import Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 from hpcfed.training.losses import distil, proximal, soften
 from hpcfed.training.server import call, parameters
 
@@ -118,14 +118,15 @@ class FedZKT(RoundBased):
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, state, 2 * self.mu) if self.mu else value
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         trained = set(client.skeleton.layout.params)
         received = client.params(trained.__contains__) if self.mu else Params()
-        sgd(fed, client, t, partial(self.loss, client, received))
-        return fed.up(client, client.params())
+        self.train(fed, client, received, t)
+        return Upload(client.params())
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        sent = fed.at_root(dict(uploads))
         models: dict[int, Params] = {}  # filled on the server's rank only
 
         def work() -> tuple[Params, Params]:

@@ -36,7 +36,8 @@ from hpcfed.algorithms.data_free.inversion import Inversion
 from hpcfed.clients.client import Extended, Shard
 from hpcfed.core.inputs import restore
 from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import count_work, sgd
+from hpcfed.federation.upload import Upload
+from hpcfed.training.local import count_work
 from hpcfed.training.server import call, fit, parameters
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class ZeroShot(RoundBased):
             warn_of_short_run(fed, "after", "no example is made")
         return super().init(fed)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given, data = fed.down(client, self.offer(fed, client, state)), client.train
         self.receive(client, given)
         labels = missing(fed.label_counts[client.id], self.samples)
@@ -141,20 +142,12 @@ class ZeroShot(RoundBased):
             with count_work(fed, client, self.steps * len(labels)):
                 x = self.inversion.examples(fed, client.architecture, given, classes, t, client.id)
             data = Extended(client.train, as_stored(fed, client.train, x, labels))
-        sgd(fed, client, t, partial(self.loss, client, given), data=data)
-        return Mean.of(client.params(self.shared), self.weight(client))
-
-    def told(
-        self, fed: Federation, client: Client, state: Params, t: int
-    ) -> tuple[Mean, Made | None]:
-        """Return a client's model, and the examples that the server makes from it."""
-        sent = self.local(fed, client, state, t)
-        bits = fed.up(client, class_bits(fed, client.id))
-        if t < self.after:
-            return sent, None
-        held = np.flatnonzero(np.unpackbits(bits.numpy(), count=fed.classes))
-        with fed.clock("server"):
-            return sent, self.make(fed, sent.terms[0].value, held, t, client.id)
+        self.train(fed, client, given, t, data=data)
+        model = Mean.of(client.params(self.shared), self.weight(client))
+        if not self.tells_classes:
+            return Upload(model, relative_to=given)
+        classes = class_bits(fed, client.id)
+        return Upload(model=model, classes=classes, relative_to={"model": given})
 
     def make(self, fed: Federation, model: Params, classes: np.ndarray, *key: int) -> Made:
         """Make `samples` examples of each of these classes from a model; the server's work."""
@@ -178,10 +171,13 @@ class ZeroShot(RoundBased):
         parts: dict[int, Made] = {}
 
         def models() -> Iterator[tuple[int, Mean]]:
-            for k, (model, made) in fed.stream(cohort, lambda c: self.told(fed, c, state, t)):
-                if made is not None:
-                    parts[k] = made
-                yield k, model
+            for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+                if t >= self.after:
+                    held = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
+                    model = sent["model"].terms[0].value
+                    with fed.clock("server"):
+                        parts[k] = self.make(fed, model, np.flatnonzero(held), t, k)
+                yield k, sent["model"]
 
         mean = fed.mean(models(), keep=state)
         made = fed.at_root(parts)
