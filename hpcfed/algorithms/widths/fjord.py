@@ -26,6 +26,7 @@ from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.widths import submodels
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.widths import Window, parse, take
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
@@ -47,6 +48,7 @@ class FjORD(RoundBased):
     )
 
     accepts: ClassVar[str] = "widths"
+    per: ClassVar[str] = "value"
 
     kd: bool = False
     """Each step trains the client's whole model too, and the narrower one learns from its soft
@@ -106,22 +108,26 @@ class FjORD(RoundBased):
         whole = model(x)
         return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
 
-    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Mean:
-        given = self.offer(fed, client, state)
-        self.receive(client, fed.down(client, given))
+    def averaged(self, state: submodels.Wide) -> Params:
+        return Params({**state.weights, **state.statistics})
+
+    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
         names = self.inside(fed, client.architecture)
         inner = [inner_model(fed, client, a, given.under(f"{a}/")) for a in names]
         nets: list[Model | Inner] = [client.model, *inner]
         draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
         sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
         at = submodels.window(fed, client.architecture)
-        return Mean.of(collect_tensors(fed, client, names), self.weight(client), at)
+        return Upload(
+            Mean.of(collect_tensors(fed, client, names), self.weight(client), at),
+            relative_to=name_statistics(client, given),
+        )
 
-    def round(
-        self, fed: Federation, state: submodels.Wide, cohort: list[int], t: int
+    def server(
+        self, fed: Federation, state: submodels.Wide, mean: Params, cohort: list[int]
     ) -> submodels.Wide:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
         return split_statistics(mean, state.t + 1)
 
 
@@ -172,15 +178,24 @@ def collect_tensors(fed: Federation, client: Client, architectures: list[str]) -
     The statistics are named "architecture/name". So are the client's own, unless its model is the
     whole one.
     """
-    norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
-    values = client.params()
-    if parse(name).width < 1:
-        values = Params(
-            {**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")}
-        )
+    norms = set(client.skeleton.layout.buffers).__contains__
+    values = name_statistics(client, client.params())
     for architecture in architectures:
         values |= fed.module(architecture).items(norms).clone().prefixed(f"{architecture}/")
     return values
+
+
+def name_statistics(client: Client, values: Params) -> Params:
+    """Return tensors of the client's model, its batch statistics named "architecture/name".
+
+    The whole model's keep their names.
+    """
+    norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
+    if parse(name).width == 1:
+        return values
+    return Params(
+        {**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")}
+    )
 
 
 def split_statistics(values: Params, t: int) -> submodels.Wide:

@@ -176,26 +176,29 @@ def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None
     """
     values = client.params()
     if classes is not None and len(classes) < len(values["head.bias"]):
-        rows = torch.as_tensor(classes, device=values["head.bias"].device)
-        values.update({name: values[name][rows] for name in HEAD})
         at = {**at, **{name: (classes, *at.get(name, ())[1:]) for name in HEAD}}
-    return Mean.of(values, weight, at)
+    return Mean.of(rows_of_head(values, classes), weight, at)
 
 
-def aggregate(
-    fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]
-) -> Wide:
-    """Average each value over the clients that sent it, and measure batch statistics; collective.
+def rows_of_head(values: Params, classes: np.ndarray | None) -> Params:
+    """Return a model's tensors with these rows of the head alone; None: with all."""
+    if classes is None or len(classes) == len(values["head.bias"]):
+        return values
+    rows = torch.as_tensor(classes, device=values["head.bias"].device)
+    return Params({**values, **{name: values[name][rows] for name in HEAD}})
 
-    The statistics are measured if the state has any. They are for evaluation alone: they are sent
-    after the round and are not counted as traffic.
+
+def measured_statistics(fed: Federation, state: Wide, weights: Params, cohort: list[int]) -> Params:
+    """Return the batch statistics that new weights have on the cohort's data; collective.
+
+    They are measured for the architectures of which the state has any. Like the scores of an
+    evaluation, for which alone they serve, they are no part of an upload and no traffic.
     """
-    weights = fed.mean(uploads, keep=state.weights, per="value")
     measured = sorted({name.partition("/")[0] for name in state.statistics})
     parts = ((c.id, measure(fed, c, weights, measured)) for c in fed.mine(cohort) if measured)
     nobody = state.statistics.map(lambda v: torch.full_like(v, torch.nan, dtype=torch.float64))
-    moments = fed.mean(parts, keep=nobody, per="tensor", counted=False)
-    return Wide(weights, pool_statistics(moments, state.statistics), state.t + 1)
+    moments = fed.mean(parts, keep=nobody, per="tensor")
+    return pool_statistics(moments, state.statistics)
 
 
 def pool_statistics(moments: Params, old: Params) -> Params:

@@ -8,7 +8,6 @@ are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.widths import submodels
-from hpcfed.core.params import Mean, Params
-from hpcfed.training.local import sgd
+from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -32,6 +31,7 @@ class WindowBased(RoundBased):
     """A method with windows; by default the leading units of each layer, with all classes."""
 
     accepts: ClassVar[str] = "widths"
+    per: ClassVar[str] = "value"
 
     scaler: bool = True
     """Multiply the outputs of hidden layers by 1 / width while training."""
@@ -95,17 +95,23 @@ class WindowBased(RoundBased):
             y,
         )
 
-    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Mean:
-        given = self.offer(fed, client, state)
-        self.receive(client, fed.down(client, given))
-        with submodels.scale_outputs(client, self.scaler):
-            loss = partial(self.loss, client, given)
-            sgd(fed, client, t, loss, views=self.views, clip=self.clip)
-        rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
-        return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
+    def averaged(self, state: submodels.Wide) -> Params:
+        return state.weights
 
-    def round(
-        self, fed: Federation, state: submodels.Wide, cohort: list[int], t: int
+    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        with submodels.scale_outputs(client, self.scaler):
+            self.train(fed, client, given, t, clip=self.clip)
+        rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
+        at = self.window(fed, client, state)
+        return Upload(
+            submodels.upload(client, at, self.weight(client), rows),
+            relative_to=submodels.rows_of_head(given, rows),
+        )
+
+    def server(
+        self, fed: Federation, state: submodels.Wide, mean: Params, cohort: list[int]
     ) -> submodels.Wide:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        return submodels.aggregate(fed, state, uploads, cohort)
+        statistics = submodels.measured_statistics(fed, state, mean, cohort)
+        return submodels.Wide(mean, statistics, state.t + 1)
