@@ -39,6 +39,7 @@ from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training import evaluate
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.server import predictor
@@ -64,6 +65,7 @@ class Harmony(RoundBased):
     )
 
     keeps_weights: ClassVar[bool | None] = True
+    per: ClassVar[Any] = "tensor"
 
     stage1_rounds: NonNegativeInt = 19
     """Rounds of modality-wise training, before those of fusion."""
@@ -158,10 +160,9 @@ class Harmony(RoundBased):
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         if self.fuses(fed, t):
             return self.fuse(fed, state, cohort, t)
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
-        return fed.mean(uploads, keep=state, per="tensor", last=True)
+        return super().round(fed, state, cohort, t)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         """Train the networks of the client's modalities in stage 1, one after the other."""
         given, sent = fed.down(client, self.offer(fed, client, state)), Params()
         for m in modalities(fed, client.id):
@@ -170,7 +171,7 @@ class Harmony(RoundBased):
             loss = partial(self.part_loss, client, network, (m,))
             sgd(fed, client, t, loss, only=in_network(m), phase=phase(fed, m))
             sent |= client.params(in_network(m)).prefixed(f"{m}/")
-        return Mean.of(Params(sent), self.weight(client))
+        return Upload(Mean.of(Params(sent), self.weight(client)), relative_to=given)
 
     def part_loss(
         self, client: Client, state: Params, own: tuple[str, ...], model: Any, x: Any, y: Tensor
@@ -181,27 +182,26 @@ class Harmony(RoundBased):
     def fuse(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         """Do a round of stage 2; the server's state does not change."""
         sent = fed.run(cohort, lambda client: self.fusion(fed, client, state, t))
-        moved = fed.gather({k: discrepancies for k, (_, discrepancies) in sent.items()})
+        moved = fed.gather({k: parts["discrepancies"] for k, parts in sent.items()})
         cluster = fed.on_root(lambda: self.group(fed, moved))
         keep = state.under(FUSION).map(
             lambda v: torch.stack([v] * (max(cluster.values(), default=0) + 1))
         )
         parts = (
-            (k, clusters.part(value, self.weight(fed.clients[k]), cluster[k], keep))
-            for k, (value, _) in sent.items()
+            (k, clusters.part(own["classifier"], self.weight(fed.clients[k]), cluster[k], keep))
+            for k, own in sent.items()
         )
         means = fed.mean(parts, keep=keep, per="row")
         fetch = lambda c: c.load(fed.down(c, clusters.row(means, cluster[c.id])))  # noqa: E731
         fed.run(sorted(cluster), fetch)
         return state
 
-    def fusion(
-        self, fed: Federation, client: Client, state: Params, t: int
-    ) -> tuple[Params, Tensor]:
-        """Train a client's fused model; return its classifier, and d_k(i) of its modalities."""
+    def fusion(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        """Train a client's fused model; send its classifier, and d_k(i) of its modalities."""
         given, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
         if given:
             self.receive(client, given)
+        start = client.params(in_classifier)
         loss = partial(self.part_loss, client, given, own)
         wanted = lambda name: any(in_network(m)(name) for m in own)  # noqa: E731
         with LocalSteps(fed, client, t, phase="fusion", only=wanted) as steps:
@@ -217,7 +217,11 @@ class Harmony(RoundBased):
         params = client.skeleton.layout.params
         first = {m: state.under(f"{m}/").pick(encoder_of(m, params)) for m in own}
         found = [discrepancy(client.params(encoder_of(m, params)), first[m]) for m in own]
-        return client.params(in_classifier), torch.tensor(found)
+        return Upload(
+            classifier=client.params(in_classifier),
+            discrepancies=torch.tensor(found),
+            relative_to={"classifier": start},
+        )
 
     def group(self, fed: Federation, moved: dict[int, Tensor]) -> dict[int, int]:
         """Return the cluster of each client, found from its discrepancies."""

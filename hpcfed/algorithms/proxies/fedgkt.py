@@ -27,11 +27,11 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models import MODELS
 from hpcfed.models.model import stem
 from hpcfed.training.batches import chunks
 from hpcfed.training.infer import FORWARD, logits, outputs
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import call, fit, parameters
 
@@ -110,15 +110,9 @@ class FedGKT(RoundBased):
             return client.model
         return partial(predict_on_features, fed, client, state)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
-        sgd(
-            fed,
-            client,
-            t,
-            partial(self.loss, client, state),
-            data=distillation_data(client, "server"),
-        )
-        return fed.up(client, compute_features(fed, client))
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
+        self.train(fed, client, Params(), t, data=distillation_data(client, "server"))
+        return Upload(**compute_features(fed, client))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))

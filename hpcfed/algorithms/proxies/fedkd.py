@@ -25,7 +25,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -38,8 +38,9 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.engines import gradient
-from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
@@ -136,9 +137,6 @@ class FedKD(RoundBased):
         share = (t + 1) / fed.job.rounds
         return self.energy_start + (self.energy_end - self.energy_start) * min(share, 1.0)
 
-    def receive(self, client: Client, state: State) -> None:
-        client.load(state.x)
-
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         """Return the loss of both models on one batch.
 
@@ -162,7 +160,7 @@ class FedKD(RoundBased):
     def train_both(self, fed: Federation, client: Client, t: int) -> None:
         """Train both models, and W_h, which is in the client's memory."""
         if self.hidden != "projected":
-            sgd(fed, client, t, partial(self.loss, client, Params()))
+            self.train(fed, client, Params(), t)
             return
         with LocalSteps(fed, client, t) as steps:
             model: Any = steps.model
@@ -177,21 +175,36 @@ class FedKD(RoundBased):
                     w -= steps.lr * slope
         client.memory["projection"] = w.detach()
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        # whether the client has the previous common model
-        known = client.memory.get("round") == int(state.round)
-        fed.down(client, state.packed if known or self.exchange == "weights" else state.x)
-        self.receive(client, state)
+    def model(self, state: State) -> Params:
+        return state.x
+
+    def download(self, fed: Federation, client: Client, state: State) -> Params:
+        """Return the common model, as the client has it after its download."""
+        if self.exchange == "weights":
+            return unpack(fed.down(client, state.packed), state.x)
+        if client.memory.get("round") != int(state.round):
+            return fed.down(client, state.x)
+        fed.down(client, state.packed)  # x is the model before, which the client has, and this
+        return state.x
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        given = self.download(fed, client, state)
+        self.receive(client, given)
         self.train_both(fed, client, t)
         client.memory["round"] = t
         values = client.params(self.shared)
-        values = values if self.exchange == "weights" else values - state.x
-        packed = fed.up(client, pack(values, self.energy(fed, t)))
-        return Mean.of(unpack(packed, state.x), self.weight(client))
+        values = values if self.exchange == "weights" else values - given
+        return Upload(pack(values, self.energy(fed, t)))
+
+    def parts(
+        self, fed: Federation, state: State, cohort: list[int], t: int
+    ) -> Iterator[tuple[int, Mean]]:
+        """Iterate over the clients' parts in the mean, which the server decompresses."""
+        for k, packed in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            yield k, Mean.of(unpack(packed, state.x), self.weight(fed.clients[k]))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(uploads, keep=state.x, counted=False, last=True)
+        mean = fed.mean(self.parts(fed, state, cohort, t), keep=state.x)
         packed = fed.on_root(lambda: pack(mean, self.energy(fed, t)))
         made = unpack(packed, state.x)
         x = made if self.exchange == "weights" else state.x + made
