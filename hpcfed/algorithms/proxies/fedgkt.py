@@ -112,7 +112,7 @@ class FedGKT(RoundBased):
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         self.train(fed, client, Params(), t, data=distillation_data(client, "server"))
-        return Upload(**compute_features(fed, client))
+        return compute_features(fed, client)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
@@ -163,7 +163,7 @@ def server_module(fed: Federation) -> Skeleton:
     return fed.module(fed.job.models.server, feature_shape(fed))
 
 
-def compute_features(fed: Federation, client: Client) -> dict[str, Tensor]:
+def compute_features(fed: Federation, client: Client) -> Upload:
     """Return features, logits and labels of all training examples of a client, in eval mode.
 
     The forward passes are counted as the client's work.
@@ -171,11 +171,8 @@ def compute_features(fed: Federation, client: Client) -> dict[str, Tensor]:
     own = logits(fed, client, client.train)
     fed.tallies[client.id].work += FORWARD * client.n
     made = outputs(fed, stem(client.model.eval().body)[0], client.train)
-    return {
-        "features": made,
-        "logits": own,
-        "labels": torch.from_numpy(client.train.labels).to(own.device).int(),
-    }
+    labels = torch.from_numpy(client.train.labels).to(own.device).int()
+    return Upload(features=made, logits=own, labels=labels)
 
 
 def distillation_data(client: Client, name: str) -> Shard:
