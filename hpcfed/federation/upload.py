@@ -30,7 +30,6 @@ Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tens
 OWN_WAY = frozenset(
     (
         "dsfl",
-        "dsgd",
         "fccl",
         "fedhenn",
         "fedmd",

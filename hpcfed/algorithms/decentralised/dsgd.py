@@ -14,7 +14,6 @@ slowest client's step. Steps without averaging exchange nothing.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed.algorithms.base import Guide, RoundBased
@@ -22,7 +21,7 @@ from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, un
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
 from hpcfed.core.params import Params
-from hpcfed.training.local import sgd
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,14 +66,18 @@ class DSGD(Peers, RoundBased):
     def average(self, fed: Federation, cohort: list[int]) -> dict[int, Params]:
         """Return the models of this rank's clients, averaged with their neighbours'; collective."""
         links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
-        mine = fed.run(cohort, lambda client: client.params())
-        for client in fed.mine(cohort):
-            fed.up(
-                client,
-                fed.down(client, mine[client.id], times=links[client.id].sum()),
-                links[client.id].sum(),
-            )
-        return mix({k: rows[k] for k in mine}, fed.each(mine))
+        # a client that fails leaves its neighbours with fewer receivers: after an exchange their
+        # turns are done again then
+        fed.exchange.wait("links")
+        sent = fed.run(
+            cohort, lambda client: Upload(client.params(), receivers=int(links[client.id].sum()))
+        )
+
+        def received(i: int, j: int, model: Params) -> Params:
+            client = fed.clients[i]
+            return client.params() if i == j else fed.down(client, model)
+
+        return mix({k: rows[k] for k in sent}, fed.each(sent), received)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         averages, own = self.averages(t), self.rows(fed, cohort).diagonal()
@@ -86,7 +89,7 @@ class DSGD(Peers, RoundBased):
             if self.order == "average-first":
                 client.load(mixed.get(client.id, {}))
             before = client.params()
-            sgd(fed, client, t, partial(self.loss, client, state))
+            self.train(fed, client, state, t)
             if self.order == "together" and averages:
                 norms = client.skeleton.layout.buffers
                 client.load(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -77,17 +77,22 @@ def with_self(weight: np.ndarray) -> np.ndarray:
     return weight + np.diag(1 - weight.sum(1))
 
 
-def mix(rows: Mapping[int, np.ndarray], values: Iterable[tuple[int, Params]]) -> dict[int, Params]:
+def mix(
+    rows: Mapping[int, np.ndarray],
+    values: Iterable[tuple[int, Params]],
+    received: Callable[[int, int, Params], Params] = lambda i, j, value: value,
+) -> dict[int, Params]:
     """Return sum_j W_ij value_j in float64 for several i, added in the order of the values.
 
     rows: rows of W by i, [n].
     values: (j, model) one after the other; only those of weight > 0 count.
+    received: (i, j, model of j) -> what i has of it.
     """
     sums: dict[int, Params] = {}
     for j, value in values:
         for i, row in rows.items():
             if row[j]:
-                part = float(row[j]) * double(value)
+                part = float(row[j]) * double(received(i, j, value))
                 sums[i] = sums[i] + part if i in sums else part
     return sums
 
