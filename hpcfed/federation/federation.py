@@ -326,30 +326,26 @@ class Federation:
         With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
         it at their next exchange.
         """
-        yield from self.uplink.received(self._sent(cohort, work, together, task, given))
-
-    def _sent(
-        self,
-        cohort: Iterable[int],
-        work: Callable[..., Any],
-        together: Callable[[Sequence[Client]], Any] | None,
-        task: int,
-        given: tuple[Any, ...],
-    ) -> Iterator[tuple[int, Upload]]:
-        """Iterate over (id, upload) of the turns, as `stream` describes them."""
+        uploads: dict[int, Upload] = {}
         for group in self.turns.grouping(list(cohort)) if together else [[k] for k in cohort]:
             clients = self.mine(group)
             if not clients:
                 continue
             with self.turns.take(clients, task) as turn:
                 if turn.values is None:
-                    made: Sequence[Upload | None] | None = None
-                    if together and len(clients) > 1:
-                        made = together(clients)
-                    if made is None:
-                        made = [work(client, *given) for client in clients]
-                    turn.values = [*map(self.uplink.send, clients, made)]
-            yield from turn.uploads()
+                    results = together(clients) if together and len(clients) > 1 else None
+                    if results is None:
+                        results = []
+                        for client in clients:
+                            results.append(work(client, *given))
+                    turn.values = list(map(self.uplink.send, clients, results))
+            for k, upload in turn.uploads():
+                if self.transforms:
+                    uploads[k] = upload
+                else:
+                    yield k, upload.value if isinstance(upload, Upload) else upload
+        if self.transforms:
+            yield from self.uplink.received(uploads)
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Return the epochs or steps, as the job counts, that the client does in this round."""

@@ -9,7 +9,7 @@ take it as it is and count nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -167,20 +167,14 @@ class Uplink:
             error.client = client.id
             raise error
 
-    def received(self, sent: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    def received(self, uploads: dict[int, Upload]) -> Iterator[tuple[int, Any]]:
         """Iterate over client and what the server has of its upload: its only part, or a dict.
 
-        With transforms the uploads of all turns are taken together; collective then.
+        Collective: the transforms take the uploads of all turns together.
         """
-        transforms = self._fed.transforms
-        if not transforms:
-            for k, upload in sent:
-                yield k, upload.value if isinstance(upload, Upload) else upload
-            return
-        uploads = {k: upload for k, upload in sent if isinstance(upload, Upload)}
         for name in self._names(uploads):
             pairs = [(k, upload[name]) for k, upload in uploads.items() if name in upload.parts]
-            for transform in transforms:
+            for transform in self._fed.transforms:
                 pairs = transform.received(self._fed, name, pairs)
             for k, part in pairs:
                 uploads[k] = uploads[k].replaced({**uploads[k].parts, name: part})

@@ -60,6 +60,7 @@ def seeded(comm, M: int, spread: bool) -> set[float]:
     fed.participants.begin(0, list(range(6)), False)
     for client in fed.mine(range(6)):
         client.skeleton.flat.fill_(client.id % 2 + client.id / 1000)
+        client.memory["received model"] = client.params().clone()
     state = clusters.stack([fed.initial()] * M)
     chosen = clusters.seeds(
         fed, fed.mine(range(6)), state, lambda name: name == "head.bias", spread
