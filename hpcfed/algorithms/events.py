@@ -158,7 +158,7 @@ class EventBased(Method):
         return fed.participants.profiles.seconds(k, examples, *fed.participants.announced(k))
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
-        """Do the job of a client and return its result, which is sent.
+        """Do the job of a client and return its result, an `Upload`.
 
         The job's number names its random streams, like the round in synchronous methods.
         """
