@@ -14,7 +14,6 @@ from hpcfed.core.errors import DamagedError
 from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.main import main
 from hpcfed.storage import names, results
-from hpcfed.storage.append_log import HEAD, START, SUM, user_block
 from hpcfed.storage.results import Results, load, recover
 
 TINY = [
@@ -128,19 +127,6 @@ def test_a_damaged_journal_is_refused_and_a_resume_reads_the_rounds_before_the_d
         assert record.columns["clients/up"][:, 0].tolist() == list(range(record.rounds))
         counts.add(record.rounds)
     assert counts == {1, 3}
-
-
-def test_a_journal_from_before_heads_had_checksums_is_read(tmp_path, journal):
-    blocks = []
-    with open(journal, "rb") as file:
-        file.seek(START)
-        while head := file.read(HEAD.size):
-            file.seek(SUM.size, os.SEEK_CUR)
-            blocks += [head, file.read(HEAD.unpack(head)[1])]
-    journal.write_bytes(user_block(names.results_file(tmp_path)) + b"".join(blocks))
-    assert load(tmp_path).columns["clients/up"][:, 0].tolist() == [0, 1, 2, 3, 4]
-    journal.write_bytes(journal.read_bytes()[:-1])
-    assert load(tmp_path).rounds == 3
 
 
 def test_a_journal_of_another_file_is_not_read(tmp_path, journal):
