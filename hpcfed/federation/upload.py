@@ -29,13 +29,8 @@ Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tens
 # methods that do not send an Upload yet, but count what they send themselves
 OWN_WAY = frozenset(
     (
-        "dsfl",
-        "fccl",
         "fedhenn",
-        "fedmd",
         "heterossfl",
-        "ktpfl",
-        "pfedhr",
         "pfedknow",
         "swift",
     )

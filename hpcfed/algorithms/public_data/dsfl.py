@@ -8,16 +8,17 @@ as the common one. Deviations: none.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
@@ -85,19 +86,24 @@ class DSFL(RoundBased):
 
     def predictions(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
-    ) -> Mean:
+    ) -> Upload:
         """Train the client on its own data; return its soft predictions of the public examples."""
-        sgd(fed, client, t, partial(self.loss, client, state))
-        return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
+        self.train(fed, client, state, t)
+        soft = soften(logits(fed, client, public))
+        return Upload(Mean.of(Params(soft=soft), self.weight(client)))
 
-    def learn(self, fed: Federation, client: Client, t: int, data: Paired) -> None:
-        fed.down(client, data.soft)
+    def learn(
+        self, fed: Federation, client: Client, t: int, public: Shard, aggregate: Tensor
+    ) -> None:
+        """Let the client learn the aggregate of the soft predictions, [n, C]."""
+        given = fed.down(client, aggregate)
         if self.distil_epochs:
             how: dict[str, Any] = {
                 "epochs": self.distil_epochs,
                 "lr": self.distil_lr,
                 "phase": "distil",
             }
+            data = Paired(public, given)
             sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
@@ -106,8 +112,8 @@ class DSFL(RoundBased):
         mean = fed.mean(
             soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
         )["soft"]
-        data = Paired(public, soften(mean, self.tau) if self.aggregation == "era" else mean)
-        fed.run(cohort, lambda client: self.learn(fed, client, t, data))
+        aggregate = soften(mean, self.tau) if self.aggregation == "era" else mean
+        fed.run(cohort, lambda client: self.learn(fed, client, t, public, aggregate))
         if not (state and self.distil_epochs):
             return state
         how: dict[str, Any] = {
@@ -115,6 +121,7 @@ class DSFL(RoundBased):
             "size": fed.job.local.batch,
             "lr": self.server_lr,
         }
+        data = Paired(public, aggregate)
         return fed.on_root(
             lambda: fit_targets(
                 fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how

@@ -35,6 +35,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import cross_correlation, distil, soften
@@ -132,22 +133,35 @@ class FCCL(RoundBased):
 
     def answer(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
-    ) -> tuple[Mean, Tensor | None]:
-        """Return the client's upload, and its teachers' soft predictions of its own examples.
-
-        The soft predictions are [n, 2, C]; None without a teacher.
-        """
+    ) -> Upload:
+        """Return the client's logits of the public examples; before its first round, train it."""
         if self.pretrain_epochs and "intra" not in client.memory:
             how: dict[str, Any] = {"epochs": self.pretrain_epochs, "phase": "pretrain"}
-            sgd(fed, client, t, partial(self.loss, client, state), **how)
+            self.train(fed, client, state, t, **how)
             client.memory["intra"] = soften(logits(fed, client, client.train))
-        sent = Mean.of(Params(logits=logits(fed, client, public)), self.weight(client))
+        return Upload(Mean.of(Params(logits=logits(fed, client, public)), self.weight(client)))
+
+    def teachers(self, fed: Federation, client: Client) -> Tensor | None:
+        """Return the teachers' soft predictions of the client's examples, [n, 2, C].
+
+        None without a teacher.
+        """
         intra = client.memory.get("intra") if self.intra else None
         if not self.inter and intra is None:
-            return sent, None
+            return None
         none = torch.zeros(client.n, fed.classes, device=fed.device)
         inter = soften(logits(fed, client, client.train)) if self.inter else none
-        return sent, torch.stack([inter, none if intra is None else intra], 1)
+        return torch.stack([inter, none if intra is None else intra], 1)
+
+    def others(self, mean: Tensor, own: Tensor, share: float) -> Tensor:
+        """Return what the server sends to a client of the mean, as `own_entry` says, [n, C].
+
+        own: what the client has sent.  share: its share of the mean.
+        """
+        if self.own_entry == "previous" or (self.own_entry == "excluded" and share == 1):
+            return mean
+        rest = mean - share * own
+        return rest if self.own_entry == "current" else rest / (1 - share)
 
     def learn(
         self,
@@ -155,22 +169,17 @@ class FCCL(RoundBased):
         client: Client,
         state: Params,
         t: int,
-        data: Paired,
-        own: Tensor,
+        public: Shard,
+        others: Tensor,
         share: float,
-        teachers: Tensor | None,
     ) -> None:
         """Train the client on public data, then on its own.
 
-        own, share: the client's logits in the mean, and its share of the mean.
+        others: as `others` returns it.  share: the client's share of the mean.
         """
-        mean = fed.down(client, data.soft)
+        teachers, given = self.teachers(fed, client), fed.down(client, others)
         if self.public_epochs and not (self.own_entry == "excluded" and share == 1):
-            others, now = mean, 0.0
-            if self.own_entry == "current":
-                others, now = mean - share * own, share
-            elif self.own_entry == "excluded":
-                others = (mean - share * own) / (1 - share)
+            now = share if self.own_entry == "current" else 0.0
             how: dict[str, Any] = {
                 "epochs": self.public_epochs,
                 "size": self.public_batch,
@@ -178,25 +187,23 @@ class FCCL(RoundBased):
                 "phase": "public",
             }
             loss = partial(self.correlate, torch.tensor(now, device=fed.device))
-            sgd(fed, client, t, loss, data=Paired(data, others), **how)
+            sgd(fed, client, t, loss, data=Paired(public, given), **how)
         train = (
             client.train if teachers is None else Paired(client.train, teachers, with_labels=True)
         )
-        sgd(fed, client, t, partial(self.loss, client, state), data=train)
+        self.train(fed, client, state, t, data=train)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
         sent = fed.run(cohort, lambda client: self.answer(fed, client, state, t, public))
         keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
-        mean = fed.mean(((k, part) for k, (part, _) in sent.items()), keep=keep)["logits"]
+        mean = fed.mean(sent.items(), keep=keep)["logits"]
         weight = {k: fed.sizes[k] if self.weighting == "samples" else 1 for k in cohort}
         total = sum(weight.values())
 
         def learn(client: Client) -> None:
-            part, teachers = sent[client.id]
-            own, share = part.terms[0].value["logits"], weight[client.id] / total
-            data = Paired(public, mean)
-            self.learn(fed, client, state, t, data, own, share, teachers)
+            own, share = sent[client.id].terms[0].value["logits"], weight[client.id] / total
+            self.learn(fed, client, state, t, public, self.others(mean, own, share), share)
 
         fed.run(cohort, learn)
         return state

@@ -11,7 +11,6 @@ paper, is that of the authors' code.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -23,12 +22,13 @@ from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import DataError
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
@@ -93,10 +93,9 @@ class FedMD(RoundBased):
         Its memory records that it is done.
         """
         if self.transfer_epochs and "transferred" not in client.memory:
-            loss = partial(self.loss, client, state)
             how: dict[str, Any] = {"epochs": self.transfer_epochs}
-            sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
-            sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
+            self.train(fed, client, state, t, data=fed.public, phase="transfer", **how)
+            self.train(fed, client, state, t, data=client.train, phase="transfer to own", **how)
             client.memory["transferred"] = 1
 
     def approach(self, model: Model, x: Any, consensus: Tensor) -> Tensor:
@@ -106,24 +105,35 @@ class FedMD(RoundBased):
             else distil(soften(consensus), model(x))
         )
 
-    def learn(self, fed: Federation, client: Client, state: Params, t: int, data: Paired) -> None:
-        fed.down(client, data.soft)
+    def answer(self, fed: Federation, client: Client, public: Shard) -> Upload:
+        """Return the client's logits of the round's public examples."""
+        return Upload(Mean.of(Params(logits=logits(fed, client, public)), self.weight(client)))
+
+    def learn(
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        t: int,
+        public: Shard,
+        consensus: Tensor,
+    ) -> None:
+        """Let the client approach the consensus, [n, C], and train it on its own data."""
+        given = fed.down(client, consensus)
         if self.digest_epochs:
             how: dict[str, Any] = {
                 "epochs": self.digest_epochs,
                 "size": self.digest_batch,
                 "phase": "digest",
             }
-            sgd(fed, client, t, self.approach, data=data, **how)
-        sgd(fed, client, t, partial(self.loss, client, state))
+            sgd(fed, client, t, self.approach, data=Paired(public, given), **how)
+        self.train(fed, client, state, t)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         fed.run(range(fed.K), lambda client: self.transfer(fed, client, state, t))
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        uploads = fed.stream(
-            cohort, lambda c: Mean.of(Params(logits=logits(fed, c, public)), self.weight(c))
-        )
+        uploads = fed.stream(cohort, lambda client: self.answer(fed, client, public))
         keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
         consensus = fed.mean(uploads, keep=keep)["logits"]
-        fed.run(cohort, lambda client: self.learn(fed, client, state, t, Paired(public, consensus)))
+        fed.run(cohort, lambda client: self.learn(fed, client, state, t, public, consensus))
         return state

@@ -18,7 +18,6 @@ the way to their mixtures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -28,12 +27,13 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
@@ -133,29 +133,51 @@ class KTpFL(RoundBased):
         """Do nothing: clients keep their models."""
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        epochs = min(t + 1, self.ramp) or None
-        fed.run(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs))
+        data = None
+        if self.share == "predictions":
+            data = fed.public.pick(fed.draw_public(t, self.public))
+        sent = fed.run(cohort, lambda client: self.answer(fed, client, state, t, data))
         rows, mass = among(state["coeff"], cohort)
-        learn = self.learn_predictions if self.share == "predictions" else self.move_weights
-        gradient = learn(fed, cohort, rows, t)
+        gradient = (
+            self.move_weights(fed, cohort, rows, sent)
+            if data is None
+            else self.learn_predictions(fed, cohort, rows, t, data, sent)
+        )
         new = fed.on_root(
             lambda: update_coefficients(rows, gradient, self.coeff_lr, self.rho, self.softmax)
         )
         return Params(coeff=put(state["coeff"], cohort, new, mass))
 
+    def answer(
+        self, fed: Federation, client: Client, state: Params, t: int, data: Shard | None
+    ) -> Upload:
+        """Train the client on its own data; return its soft predictions of the public data.
+
+        data: the round's; None: it returns its model.
+        """
+        self.train(fed, client, state, t, epochs=min(t + 1, self.ramp) or None)
+        if data is None:
+            return Upload(client.params())
+        return Upload(soften(logits(fed, client, data), self.tau))
+
     def learn_predictions(
-        self, fed: Federation, cohort: Sequence[int], rows: Tensor, t: int
+        self,
+        fed: Federation,
+        cohort: Sequence[int],
+        rows: Tensor,
+        t: int,
+        data: Shard,
+        sent: Mapping[int, Tensor],
     ) -> Tensor:
         """Train each client of the cohort on its mixture of soft predictions.
 
         Returns the gradient for the rows.
         rows: [m, m], a row for each client of the cohort, float64, each of sum 1.
+        data: the round's public examples.  sent: the soft predictions of this rank's clients.
         """
-        data = fed.public.pick(fed.draw_public(t, self.public))
-        gathered = fed.gather(
-            fed.run(cohort, lambda client: soften(logits(fed, client, data), self.tau))
-        )
-        soft = torch.stack(list(gathered.values())).double()  # [m, U, C], in the cohort's order
+        soft = torch.stack(
+            list(fed.gather(sent).values())
+        ).double()  # [m, U, C], in the cohort's order
 
         def learn(client: Client) -> None:
             mixed = torch.tensordot(rows[cohort.index(client.id)], soft, 1).float()
@@ -175,27 +197,29 @@ class KTpFL(RoundBased):
         distance = self.coeff_distance or self.distance
         return fed.on_root(lambda: of_predictions(rows, soft, distance))
 
-    def move_weights(self, fed: Federation, cohort: Sequence[int], rows: Tensor, t: int) -> Tensor:
+    def move_weights(
+        self, fed: Federation, cohort: Sequence[int], rows: Tensor, sent: Mapping[int, Params]
+    ) -> Tensor:
         """Let each client of the cohort descend ||w_n - theta_n||^2 to its mixture of models.
 
         Returns the gradient for the rows.
+        sent: the models of this rank's clients.
 
         The models go from rank to rank one after the other; a rank keeps its own clients' models
         and mixtures. Batch statistics move as weights do.
         """
-        own = {c.id: fed.up(c, c.params()) for c in fed.mine(cohort)}
-        mixed = {k: model.map(lambda v: v.double() * 0) for k, model in own.items()}
-        gram: dict[int, list[float]] = {k: [] for k in own}
-        for j, (_, other) in enumerate(fed.each(own)):
-            for k, model in own.items():
+        mixed = {k: model.map(lambda v: v.double() * 0) for k, model in sent.items()}
+        gram: dict[int, list[float]] = {k: [] for k in sent}
+        for j, (_, other) in enumerate(fed.each(sent)):
+            for k, model in sent.items():
                 mixed[k] += other.map(Tensor.double) * float(rows[cohort.index(k), j])
                 gram[k].append(inner(model, other))
         # share of the difference that is left after these steps
         left = (1 - 2 * (self.distil_lr or WHOLE)) ** self.distil
-        for client in fed.mine(cohort):
+        for client in fed.mine(sent):
             theta = fed.down(client, mixed[client.id].map(Tensor.float))
             if self.distil:
-                client.load(theta + (own[client.id] - theta) * left)
+                client.load(theta + (client.params() - theta) * left)
         products = list(fed.gather(gram).values())
         return of_weights(rows, torch.tensor(products, dtype=torch.float64, device=rows.device))
 

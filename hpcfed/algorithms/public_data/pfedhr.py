@@ -53,12 +53,12 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.inputs import zeros
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.shapes import each
+from hpcfed.federation.upload import Upload
 from hpcfed.models.blocks import Block, Row, cut, fits, nbytes
 from hpcfed.models.flat import Skeleton
 from hpcfed.training import similarity
 from hpcfed.training.batches import inputs
 from hpcfed.training.infer import FORWARD, outputs
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften, supcon
 from hpcfed.training.server import fit
 
@@ -191,15 +191,15 @@ class PFedHR(RoundBased):
         least = torch.finfo(teacher.dtype).tiny
         return (own.exp() * (own - teacher.clamp(min=least).log())).sum(1).mean()
 
-    def local_round(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload | None:
         """Train one client with the teacher of its last round, if it has one; return its model."""
         soft, data = client.memory.get("teacher"), client.train
         data = data if soft is None else Paired(data, soft, with_labels=True)
-        sgd(fed, client, t, partial(self.loss, client, state), data=data)
-        return client.params() if self.lam else Params()
+        self.train(fed, client, state, t, data=data)
+        return Upload(client.params()) if self.lam else None
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.run(cohort, lambda client: self.local_round(fed, client, state, t))
+        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
         if not self.lam:
             return state
         models = fed.gather(sent)
@@ -237,7 +237,7 @@ class PFedHR(RoundBased):
             (k, Mean.of(v.prefixed(f"{kinds[k]}/"), self.weight(fed.clients[k])))
             for k, v in sent.items()
         )
-        mean = fed.mean(parts, keep=join_models(firsts), per="tensor", counted=False)
+        mean = fed.mean(parts, keep=join_models(firsts), per="tensor")
         return {kind: kind for kind in firsts}, {kind: mean.under(f"{kind}/") for kind in firsts}
 
     def make(
