@@ -19,6 +19,7 @@ from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
 from hpcfed.training.infer import outputs
+from hpcfed.training.recorded_step import alike
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Paired, Shard
@@ -171,10 +172,15 @@ def parameters(skeleton: Skeleton) -> Callable[[str], bool]:
 
 
 def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[Any], Tensor]:
-    """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C]."""
+    """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C].
+
+    The weights are put into the memory layout of the module, on which the last bits depend: an
+    upload has another one when it comes out of a replay log.
+    """
     module = fed.module(architecture)
     module.model.eval()
-    return partial(call, module, params)
+    laid_out = Params({name: alike(v, module.view(name)) for name, v in params.items()})
+    return partial(call, module, laid_out)
 
 
 def split_holdout(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
