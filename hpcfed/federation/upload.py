@@ -31,7 +31,6 @@ OWN_WAY = frozenset(
     (
         "fedhenn",
         "heterossfl",
-        "pfedknow",
         "swift",
     )
 )

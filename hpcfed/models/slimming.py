@@ -114,5 +114,5 @@ class Slimming:
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
-    """Return the cosine of two masks, from 0 to 1."""
-    return float((a & b).sum()) / float(a.sum() * b.sum()) ** 0.5
+    """Return the cosine of two masks, from 0 to 1; 0 if one of them has no channel."""
+    return float((a & b).sum()) / max(1.0, float(a.sum() * b.sum())) ** 0.5

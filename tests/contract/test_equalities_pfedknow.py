@@ -158,9 +158,12 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
     fed, method = rounds.fed, rounds.algorithm
     state = pfedknow.State(*method.begin(fed, rounds.state))
     client = fed.clients[5]
-    told = {k: method.local(fed, fed.clients[k], state, 0) for k in (2, 5)}
-    p = method.consensus(told, 5)
-    assert torch.allclose(p, F.softmax(told[2]["logits"] / 2, 1))
+    sent = {k: method.local(fed, fed.clients[k], state, 0) for k in (2, 5)}
+    models = {k: pfedknow.unpack(fed, k, own["model"], own["mask"]) for k, own in sent.items()}
+    peers = {k: pfedknow.answers(fed, k, received) for k, received in models.items()}
+    assert toy.differences(peers[5]["logits"], logits(fed, client, fed.public)) == []
+    p = method.consensus(peers, 5)
+    assert torch.allclose(p, F.softmax(peers[2]["logits"] / 2, 1))
     assert torch.allclose(p.sum(1), torch.ones(len(p)))
 
     def missed() -> float:
@@ -168,7 +171,7 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
         return float(F.cross_entropy(z, torch.from_numpy(fed.public.labels)))
 
     before = missed()
-    method.teach(fed, client, state, told, 0)
+    method.teach(fed, client, state, models[5], peers, 0)
     assert missed() < before
 
 

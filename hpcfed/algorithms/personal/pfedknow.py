@@ -43,7 +43,8 @@ from torch import Tensor
 from hpcfed.algorithms.base import Guide, RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.core.params import Params
+from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.models.slimming import Slimming, similarity
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.local import LocalSteps
@@ -57,7 +58,21 @@ if TYPE_CHECKING:
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
 TIMES = "prunings"  # in a client's memory: how often its model was pruned
-Told = Mapping[str, Tensor]  # a client's mask, and its logits of the labelled data, [N, C]
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server has of a client of the round.
+
+    model: with 0 in dropped channels.
+    mask: its channels, bool, as in `Slimming`.
+    """
+
+    model: Params
+    mask: Tensor
+
+
+Peers = Mapping[int, Mapping[str, Tensor]]  # masks, and logits of the labelled data, [N, C]
 
 
 @dataclass(frozen=True)
@@ -150,21 +165,22 @@ class PFedKnow(RoundBased):
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         if not len(state.logits):
             state = State(*fed.on_root(lambda: self.begin(fed, state)))
-        told = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        every = dict(fed.each(told))
-        fed.run(cohort, lambda client: self.teach(fed, client, state, every, t))
+        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        models = {k: unpack(fed, k, parts["model"], parts["mask"]) for k, parts in sent.items()}
+        peers = dict(fed.each({k: answers(fed, k, received) for k, received in models.items()}))
+        fed.run(cohort, lambda client: self.teach(fed, client, state, models[client.id], peers, t))
         return state
 
     # The client
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Told:
-        """Train a client without labels; return its mask and its logits of the labelled data."""
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
+        """Train a client without labels; send its pruned model and its mask."""
         slim = slimming(fed) if self.rate else None
         self.receive(client, state)
         whole = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
         mask = client.memory.get(MASK, whole).cpu()  # a client's memory is on its device
         times = client.memory.get(TIMES, 0)
-        fed.down(client, pack(slim, client.params(), mask))
+        fed.down(client, pack(slim, client.params(), mask))  # it got this model as it was taught
         z = logits(fed, client, client.train)  # of the model before this training
         data = Paired(client.train, z.argmax(1))
         self.fit(fed, client, state, t, data, kept(slim, client, mask))
@@ -178,8 +194,9 @@ class PFedKnow(RoundBased):
             client.skeleton.flat.mul_(left)
         client.memory |= {MASK: mask, TIMES: times + 1}
         bits = torch.from_numpy(np.packbits(mask.numpy()))
-        fed.up(client, {"model": pack(slim, client.params(), mask), "mask": bits})
-        return {"mask": mask, "logits": outputs(fed, client.model.eval(), fed.public)}
+        places = slim.window(mask) if slim else None  # they follow from the mask
+        model = Mean.of(pack(slim, client.params(), mask), at=places)
+        return Upload(model=model, mask=bits)
 
     def fit(
         self,
@@ -231,22 +248,27 @@ class PFedKnow(RoundBased):
         return self.lam * distil(soften(theirs, self.tau), ours, self.tau)
 
     def teach(
-        self, fed: Federation, client: Client, state: State, every: Mapping[int, Told], t: int
+        self,
+        fed: Federation,
+        client: Client,
+        state: State,
+        received: Received,
+        peers: Peers,
+        t: int,
     ) -> None:
         """Do the server's work on one client's model, on the client's rank, and load the new model.
 
-        every: mask and logits of all models of the round.
+        received: the model as the client sent it.  peers: all models of the round, this one too.
         """
         if not self.server_epochs:
             return
         with fed.clock("server"):
-            kind, own = client.architecture, client.params()
-            module, mask = fed.module(kind), every[client.id]["mask"].cpu()
-            left = kept(slimming(fed) if self.rate else None, client, mask)
+            module = fed.module(client.architecture)
+            left = kept(slimming(fed) if self.rate else None, client, received.mask)
             ones = {} if left is None else module.layout.views(left)
             is_trained = parameters(module)
             module.model.train()
-            targets = self.consensus(every, client.id)
+            targets = self.consensus(peers, client.id)
 
             def loss(params: Params, rows: np.ndarray) -> Tensor:
                 x, y = fed.public.batch(rows)
@@ -260,7 +282,7 @@ class PFedKnow(RoundBased):
 
             new = fit(
                 fed,
-                own,
+                received.model,
                 loss,
                 lambda rows: rows,
                 len(fed.public),
@@ -274,10 +296,10 @@ class PFedKnow(RoundBased):
             )
         client.load(new)
 
-    def consensus(self, every: Mapping[int, Told], k: int) -> Tensor | None:
+    def consensus(self, peers: Peers, k: int) -> Tensor | None:
         """Return sum_l c_l p_l of the peers of client k, [N, C]; None if it has no peers."""
-        weights = peer_weights({j: told["mask"] for j, told in every.items()}, k)
-        parts = [c * soften(every[j]["logits"], self.tau) for j, c in weights.items()]
+        weights = peer_weights({j: peer["mask"] for j, peer in peers.items()}, k)
+        parts = [c * soften(peers[j]["logits"], self.tau) for j, c in weights.items()]
         return torch.stack(parts).sum(0) if parts else None
 
 
@@ -300,6 +322,27 @@ def slimming(fed: Federation) -> Slimming:
 def pack(slim: Slimming | None, model: Params, mask: Tensor) -> Params:
     """Return the values of a model that are sent."""
     return slim.pack(model, mask) if slim else model
+
+
+def unpack(fed: Federation, k: int, sent: Mean, bits: Tensor) -> Received:
+    """Return the model and the mask that client k sent."""
+    packed, _, places = sent.terms[0]
+    model = fed.initial(k=k).map(torch.zeros_like)
+    for name, value in packed.items():
+        axes = [torch.as_tensor(axis, device=value.device) for axis in places.get(name, ())]
+        # [n0, 1, 1], [n1, 1] and so on: all combinations of these positions
+        at = [axis.view(-1, *[1] * (len(axes) - 1 - dim)) for dim, axis in enumerate(axes)]
+        model[name][tuple(at)] = value
+    channels = slimming(fed).channels if len(bits) else 0
+    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=channels)).bool()
+    return Received(model, mask)
+
+
+def answers(fed: Federation, k: int, received: Received) -> dict[str, Tensor]:
+    """Return what a client's model does for its peers: its mask, and its logits, [N, C]."""
+    with fed.clock("server"):
+        answer = predictor(fed, fed.architectures[k], received.model)
+        return {"mask": received.mask, "logits": outputs(fed, answer, fed.public)}
 
 
 def kept(slim: Slimming | None, client: Client, mask: Tensor) -> Tensor | None:
