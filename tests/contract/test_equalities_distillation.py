@@ -1,6 +1,7 @@
 """Methods that distil: what they become in neutral settings, and what must hold of what travels."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,10 +92,19 @@ def shown(rounds: Rounds, mean: float, members: float, of_round: int) -> Params:
     )
 
 
+def received_by(classes: int, weights: list[float], of_round: int) -> dict[str, Any]:
+    """What FD's server has of a client whose rows have the value 0.5."""
+    return {
+        "received mean": torch.full((classes, classes), 0.5),
+        "received weight": torch.tensor(weights, dtype=torch.float64),
+        "round": of_round,
+    }
+
+
 def test_what_an_fd_client_receives_is_the_mean_without_its_own_part():
     rounds = begun("fd")
     client, C = rounds.fed.clients[4], toy.CLASSES  # it has examples of all classes
-    client.memory = {"sent": torch.full((C, C), 0.5), "round": 7}
+    client.memory = received_by(C, [1, 1, 1, 1], of_round=7)
     target = rounds.algorithm.offer(rounds.fed, client, shown(rounds, 0.25, 5, 7))["target"]
     assert target.eq((5 * 0.25 - 0.5) / 4).all()  # (M F - F_k) / (M - 1)
     later = rounds.algorithm.offer(rounds.fed, client, shown(rounds, 0.25, 5, 8))["target"]
@@ -105,7 +115,7 @@ def test_an_fd_class_that_no_other_client_has_shown_is_no_target():
     rounds = begun("fd")
     fed, C = rounds.fed, toy.CLASSES
     alone = fed.clients[1]  # has class 2 alone
-    alone.memory = {"sent": torch.full((C, C), 0.5), "round": 0}
+    alone.memory = received_by(C, [0, 0, 1, 0], of_round=0)
     target = rounds.algorithm.offer(fed, alone, shown(rounds, 0.5, 1, 0))["target"]
     assert target[2].isnan().all() and target[[0, 1, 3]].eq(0.5).all()
 
@@ -117,7 +127,7 @@ def test_fds_state_is_the_mean_of_what_the_clients_of_a_class_sent():
     assert torch.allclose(mean.sum(1), torch.ones(toy.CLASSES))  # of probabilities
     for c in range(toy.CLASSES):
         holders = [k for k in range(fed.K) if fed.label_counts[k][c]]
-        sent = torch.stack([fed.clients[k].memory["sent"][c] for k in holders])
+        sent = torch.stack([fed.clients[k].memory["received mean"][c] for k in holders])
         assert torch.allclose(mean[c], sent.mean(0), atol=1e-6)
         assert rounds.state["weight"][c] == len(holders)
 
