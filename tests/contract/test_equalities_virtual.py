@@ -121,7 +121,7 @@ def test_models_travel_in_averaging_steps_alone(i1: int, i2: int, pattern: list[
 def test_averaging_keeps_the_mean_and_brings_models_together(
     method: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.sgd", lambda *_, **__: None)
+    monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.DSGD.train", lambda *_: 0)
     monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
     rounds.fed.participants.open(0)
