@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tensors
 # methods that do not send an Upload yet, but count what they send themselves
-OWN_WAY = frozenset(
-    (
-        "fedhenn",
-        "heterossfl",
-        "swift",
-    )
-)
+OWN_WAY = frozenset(("fedhenn", "heterossfl", "swift"))
 ALONE = ""  # name of the part of an upload that has only one
 
 
@@ -124,7 +118,11 @@ class Uplink:
         Raises DivergedError, which names client and tensor, for a value that is nan or infinite,
         and OwnError for a result that is no upload.
         """
-        if upload is None or self._fed.job.algorithm.name in OWN_WAY:
+        if upload is None:
+            return None
+        if self._fed.job.algorithm.name in OWN_WAY:
+            if self._fed.job.run.on_client_fault == "drop":  # else it is examined when counted
+                self._examine(client, {ALONE: upload})
             return upload
         if not isinstance(upload, Upload):
             raise user_code.OwnError(
