@@ -1,9 +1,9 @@
 """What holds for all tests: they compute on the CPU; which tier they are of; how processes share
 them out.
 
-Tiers, by marker. `quick`: no run of a job, no process; all of house/ and golden/, and the units
-that say so (`make check`). `alone`: starts so many processes that nothing runs beside it. The rest
-has no marker. `make test` runs all.
+Tiers, by marker. `quick` (`make check`): all of house/ and golden/, the units that say so, which
+run no job and start no process, and the contract of three methods. `alone`: starts so many
+processes that nothing runs beside it. The rest has no marker. `make test` runs all.
 
 Several processes take the tests by file, those of the virtual cluster as one, the longest first.
 The contract is taken by method, last: its small parts fill up what is left of the time.
@@ -38,19 +38,26 @@ FIRST = (  # few tests that take long, after which others fill up
 )
 BY_METHOD = ("tests/contract/test_contract.py", "tests/contract/test_options.py")
 QUICK = ("tests/house/", "tests/golden/")
+# The contract of these is quick: ranks, checkpoints, resume, faults and uploads of a method with
+# the default round, of one whose clients have a state, and of one in virtual time.
+CONTRACT = "tests/contract/test_contract.py"
+QUICK_METHODS = ("[fedavg]", "[scaffold]", "[fedasync]")
 
 
 def pytest_ignore_collect(collection_path, config):
     """With `-m quick`, files without a quick test are not even imported."""
     name = collection_path.relative_to(config.rootpath).as_posix()
-    if config.option.markexpr != "quick" or name.startswith(QUICK) or not name.endswith(".py"):
+    quick = name.startswith((*QUICK, CONTRACT))
+    if config.option.markexpr != "quick" or quick or not name.endswith(".py"):
         return None
     return True if "mark.quick" not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.nodeid.startswith(QUICK):
+        if item.nodeid.startswith(QUICK) or (
+            item.nodeid.startswith(CONTRACT) and item.nodeid.endswith(QUICK_METHODS)
+        ):
             item.add_marker(pytest.mark.quick)
     items.sort(
         key=lambda item: (
