@@ -44,14 +44,6 @@ def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Buffers:
     )
 
 
-def private_buffer_bytes(lines: int, columns: int, item: int) -> int:
-    """Return the bytes of these buffers and of a rank's work space.
-
-    item: bytes of one finished value.
-    """
-    return columns * (ITEM * (2 * lines + WORK) + item * (lines + 1))
-
-
 class Ways(NamedTuple):
     """The operations by which these ranks add up.
 

@@ -272,7 +272,7 @@ SUBMIT = (
         "--launcher",
         default="auto",
         metavar="COMMAND",
-        help="as 'srun --mpi=pmi2'; default: what doctor found",
+        help="as 'srun --mpi=pmi2'; default: mpirun, else srun",
     ),
     argument(
         "--chain",
@@ -328,12 +328,6 @@ PLAN = (
         default="latency 2us, 100Gb/s",
         metavar="TEXT",
         help="default: 'latency 2us, 100Gb/s'",
-    ),
-    argument(
-        "--disk",
-        default="500MB/s",
-        metavar="TEXT",
-        help="what a node writes, and all together: 500MB/s,20GB/s",
     ),
 )
 DOCTOR = (

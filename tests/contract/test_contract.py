@@ -14,10 +14,9 @@ from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError, DivergedError
+from hpcfed.launch.plan.command import demand
 from hpcfed.launch.plan.costs import Costs
-from hpcfed.launch.plan.demand import demand
-from hpcfed.launch.plan.network import Network
-from hpcfed.launch.plan.predict import Cluster, predict
+from hpcfed.launch.plan.predict import Cluster, Network, predict
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.examination import (
@@ -244,7 +243,7 @@ def test_what_a_method_in_rounds_demands_of_a_cluster_follows_from_the_job(metho
         server=0.0,
         peak=0.0,
         gpu=0.0,
-        held=[],
+        placed=[],
         cores=2,
         processor="",
         job={},

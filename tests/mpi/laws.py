@@ -14,8 +14,6 @@ from importlib import import_module
 import numpy as np
 
 from hpcfed.comm import Comm, Row, Serial, connect, node_memory
-from hpcfed.comm.sum_messages import WORK, width
-from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 
 K = 7  # clients; more than some and fewer than other numbers of ranks
 SHAPES = [(3, 2), (5,), (), (0,)]
@@ -220,23 +218,6 @@ def shared_arrays_are_built_once_a_node_and_read_only(comm: Comm) -> None:
     assert shared["x"].dtype == np.float32 and bool(shared["one"])
     assert not any(array.flags.writeable for array in shared.values())
     assert empty == {}
-
-
-@law
-def a_plan_knows_the_memory_of_sums(comm: Comm) -> None:
-    make, nodes = getattr(getattr(comm, "_ways", None), "buffers", None), len(set(comm.node_of))
-    if not hasattr(make, "__self__") or comm.size % nodes:
-        return  # no memory that ranks share, or nodes that are not alike
-    values, each = 10**6, comm.size // nodes
-    columns = width(values, comm.size) + 1
-    got, own = make(comm.size, columns, np.dtype(np.float32)).got, make.__self__
-    held = (
-        own.shares.nbytes
-        + (got.nbytes if nodes > 1 else 0)
-        + 8 * WORK * columns
-        + own.board.memory.nbytes / each
-    )
-    assert held == buffers(Wires(nodes, each, NEAR), values)
 
 
 @law

@@ -34,10 +34,7 @@ class Desk:
         folder.mkdir()
         (folder / "jobs").symlink_to(ROOT / "jobs")
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.env["PATH"]])
-        cache = str(folder / "cache")  # where `hpcfed doctor` has left no word
-        self.env = environment(
-            {**SMALL_MACHINE, **cluster.env, "PATH": path, "XDG_CACHE_HOME": cache}
-        )
+        self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path})
         self.told = ""  # by the last submission
 
     def open(self) -> None:

@@ -1,30 +1,52 @@
-"""Each finding of `hpcfed doctor` says what to change; the exit status is 1 where something is
-wrong.
+"""`hpcfed doctor`: which launcher starts one world, and what to change; the exit status is 1 if
+something is wrong.
 """
 
 import json
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hpcfed import cli
-from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, probe, ranks, slurm
-from hpcfed.launch.doctor.finding import ok, warning, wrong
-from hpcfed.launch.doctor.main import examine
-from hpcfed.launch.doctor.probe import MPS_CONTROL, gpu_files, mps_server
-from hpcfed.launch.doctor.timeout import Outcome, outside
-from hpcfed.launch.doctor.trials import Launcher, Trial
+from hpcfed.config.load import load
+from hpcfed.launch.doctor import disk, findings, launchers, timeout
+from hpcfed.launch.doctor.findings import Finding
+from hpcfed.launch.doctor.launchers import Launcher, Trial, candidates, starters
+from hpcfed.launch.doctor.main import examine, launcher_finding, launcher_findings, rank_dies
+from hpcfed.launch.doctor.probe import MARK, gpu_files, mps_runs
+from hpcfed.launch.doctor.timeout import Outcome, outside, run_with_timeout, split
 from tests import limits
 from tests.mpirun import environment, launcher
 
-KNOWN = {
-    "name": "Open MPI v5.0.11",
-    "standard": "3.1",
-    "mpi4py": "4.1.2",
-    "file": "libmpi.so",
-    "cuda": True,
-}
+
+@pytest.fixture
+def bin(tmp_path, monkeypatch) -> Path:
+    """A folder for launchers, the only one on the PATH beside the system's."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment({}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    return tmp_path
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def trial(*worlds: dict, status: int | None = 0, err: str = "") -> Trial:
+    out = "".join(f"a library's own line\n{MARK}{json.dumps(world)}\n" for world in worlds)
+    return Trial(Launcher("srun --mpi=pmix", ("srun",)), 2, Outcome(status, out, err))
+
+
+def world(size: int, total: int | None = None) -> dict:
+    ranks = [{"node": rank % 2} for rank in range(size)]
+    return {"size": size, "sum": total or size, "library": "MPI", "ranks": ranks}
 
 
 def rank(
@@ -35,7 +57,7 @@ def rank(
     present: int = 0,
     mask: str | None = None,
     shm: float = 1e9,
-    mps: str = "",
+    mps: bool = False,
 ) -> dict:
     return {
         "node": node,
@@ -49,110 +71,199 @@ def rank(
     }
 
 
-def test_two_ranks_bound_to_one_core_are_found():
-    found = ranks.binding([rank(cores=(3,)), rank(cores=(3,))], 1)
-    assert found.status == "warning" and "2 ranks x 1 threads have 1 cores" in found.found
-    assert "--bind-to none" in found.advice
+def test_this_machine_is_examined_with_the_real_mpirun(monkeypatch, tmp_path):
+    for name, value in environment({}).items():
+        monkeypatch.setenv(name, value)
+    mpirun = Launcher("mpirun", (*launcher(), "-np", "2"))
+    monkeypatch.setattr(launchers, "here", lambda *_: [mpirun])
+    report = {f.what: f for f in examine(load([]), 2, tmp_path / "runs/first", [], limits.COMMAND)}
+    assert report["launcher"].found.startswith("use mpirun; ")
+    assert "MPI" in report["launcher"].found and report["mpirun"].status == "ok"
+    assert {"cores", "threads", "GPUs", "shared memory", "output folder"} <= set(report)
+    assert all(finding.advice for finding in report.values() if finding.status != "ok")
+    assert report["output folder"].found.startswith(f"{tmp_path}: ") and not any(tmp_path.iterdir())
+    if "Open MPI v5" in report["launcher"].found:
+        assert report["a rank dies"].status == "ok"
 
 
-def test_more_threads_than_cores_are_found_on_the_node_that_has_them():
-    assert ranks.binding([rank(), rank(), rank(node=1), rank(node=1)], 1).status == "ok"
-    found = ranks.binding([rank(), rank(node=1), rank(node=1)], 2)
-    assert (
-        "node 1: 2 ranks x 2 threads have 2 cores" in found.found
-        and "at most 1 ranks" in found.advice
-    )
-
-
-def test_a_rank_bound_to_fewer_cores_than_it_has_threads_is_found():
-    found = ranks.binding([rank(cores=(0,)), rank(cores=(1, 2, 3))], 2)
-    assert "rank 0 is bound to 1" in found.found and "--cpus-per-task=2" in found.advice
-
-
-def test_nodes_of_an_allocation_that_have_no_rank_are_found():
-    found = ranks.nodes([rank(), rank(), rank()], 2)
-    assert found[0].status == "warning" and "3 ranks are on 1 of 2 nodes" in found[0].found
-    assert (
-        ranks.nodes([rank(), rank(node=1)], 2)
-        == ranks.nodes([rank()], 4)
-        == ranks.nodes([rank(), rank()], 0)
-        == []
-    )
-
-
-@pytest.mark.parametrize(("given", "status"), [("1", "ok"), ("", "warning"), ("16", "warning")])
-def test_omp_num_threads_is_held_against_run_threads(given, status):
-    found = ranks.threads([rank(threads=given)], 1)
-    assert found.status == status
-    assert status == "ok" or "OMP_NUM_THREADS=1" in found.advice
-
-
-def test_gpus_are_told_by_rank_and_those_that_nobody_takes():
-    assert [f.status for f in ranks.gpus([rank(), rank()], None)] == ["ok"]
-    two = [rank(gpus=("a", "b", "c"), present=3), rank(gpus=("a", "b", "c"), present=3)]
-    found, rest = ranks.gpus(two, None)
-    assert found.status == "ok" and found.found == "rank 0: 0 of 3, rank 1: 1 of 3"
-    assert rest.status == "warning" and rest.found.startswith("1 GPUs")
-
-
-def test_ranks_that_share_a_gpu_are_found_unless_that_is_meant():
-    shared = [rank(gpus=("a",), present=1), rank(gpus=("a",), present=1)]
-    found = ranks.gpus(shared, None)[0]
-    assert (
-        found.status == "warning" and "ranks_per_gpu = 2" in found.advice and "MPS" in found.advice
-    )
-    assert ranks.gpus(shared, 2)[0].status == "ok"
+def test_a_launcher_of_another_library_starts_two_worlds_of_one_rank(bin):
+    probe = f'"{sys.executable}" -m hpcfed.launch.doctor.probe'
+    path = script(bin / "mpirun", f"#!/bin/sh\n{probe}\n{probe}\n")
+    apart = launchers.trial(Launcher(path, (path, "-np", "2")), 2, limits.COMMAND)
+    assert apart.failure() == ("2 worlds instead of one of 2 ranks", launchers.OTHER)
+    alone = {"error": "the launcher started 2 processes (PMI_SIZE), but MPI connects 1: ..."}
+    assert trial(alone, alone).failure()[0] == "2 worlds instead of one of 2 ranks"
 
 
 @pytest.mark.parametrize(
-    "mps, status, said",
+    "text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"]
+)
+def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, text):
+    monkeypatch.setattr(timeout, "GRACE", 0.2)
+    path = script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n")
+    hangs = launchers.trial(Launcher(path, (path, "-np", "2")), 2, 0.5)
+    assert hangs.outcome.status is None and hangs.failure()[0] == "did not end in time"
+    group = int((bin / "pid").read_text())
+    while living(group):  # a killed process takes a moment; one that lives exceeds the time limit
+        os.sched_yield()
+
+
+def living(group: int) -> list[str]:
+    """Return the states of the processes of a group, but for zombies."""
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, _, pgrp, *_ = path.read_text().rpartition(")")[2].split()
+            states += [state] if int(pgrp) == group and state not in "ZX" else []
+    return states
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
     [
-        (("runs", "runs"), "ok", ""),
-        (("runs", "not started"), "warning", "nvidia-cuda-mps-control -d on each"),
-        (("", ""), "warning", "ask the site"),
+        ("There are not enough slots available in the system", "OVERSUBSCRIBE"),
+        ("prterun has detected an attempt to run as root.", "OMPI_ALLOW_RUN_AS_ROOT=1"),
+        ("srun: error: Unable to allocate resources: Invalid account or account", "--account"),
+        ("srun: error: Requested nodes are busy", "inside an allocation"),
+        ("python: Error while finding module: No module named hpcfed", "on all nodes"),
+        ("Open MPI was not built with SLURM's PMI support", "another --mpi, or mpirun"),
     ],
 )
-def test_ranks_that_are_meant_to_share_a_gpu_need_mps_to_compute_at_once(
-    mps: tuple[str, str], status: str, said: str
-):
-    found = ranks.gpus([rank(gpus=("a",), present=1, mps=one) for one in mps], 2)[1]
-    assert (found.what, found.status) == ("MPS", status) and said in found.advice
-    own = [rank(gpus=("a", "b"), present=2, mps=one) for one in mps]
-    assert [f.what for f in ranks.gpus(own, None)] == ["GPUs"]
+def test_the_advice_fits_the_error_of_a_launcher(text, advice):
+    finding = launcher_finding(trial(status=1, err=f"-----\n{text}\n"), needed=True)
+    assert finding.status == "wrong" and "status 1" in finding.found and text[:40] in finding.found
+    assert advice in finding.advice
 
 
-def test_mps_runs_where_its_control_process_does(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert mps_server(tmp_path) == ""
-    for name in ("pipes", "bin"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "bin" / MPS_CONTROL).write_text("")
-    (tmp_path / "bin" / MPS_CONTROL).chmod(0o755)
-    (tmp_path / "pipes" / f"{MPS_CONTROL}.pid").write_text("123\n")
-    assert mps_server(tmp_path) == "not started"  # it was killed: no such process
-    (tmp_path / "123").mkdir()
-    assert mps_server(tmp_path) == "runs"
+def test_a_failing_launcher_is_wrong_only_if_no_other_works():
+    bad, good = trial(status=1), trial(world(2))
+    assert [f.status for f in launcher_findings([bad], [])] == ["wrong", "wrong"]
+    assert [f.status for f in launcher_findings([bad, good], [good])] == ["ok", "warning", "ok"]
+    assert [f.status for f in launcher_findings([], [])] == ["wrong"]
+    assert "supervise" in rank_dies([], 5).advice
 
 
-def test_the_control_program_of_mps_is_found_where_drivers_are_mounted(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
-    monkeypatch.setattr(probe, "DRIVER", f"{tmp_path / 'none'}:{tmp_path}")
-    assert mps_server(tmp_path) == ""
-    (tmp_path / MPS_CONTROL).write_text("")
-    (tmp_path / MPS_CONTROL).chmod(0o755)
-    assert mps_server(tmp_path) == "not started"
+def test_a_wrong_sum_and_a_missing_rank_are_no_world():
+    assert trial(world(2, total=1)).failure()[0] == "a sum of 2 ones gave 1"
+    assert trial(world(1)).failure()[0] == "2 ranks were started, 1 met"
+    assert not trial(world(2), status=9).works
 
 
-def test_gpus_that_ranks_do_not_see_are_wrong_and_the_reason_is_told():
-    blind = ranks.gpus([rank(present=4)], None)[0]
-    masked = ranks.gpus([rank(present=4, mask="")], None)[0]
+def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allocation():
+    ways = candidates(4, ["mpirun"], ["none", "pmi2", "pmix"], ["--partition=gpu"], False, 30)
+    assert [c.name for c in ways] == ["srun --mpi=pmix", "srun --mpi=pmi2", "mpirun"]
+    ask = ("--immediate=30", "-n", "4", "--partition=gpu")
+    assert ways[0].words == ("srun", "--mpi=pmix", *ask)
+    assert ways[2].words == ("salloc", "--quiet", *ask, "mpirun", "-np", "4")
+    assert candidates(4, ["mpirun"], ["pmix"], [], True, 30)[1].words == ("mpirun", "-np", "4")
+    [spaced] = candidates(2, ["/opt/my mpi/bin/mpirun"], [], [], True, 30)
+    assert split("launcher", spaced.name) == [spaced.words[0]] == ["/opt/my mpi/bin/mpirun"]
+
+
+def test_mpirun_has_its_short_name_if_it_is_the_first_on_the_path(tmp_path):
+    for folder in ("path", "python"):
+        (tmp_path / folder).mkdir()
+        script(tmp_path / folder / "mpirun", "#!/bin/sh\n")
+    python = str(tmp_path / "python/python")
+    assert starters(python, str(tmp_path / "path")) == ["mpirun", str(tmp_path / "python/mpirun")]
+    assert starters(python, str(tmp_path / "python")) == ["mpirun"]
+    assert starters(python, str(tmp_path)) == [str(tmp_path / "python/mpirun")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n",
+        "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix\n",
+    ],
+)
+def test_the_plugins_are_those_that_srun_lists(bin, text):
+    script(bin / "srun", f"#!/bin/sh\ncat >&2 <<END\n{text}END\n")
+    assert launchers.list_srun_plugins() == ["none", "pmi2", "pmix"]
+
+
+def test_slurm_is_reported_with_its_partitions_or_why_it_does_not_answer(bin, monkeypatch):
+    from hpcfed.launch.doctor.main import slurm_finding
+
+    script(bin / "srun", "#!/bin/sh\n")
+    script(bin / "sinfo", "#!/bin/sh\necho gpu*\n")
+    assert slurm_finding() == Finding("Slurm", "ok", "partitions gpu*")
+    script(bin / "sinfo", "#!/bin/sh\necho 'sinfo: error: no controller' >&2\nexit 1\n")
+    silent = slurm_finding()
+    assert silent and silent.status == "warning" and "no controller" in silent.found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "--seed", "0,1", "--out", "s", "--launcher"],
+        ["submit", "--dry-run", "--launcher"],
+        ["doctor", "--slurm"],
+    ],
+)
+def test_words_that_no_shell_could_split_are_one_message(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command, "srun '-n"]) == 2
+    assert f"{command[-1]} srun '-n: no closing quotation" in capsys.readouterr().err
+
+
+def test_a_missing_command_is_an_outcome_and_the_probe_is_no_part_of_the_job_around_it(tmp_path):
+    assert run_with_timeout([str(tmp_path / "absent")], 5).status == 127
+    job = {"PMI_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    rest = {"SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}
+    assert outside(job | rest) == rest
+
+
+def test_too_few_cores_are_reported_with_their_node_or_rank():
+    bound = findings.cores([rank(cores=(3,)), rank(cores=(3,))], 1)
+    assert bound.status == "warning" and "2 ranks x 1 threads have 1 cores" in bound.found
+    ranks = [rank(), rank(), rank(node=1), rank(node=1)]
+    assert findings.cores(ranks, 1).status == "ok"
+    assert "node 1: 2 ranks x 2 threads have 2 cores" in findings.cores(ranks[1:], 2).found
+    few = findings.cores([rank(cores=(0,)), rank(cores=(1, 2, 3))], 2)
+    assert "rank 0 is bound to 1" in few.found and "--cpus-per-task=2" in few.advice
+
+
+def test_nodes_of_an_allocation_without_a_rank_are_reported():
+    [idle] = findings.nodes([rank(), rank(), rank()], 2)
+    assert idle.status == "warning" and "3 ranks are on 1 of 2 nodes" in idle.found
+    assert findings.nodes([rank(), rank(node=1)], 2) == []
+    assert findings.nodes([rank()], 4) == findings.nodes([rank(), rank()], 0) == []
+
+
+@pytest.mark.parametrize(("value", "status"), [("1", "ok"), ("", "warning"), ("16", "warning")])
+def test_omp_num_threads_is_compared_with_run_threads(value, status):
+    finding = findings.threads([rank(threads=value)], 1)
+    assert finding.status == status and (status == "ok" or "OMP_NUM_THREADS=1" in finding.advice)
+
+
+def test_gpus_are_reported_by_rank_with_those_that_are_idle_shared_or_not_seen():
+    assert [f.status for f in findings.gpus([rank(), rank()], None)] == ["ok"]
+    [idle] = findings.gpus(2 * [rank(gpus=("a", "b", "c"), present=3)], None)
+    assert idle.status == "warning" and idle.found == "rank 0: 0 of 3, rank 1: 1 of 3"
+    assert "1 have none" in idle.advice
+    shared = 2 * [rank(gpus=("a",), present=1)]
+    [crowd] = findings.gpus(shared, None)
+    assert crowd.status == "warning" and "ranks_per_gpu = 2" in crowd.advice
+    [turns] = findings.gpus(shared, 2)
+    assert turns.status == "warning" and "MPS" in turns.advice
+    assert findings.gpus(2 * [rank(gpus=("a",), present=1, mps=True)], 2)[0].status == "ok"
+    [blind] = findings.gpus([rank(present=4)], None)
+    [masked] = findings.gpus([rank(present=4, mask="")], None)
     assert (blind.status, masked.status) == ("wrong", "wrong")
     assert "install torch" in blind.advice and "CUDA_VISIBLE_DEVICES is empty" in masked.found
 
 
-def test_device_files_tell_of_gpus_that_torch_cannot_use(tmp_path):
+def test_mps_runs_if_its_control_process_does(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not mps_runs(tmp_path)
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text("123\n")
+    assert not mps_runs(tmp_path)  # it was killed: no such process
+    (tmp_path / "123").mkdir()
+    assert mps_runs(tmp_path)
+
+
+def test_device_files_count_gpus_that_torch_cannot_use(tmp_path):
     assert gpu_files(tmp_path) == 0
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
@@ -160,179 +271,70 @@ def test_device_files_tell_of_gpus_that_torch_cannot_use(tmp_path):
 
 
 def test_the_node_with_the_least_shared_memory_counts():
-    found = ranks.shared_memory([rank(shm=1e9), rank(node=1, shm=64e6)], 184_000_000)
-    assert (
-        found.status == "warning" and "64.0 MB free" in found.found and "--shm-size" in found.advice
-    )
-    assert ranks.shared_memory([rank()], 184_000_000).status == "ok"
-
-
-def test_a_folder_is_tried_where_it_would_be_made_and_left_as_it_was(tmp_path):
-    [found] = disk.findings(tmp_path / "runs/first", 60)
-    assert found.status == "ok" or "slow" in found.advice or "gone with the node" in found.advice
-    assert found.found.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
+    few = findings.shared_memory([rank(shm=1e9), rank(node=1, shm=64e6)], 184_000_000)
+    assert few.status == "warning" and "64.0 MB free" in few.found and "--shm-size" in few.advice
+    assert findings.shared_memory([rank()], 184_000_000).status == "ok"
 
 
 def test_a_folder_that_cannot_be_written_or_does_not_answer_is_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        disk, "run_with_timeout", lambda *_: Outcome(1, "", "[Errno 30] Read-only file system: 'x'")
-    )
-    [found] = disk.findings(tmp_path, 9)
-    assert found.status == "wrong" and "Read-only" in found.found
-    monkeypatch.setattr(disk, "run_with_timeout", lambda *_: Outcome(None, "", ""))
-    [found] = disk.findings(tmp_path, 9)
-    assert found.status == "wrong" and "no answer for 9 s" in found.found
+    error = Outcome(1, "", "[Errno 30] Read-only file system: 'x'")
+    for outcome, words in ((error, "Read-only"), (Outcome(None, "", ""), "no answer for 9 s")):
+        monkeypatch.setattr(disk, "run_with_timeout", lambda *_, outcome=outcome: outcome)
+        finding = disk.finding(tmp_path, 9)
+        assert finding.status == "wrong" and words in finding.found
 
 
 @pytest.mark.parametrize(
     ("changed", "advice"),
     [
+        ({}, ""),
         ({"free": 1e8}, "make room"),
         ({"kind": "tmpfs"}, "gone with the node"),
         ({"speed": 1e6}, "save less often"),
-        ({"renames": False}, "checkpoints rely on it"),
-        ({"locks": False}, ""),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_told_with_what_to_do(changed, advice):
-    good = {
-        "place": "here",
-        "kind": "lustre",
-        "free": 1e12,
-        "speed": 1e9,
-        "locks": True,
-        "renames": True,
-    }
-    assert disk.folder_finding(good).status == "ok"
-    found = disk.folder_finding(good | changed)
-    assert advice in found.advice and (advice != "") == (found.status != "ok")
+def test_a_folder_that_is_full_fleeting_or_slow_is_a_warning(changed, advice):
+    good = {"place": "here", "kind": "lustre", "free": 1e12, "speed": 1e9}
+    finding = disk.folder_finding(good | changed)
+    assert advice in finding.advice and finding.status == ("warning" if advice else "ok")
 
 
-def test_the_kind_is_that_of_the_nearest_mount():
+def test_the_file_system_is_that_of_the_nearest_mount():
     mounts = [
         "/dev/a / ext4 rw 0 0",
         "server:/x /home nfs4 rw 0 0",
         "scratch /home/scratch lustre rw 0 0",
+        r"x /my\040disk xfs rw 0 0",
     ]
-    assert disk.kind(Path("/home/me"), mounts) == "nfs4"
-    assert disk.kind(Path("/home/scratch/run"), mounts) == "lustre"
-    assert disk.kind(Path("/homes"), mounts) == "ext4"
-    assert disk.kind(Path("/my disk/runs"), [*mounts, r"x /my\040disk xfs rw 0 0"]) == "xfs"
-
-
-def test_the_hdf5_build_is_told():
-    found = hdf5.finding()
-    assert found.status == "ok" and "h5py" in found.found and ("serial" in found.found)
-
-
-def test_a_library_that_does_not_load_is_wrong_and_one_that_is_not_cuda_aware_is_not():
-    assert mpi.version({"error": "cannot load MPI library\nmore"}).status == "wrong"
-    assert [mpi.gpu_aware(KNOWN | {"cuda": aware}).status for aware in (True, False, None)] == 3 * [
-        "ok"
-    ]
-
-
-def test_without_a_launcher_that_works_there_is_one_thing_to_mend():
-    bad = Trial(Launcher("mpirun", ("mpirun", "-np", "2")), 2, Outcome(1, "", ""))
-    assert mpi.one_world([], []).status == mpi.one_world([], [bad]).status == "wrong"
-    assert "supervise" in mpi.ulfm([bad], 5).advice
-
-
-def test_the_real_mpirun_is_asked_for_ulfm(monkeypatch):
-    for name, value in environment({}).items():
-        monkeypatch.setenv(name, value)
-    if "Open MPI v5" not in mpi.library(limits.COMMAND)["name"]:
-        pytest.skip("no Open MPI 5: other libraries are not asked")
-    assert mpi.outlives((*launcher(), "-np", "2"), limits.COMMAND)
-
-
-def test_slurm_is_told_with_its_partitions_or_why_it_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    for name in ("srun", "sinfo"):
-        (tmp_path / name).write_text(
-            "#!/bin/sh\n[ $1 = --version ] && echo slurm 22.05.8 || echo 'gpu* 4 nodes'\n"
-        )
-        (tmp_path / name).chmod(0o755)
-    first, second = slurm.findings(["none", "pmi2"])
-    assert (
-        "slurm 22.05.8" in first.found and "gpu* 4 nodes" in first.found and second.found == "pmi2"
-    )
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no controller' >&2\nexit 1\n")
-    [found] = slurm.findings([])
-    assert found.status == "warning" and "no controller" in found.found
-
-
-def test_the_probe_is_no_part_of_the_job_around_it():
-    assert outside(
-        {"PMI_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}
-    ) == {"SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}
+    paths = ("/home/me", "/home/scratch/run", "/homes", "/my disk/runs")
+    assert [disk.kind(Path(p), mounts) for p in paths] == ["nfs4", "lustre", "ext4", "xfs"]
 
 
 @pytest.mark.parametrize(("status", "end"), [("ok", 0), ("warning", 0), ("wrong", 1)])
-def test_the_exit_status_is_1_where_something_is_wrong(monkeypatch, capsys, status, end):
-    made = {
-        "ok": ok("a", "x"),
-        "warning": warning("a", "x", "y [z]"),
-        "wrong": wrong("a", "x", "y"),
-    }[status]
-    monkeypatch.setattr("hpcfed.launch.doctor.main.examine", lambda *_: [ok("first", "fine"), made])
+def test_the_exit_status_is_1_if_something_is_wrong(monkeypatch, capsys, status, end):
+    report = [Finding("first", "ok", "fine"), Finding("a", status, "x", "y [z]")]
+    monkeypatch.setattr("hpcfed.launch.doctor.main.examine", lambda *_: report)
     assert cli.main(["doctor", "--json"]) == end
     assert json.loads(capsys.readouterr().out)[1]["status"] == status
     assert cli.main(["doctor"]) == end
     assert status in capsys.readouterr().out
 
 
-def test_of_several_job_files_the_later_ones_fields_count(monkeypatch, tmp_path):
+def test_arguments_reach_the_examination(monkeypatch, tmp_path):
     for name, text in (("a.toml", "seed = 1\n[run]\nthreads = 3\n"), ("b.toml", "seed = 2\n")):
         (tmp_path / name).write_text(text)
-    seen = []
+    calls: list[tuple] = []
     monkeypatch.setattr(
-        "hpcfed.launch.doctor.main.examine", lambda *given: seen.append(given) or []
+        "hpcfed.launch.doctor.main.examine", lambda *words: calls.append(words) or []
     )
-    assert cli.main(["doctor", str(tmp_path / "a.toml"), str(tmp_path / "b.toml")]) == 0
-    [(job, _, out, *_)] = seen
+    files = [str(tmp_path / name) for name in ("a.toml", "b.toml")]
+    assert cli.main(["doctor", *files, "--slurm=--partition=gpu --comment 'a b'"]) == 0
+    [(job, _, out, options, _)] = calls
     assert (job.seed, job.run.threads, out) == (2, 3, job.folder)
+    assert options == ["--partition=gpu", "--comment", "a b"]
 
 
 @pytest.mark.parametrize("words", [["--ranks", "0"], ["--limit", "0"], ["absent.toml"]])
 def test_a_mistake_is_one_message_and_status_2(words, capsys):
     assert cli.main(["doctor", *words]) == 2
     assert words[0] in capsys.readouterr().err
-
-
-def test_options_of_slurm_are_split_as_a_shell_does(monkeypatch, capsys):
-    given = []
-    monkeypatch.setattr(
-        "hpcfed.launch.doctor.main.launchers.here",
-        lambda n, plugins, words, limit: given.append(words) or [],
-    )
-    monkeypatch.setattr(launchers, "plugins", lambda: [])
-    monkeypatch.setattr("hpcfed.launch.doctor.main.mpi.library", lambda limit: KNOWN)
-    assert cli.main(["doctor", "--slurm=--partition=gpu --comment 'a b'"]) == 1  # no launcher
-    assert given == [["--partition=gpu", "--comment", "a b"]]
-    assert cli.main(["doctor", "--slurm='"]) == 2
-
-
-def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
-    from hpcfed.config.load import load
-
-    for name, value in environment({}).items():
-        monkeypatch.setenv(name, value)
-    mpirun = Launcher("mpirun", (*launcher(), "-np", "2"))
-    monkeypatch.setattr(launchers, "here", lambda *_: [mpirun])
-    monkeypatch.setattr(launchers, "plugins", lambda: ["pmix"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = {f.what: f for f in examine(load([]), 2, tmp_path, "", 60)}
-    assert found["launcher"].found == "use mpirun" and found["mpirun"].status == "ok"
-    assert launcher_cache.read_launcher() == "mpirun"  # for `hpcfed submit`
-    assert {
-        "MPI library",
-        "cores",
-        "threads",
-        "GPUs",
-        "shared memory",
-        "output folder",
-        "HDF5",
-        "Slurm",
-    } <= set(found)
-    assert all(f.advice for f in found.values() if f.status != "ok")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.launch.doctor import launcher_cache
 from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import launcher
 from hpcfed.launch.slurm.script import Batch
@@ -64,7 +63,6 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program(tmp_path, "hpcfed", FAKE_HPCFED)
     program(tmp_path, "scontrol", NOTE.format(name="queued"))
     program(tmp_path, "sbatch", NOTE.format(name="submitted"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -270,19 +268,8 @@ def test_the_launcher_gets_cores_and_image(batch, words):
     assert f"{words} -m hpcfed.main" in script.run(batch, [])
 
 
-def test_the_launcher_is_what_doctor_found_to_work(bin, monkeypatch):
-    monkeypatch.setattr(launcher_cache, "here", lambda: "this cluster")
-    launcher_cache.keep("srun --mpi=pmix")
-    assert launcher() == ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
-    launcher_cache.keep("'/a b/mpirun'")
-    assert launcher() == ("/a b/mpirun",) and launcher("mpirun") == ("mpirun",)
-
-
-def test_where_nobody_asked_doctor_it_is_mpirun_where_there_is_one_and_srun_else(
-    tmp_path, monkeypatch
-):
+def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
     for listed, wanted in (

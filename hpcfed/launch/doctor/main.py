@@ -1,14 +1,16 @@
 """`hpcfed doctor [JOB.toml ...]`: checks how runs will work on this machine, and what to change.
 
-Facts that only ranks can know come from a small probe, which each launcher found starts. Exit
-status: 0 if nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or
-the command line.
+Facts that only ranks can know come from a small probe, which each launcher starts. Exit status: 0
+if nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or the command
+line.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +19,11 @@ from typing import TYPE_CHECKING
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import console
-from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, ranks, slurm
-from hpcfed.launch.doctor.finding import Finding, is_wrong, render
-from hpcfed.launch.doctor.timeout import split
-from hpcfed.launch.doctor.trials import Trial, launcher_finding
+from hpcfed.core.wording import count_noun
+from hpcfed.launch.doctor import disk, findings, launchers
+from hpcfed.launch.doctor.findings import Finding, render
+from hpcfed.launch.doctor.launchers import INSTALL, Trial
+from hpcfed.launch.doctor.timeout import run_with_timeout, split
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -45,72 +48,119 @@ def doctor(
     slurm: options of srun and salloc.
     limit: seconds for each probe.
     """
-    n = number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
+    n = slurm_number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
     if n < 1 or not limit > 0:
         raise ConfigError(
             f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds"
         )
-    settings = load([str(path) for path in jobs])
-    found = examine(settings, n, out or (settings.folder if jobs else Path("runs")), slurm, limit)
-    show(found, json)
-    return ILL if is_wrong(found) else FINE
+    job = load([str(path) for path in jobs])
+    options = split("slurm", slurm) if slurm else []
+    report = examine(job, n, out or (job.folder if jobs else Path("runs")), options, limit)
+    show(report, json)
+    return ILL if any(finding.status == "wrong" for finding in report) else FINE
 
 
-def number(variable: str, otherwise: int) -> int:
+def slurm_number(variable: str, otherwise: int) -> int:
     """Return the number in one of Slurm's environment variables, or `otherwise` if not set."""
-    given = os.environ.get(variable, "")
-    return int(given) if given.isdigit() else otherwise
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else otherwise
 
 
-def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
-    """Return all findings, and store which launcher works under Slurm for `hpcfed submit`."""
-    asked, plugins, facts = (
-        split("slurm", options) if options else [],
-        launchers.plugins(),
-        mpi.library(limit),
-    )
-    tried = [launchers.trial(c, n, limit) for c in launchers.here(n, plugins, asked, limit)]
-    works = [trial.launcher.name for trial in tried if trial.works]
-    if plugins:
-        launcher_cache.keep(works[0] if works else None)
-    return [
-        mpi.version(facts),
-        mpi.one_world(works, tried),
-        *(launcher_finding(trial, needed=not works) for trial in tried),
-        mpi.gpu_aware(facts),
-        mpi.ulfm(tried, limit),
-        *rank_findings(tried, job),
-        *disk.findings(out, limit),
-        hdf5.finding(),
-        *slurm.findings(plugins),
-    ]
-
-
-def rank_findings(tried: Sequence[Trial], job: Job) -> list[Finding]:
-    """Return the findings of the ranks of the first launcher that works."""
-    world = next((trial.worlds[0]["ranks"] for trial in tried if trial.works), None)
-    if world is None:
-        return []
-    return [
-        *ranks.nodes(world, number("SLURM_JOB_NUM_NODES", 0)),
-        ranks.binding(world, job.run.threads),
-        ranks.threads(world, job.run.threads),
-        *ranks.gpus(world, job.run.ranks_per_gpu),
-        ranks.shared_memory(world, amount(job)),
-    ]
-
-
-def amount(job: Job) -> int:
-    """Return the bytes of the job's data set: those of its file, or a typical size."""
-    own = Path(job.data.name)
-    return next(
-        (path.stat().st_size for path in (own, job.data.root / own) if path.is_file()), TYPICAL
-    )
-
-
-def show(found: Sequence[Finding], as_json: bool) -> None:
+def show(report: Sequence[Finding], as_json: bool) -> None:
     """Print the findings, as a table or as JSON."""
     if as_json:
-        print(json.dumps([asdict(finding) for finding in found], indent=2))
+        print(json.dumps([asdict(finding) for finding in report], indent=2))
     else:
-        console().print(render(found))
+        console().print(render(report))
+
+
+def examine(job: Job, n: int, out: Path, options: list[str], limit: float) -> list[Finding]:
+    """Return all findings."""
+    slurm = slurm_finding()
+    plugins = launchers.list_srun_plugins() if slurm and slurm.status == "ok" else []
+    trials = [
+        launchers.trial(launcher, n, limit)
+        for launcher in launchers.here(n, plugins, options, limit)
+    ]
+    works = [trial for trial in trials if trial.works]
+    report = [*launcher_findings(trials, works), rank_dies(works, limit)]
+    if works:
+        world = works[0].worlds[0]["ranks"]
+        threads = job.run.threads
+        report += [
+            *findings.nodes(world, slurm_number("SLURM_JOB_NUM_NODES", 0)),
+            findings.cores(world, threads),
+            findings.threads(world, threads),
+            *findings.gpus(world, job.run.ranks_per_gpu),
+            findings.shared_memory(world, data_size(job)),
+        ]
+    return [*report, disk.finding(out, limit), *([slurm] if slurm else [])]
+
+
+def launcher_findings(trials: Sequence[Trial], works: Sequence[Trial]) -> list[Finding]:
+    """Return which launcher to use, and a finding about each."""
+    names = [trial.launcher.name for trial in works]
+    alone = "without one, hpcfed runs on one rank"
+    if works:
+        others = f"; {', '.join(names[1:])} too" if names[1:] else ""
+        text = f"use {names[0]}{others}; {works[0].worlds[0]['library']}"
+        submit = f"hpcfed submit --launcher {shlex.quote(names[0])}" if shutil.which("srun") else ""
+        report = [Finding("launcher", "ok", text, submit)]
+    elif trials:
+        advice = f"the next lines say why; {alone}"
+        report = [Finding("launcher", "wrong", "none works", advice)]
+    else:
+        advice = f"{INSTALL}; {alone}"
+        report = [Finding("launcher", "wrong", "no mpirun, mpiexec or srun", advice)]
+    return report + [launcher_finding(trial, needed=not works) for trial in trials]
+
+
+def launcher_finding(trial: Trial, needed: bool) -> Finding:
+    """Return the finding about one launcher.
+
+    needed: whether no other works, so that its failure must be fixed.
+    """
+    name = trial.launcher.name
+    if not trial.works:
+        return Finding(name, "wrong" if needed else "warning", *trial.failure())
+    n = len({rank["node"] for rank in trial.worlds[0]["ranks"]})
+    where = f"{trial.ranks} ranks on {count_noun(n, 'node')}"
+    return Finding(name, "ok", f"{where} form one world ({trial.seconds:.1f} s)")
+
+
+def rank_dies(works: Sequence[Trial], limit: float) -> Finding:
+    """Return the finding whether a run continues when a rank dies."""
+    mpiruns = [one.launcher for one in works if not one.launcher.name.startswith("srun")]
+    if mpiruns and launchers.survives(mpiruns[0], limit):
+        text = f"the others continue, with `{mpiruns[0].name} --with-ft ulfm` (ULFM)"
+        return Finding("a rank dies", "ok", text)
+    return Finding(
+        "a rank dies",
+        "warning",
+        "the run ends: no mpirun with ULFM works here",
+        "`hpcfed supervise` or Slurm's --requeue start it again from its checkpoint; Open MPI 5 "
+        "has ULFM",
+    )
+
+
+def data_size(job: Job) -> int:
+    """Return the bytes of the job's data set: those of its file, or a typical size."""
+    name = Path(job.data.name)
+    files = [path for path in (name, job.data.root / name) if path.is_file()]
+    return files[0].stat().st_size if files else TYPICAL
+
+
+def slurm_finding() -> Finding | None:
+    """Return whether Slurm's controller answers; None without Slurm."""
+    if not shutil.which("srun"):
+        return None
+    answer = run_with_timeout(["sinfo", "-h", "-o", "%P"], 10)
+    if answer.status == 0:
+        partitions = ", ".join(answer.out.split()) or "none"
+        return Finding("Slurm", "ok", f"partitions {partitions}")
+    return Finding(
+        "Slurm",
+        "warning",
+        f"does not answer: {answer.last_error or 'no answer'}",
+        "set SLURM_CONF, or ask those who run the cluster",
+    )

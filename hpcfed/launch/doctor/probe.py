@@ -1,4 +1,4 @@
-"""`LAUNCHER python -m hpcfed.launch.doctor.probe`: facts that only ranks of a launcher can know.
+"""`LAUNCHER python -m hpcfed.launch.doctor.probe`: facts that only the ranks of a launcher know.
 
 Each world prints one line; N ranks that do not find one another are N worlds and print N lines.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import sys
 from contextlib import suppress
@@ -23,15 +22,10 @@ from hpcfed.machine.gpu_sharing import visible
 
 MARK = "hpcfed-probe "  # prefix of a world's line: launchers and libraries print lines too
 SHM = "/dev/shm"
-MPS_CONTROL = "nvidia-cuda-mps-control"
-DRIVER = os.pathsep.join(("/usr/local/nvidia/bin", "/usr/bin"))  # where a driver is mounted
 
 
 def main() -> int:
-    """Connect to the other ranks, and print what they see.
-
-    The exit status is 0 even if that fails, because the line reports it.
-    """
+    """Connect to the other ranks, and print what they see, or why they cannot be connected."""
     try:
         comm = connect()
     except HpcfedError as error:
@@ -40,15 +34,17 @@ def main() -> int:
     ranks = list(comm.gather({comm.rank: inspect_rank(comm)}).values())
     total = int(comm.sum([[np.ones(1)]], [(1,)])[0][0])
     if comm.rank == 0:
-        print(
-            MARK
-            + json.dumps(
-                {"size": comm.size, "sum": total, "library": describe_library(), "ranks": ranks}
-            ),
-            flush=True,
-        )
+        world = {"size": comm.size, "sum": total, "library": describe_library(), "ranks": ranks}
+        print(MARK + json.dumps(world), flush=True)
     comm.close()
     return 0
+
+
+def describe_library() -> str:
+    """Return the name of the MPI library; "" without one."""
+    with suppress(ImportError, RuntimeError, OSError):
+        return library()
+    return ""
 
 
 def inspect_rank(comm: Comm) -> dict[str, Any]:
@@ -56,33 +52,30 @@ def inspect_rank(comm: Comm) -> dict[str, Any]:
     present = gpu_files()
     return {
         "node": comm.node_of[comm.rank],
-        "host": platform.node(),
         "cores": sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1)),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
-        "mps": mps_server() if present else "",
+        "mps": bool(present) and mps_runs(),
         "mask": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "shm": shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0,
     }
 
 
-def mps_server(proc: Path = Path("/proc")) -> str:
-    """Return the state of NVIDIA's MPS for this process.
+def mps_runs(proc: Path = Path("/proc")) -> bool:
+    """Return whether NVIDIA's MPS runs for this process.
 
-    It is "runs", "not started" if its program is installed, or "" if it is not. The control program
-    writes its process number into its pipe folder, where it stays when that process is killed.
+    Its control program writes its process number into its pipe folder, where it stays when that
+    process is killed.
     """
     default = os.path.join(os.sep, "tmp", "nvidia-mps")  # NVIDIA's, whatever TMPDIR says
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", default))
     with suppress(OSError):
-        number = (pipes / f"{MPS_CONTROL}.pid").read_text().strip()
-        if number.isdigit() and (proc / number).exists():
-            return "runs"
-    found = shutil.which(MPS_CONTROL) or shutil.which(MPS_CONTROL, path=DRIVER)
-    return "not started" if found else ""
+        number = (pipes / "nvidia-cuda-mps-control.pid").read_text().strip()
+        return number.isdigit() and (proc / number).exists()
+    return False
 
 
 def gpu_files(dev: Path = Path("/dev")) -> int:
@@ -94,27 +87,17 @@ def gpu_files(dev: Path = Path("/dev")) -> int:
     return len(list(dev.glob("nvidia[0-9]*"))) or amd
 
 
-def describe_library() -> dict[str, Any]:
-    """Return facts about the MPI library, or why there is none."""
-    try:
-        return library()
-    except (ImportError, RuntimeError, OSError) as error:
-        return {"error": str(error)}
-
-
 def worlds(out: str) -> list[dict[str, Any]]:
     """Return the parsed lines of all worlds in a launcher's output.
 
     Lines that were mixed with other output are left out.
     """
-    found = []
+    parsed = []
     for line in out.splitlines():
         _, mark, text = line.partition(MARK)
-        try:
-            found += [json.loads(text)] if mark else []
-        except ValueError:
-            continue
-    return found
+        with suppress(ValueError):
+            parsed += [json.loads(text)] if mark else []
+    return parsed
 
 
 if __name__ == "__main__":

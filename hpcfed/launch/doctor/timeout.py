@@ -1,7 +1,4 @@
-"""Execution of users' commands that may fail, hang or be missing.
-
-They have a time limit, and no process of theirs is left running.
-"""
+"""Commands that may fail, hang or be missing: they have a time limit, and leave no process."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from hpcfed.core.errors import ConfigError
 
-GRACE = 5.0  # seconds in which a launcher that is told to stop ends its ranks itself
-JOB = (
+GRACE = 5.0  # seconds in which a launcher that is asked to stop ends its ranks itself
+JOB = (  # prefixes of the variables of an MPI job
     "OMPI_COMM_",
     "PMIX_",
     "PMI_",
@@ -25,7 +21,7 @@ JOB = (
     "PRTE_LAUNCHED",
     "PALS_",
     "FLUX_TASK_",
-)  # variables of an MPI job
+)
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,21 @@ def split(option: str, text: str) -> list[str]:
     return words
 
 
-def run_with_timeout(
-    words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
-) -> Outcome:
-    """Run a command with a time limit, after which it and its processes are ended.
+def run_with_timeout(words: Sequence[str], seconds: float) -> Outcome:
+    """Run a command, and end it and its processes after so many seconds.
 
-    env: replaces this process's environment.
+    It runs outside the MPI job that this process may be a part of.
     """
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-    }
     try:
         child = subprocess.Popen(
-            words, **pipes, env=env, text=True, errors="replace", start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=outside(os.environ),
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
     except OSError as error:
         return Outcome(127, "", f"{words[0]}: {error.strerror}")
@@ -84,7 +80,7 @@ def run_with_timeout(
         return Outcome(child.returncode, out, err)
     except subprocess.TimeoutExpired:
         return Outcome(None, *terminate(child))
-    except BaseException:  # Ctrl-C goes to this process alone: the command has a session of its own
+    except BaseException:  # Ctrl-C reaches this process alone: the command has its own session
         terminate(child)
         raise
 
@@ -96,13 +92,11 @@ def terminate(child: subprocess.Popen[str]) -> tuple[str, str]:
         return child.communicate(timeout=GRACE)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    with suppress(
-        subprocess.TimeoutExpired
-    ):  # a grandchild in a group of its own may hold the pipes
+    with suppress(subprocess.TimeoutExpired):  # a grandchild in another group may hold the pipes
         return child.communicate(timeout=GRACE)
     return "", ""
 
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the MPI job that this process may be a part of."""
+    """Return an environment without the variables of an MPI job."""
     return {name: value for name, value in env.items() if not name.startswith(JOB)}

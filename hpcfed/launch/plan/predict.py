@@ -1,30 +1,65 @@
-"""Prediction of seconds of a round and its parts, memory, checkpoint and node-hours on a cluster.
+"""Prediction of seconds of a round and its parts, memory and node-hours on a cluster.
 
-Pure arithmetic.
+Pure arithmetic: the slowest rank makes the round; messages take latency and bytes over bandwidth
+(Hockney, Parallel Computing 20 (1994) 389-398).
 """
 
 from __future__ import annotations
 
-import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
-from hpcfed.launch.plan.contention import finish_by_group, slowest
-from hpcfed.launch.plan.demand import Demand
-from hpcfed.launch.plan.network import Network
+from hpcfed.comm.sum_messages import ITEM
+from hpcfed.core.errors import ConfigError
 from hpcfed.machine.assignment import place
 from hpcfed.machine.memory_budget import weights
 
-ROW, TOTAL = (
-    1.6e-9,
-    2.7e-9,
-)  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
-# the same for a value that a rank sends to other nodes and receives back: copies both ways
-SENT = 4.4e-9
-# bytes of a client's state a second that a checkpoint copies in memory, while the round waits
-COPY = 2e9
+# Seconds of one core for a value of an exact sum, measured: of each row, of the total, and of a
+# value that a rank sends to other nodes and receives back.
+ROW, TOTAL, SENT = 1.6e-9, 2.7e-9, 4.4e-9
+POLL = 2e-4  # seconds between two polls of a rank in a barrier (comm.mpi.LONG)
+VALUE = ITEM + 4  # bytes of a value on its way into a sum, and of its float32 on the way out
+MEMORY = 1e10  # bytes per second from rank to rank through a node's memory
+CELL = 520  # bytes of a client in the record of a round, about
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+RATES = {
+    f"{prefix}{unit}/s": factor * size
+    for prefix, factor in PREFIXES.items()
+    for unit, size in (("B", 1), ("b", 1 / 8))
+}
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*([a-zA-Z/]+)")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network. latency: seconds of an empty message. bandwidth: bytes per second, each way."""
+
+    latency: float
+    bandwidth: float
+
+
+def network(text: str) -> Network:
+    """Return the network that a text describes, such as `latency 2us, 100Gb/s`.
+
+    The latency is in s, ms, us or ns, the bandwidth in bits (b/s) or bytes (B/s) with k, M, G or T.
+    Raises ConfigError for anything else.
+    """
+    words = [word.strip() for word in re.sub("latency|bandwidth", "", text).split(",")]
+    parts = [NUMBER.fullmatch(word) for word in words]
+    if len(parts) == 2 and parts[0] and parts[1]:
+        latency = float(parts[0][1]) * UNITS.get(parts[0][2], -1.0)
+        bandwidth = float(parts[1][1]) * RATES.get(parts[1][2], 0.0)
+        if latency >= 0 and bandwidth >= 1:
+            return Network(latency, bandwidth)
+    raise ConfigError(
+        f"--network {text!r}: give latency ({', '.join(UNITS)}) and bandwidth (b/s or B/s with k, "
+        "M, G or T), as in 'latency 2us, 100Gb/s'"
+    )
 
 
 @dataclass(frozen=True)
@@ -32,19 +67,15 @@ class Cluster:
     """A cluster: nodes with `each` ranks.
 
     cores, gpus: of a node; with no GPUs ranks compute on cores, with `threads` each.
-    far: the network.
-    disk: bytes per second that one node writes, and all together.
     speeds: of the nodes, repeated as needed; or by rank.
     """
 
     nodes: int
     each: int
     cores: int
-    far: Network
+    network: Network
     gpus: int = 0
     threads: int = 1
-    near: Network = NEAR
-    disk: tuple[float, float] = (5e8, math.inf)
     speeds: tuple[float, ...] = ()
 
     @property
@@ -53,36 +84,54 @@ class Cluster:
 
     @property
     def crowd(self) -> float:
-        """Factor by which a core's work takes longer if a node has more threads than cores.
-
-        It is 1 otherwise.
-        """
+        """Factor by which a core's work takes longer because a node has more threads than cores."""
         return max(1.0, self.each * self.threads / self.cores)
 
     @property
-    def wires(self) -> Wires:
-        """The network; inside a node messages are copies in memory, made by cores."""
-        near = Network(self.near.latency * self.crowd, self.near.bandwidth / self.crowd)
-        return Wires(self.nodes, self.each, self.far, near)
+    def sharing(self) -> float:
+        """Factor by which training takes longer because ranks share a GPU, or cores."""
+        return max(1.0, self.each / self.gpus) if self.gpus else self.crowd
 
     @property
-    def fast(self) -> list[float]:
-        """The speed of each rank."""
-        given = self.speeds or (1.0,)
-        by_rank = len(given) == self.ranks
-        return [
-            given[r] if by_rank else given[r // self.each % len(given)] for r in range(self.ranks)
-        ]
+    def rank_speeds(self) -> np.ndarray:
+        """The speed of each rank, [R]."""
+        speeds = np.array(self.speeds or (1.0,))
+        if len(speeds) == self.ranks:
+            return speeds
+        return speeds[np.arange(self.ranks) // self.each % len(speeds)]
 
-    def busy(self, loads: np.ndarray) -> np.ndarray:
-        """Return when each rank is done with its load, [R].
 
-        Ranks that share a GPU, or a node's cores, slow one another down.
-        """
-        node, local = np.divmod(np.arange(self.ranks), self.each)
-        if self.gpus:
-            return finish_by_group(loads, node * self.gpus + local % self.gpus, 1.0)
-        return finish_by_group(loads, node, self.cores / self.threads)
+@dataclass(frozen=True)
+class Demand:
+    """The demand of a job, independent of the cluster.
+
+    architectures: [K].
+    size: bytes of the weights of each architecture.
+    stateless: whether clients keep no weights between rounds.
+    train, evaluate: [K], seconds of a client in a round at speed 1.
+    rest: likewise, of each client that takes part.
+    server: seconds of a round on rank 0.
+    cohorts: of some rounds, in groups that train on one rank.
+    everybody: whether all clients are evaluated, instead of a cohort.
+    values: of the averaged model; 0 if there is none.
+    uploads: bytes that all ranks receive in that case.
+    rounds: of the run.
+    due: share of rounds that evaluate.
+    """
+
+    architectures: tuple[str, ...]
+    size: dict[str, int]
+    stateless: bool
+    train: np.ndarray
+    evaluate: np.ndarray
+    rest: float
+    server: float
+    cohorts: list[list[list[int]]]
+    everybody: bool
+    values: int
+    uploads: int
+    rounds: int
+    due: float
 
 
 @dataclass(frozen=True)
@@ -91,7 +140,6 @@ class Prediction:
 
     seconds: of a mean round.
     parts: of that (train, evaluate: mean over ranks; wait: for the slowest).
-    save: seconds in which a checkpoint is written, in parallel to rounds.
     efficiency: speed-up over nodes, relative to the smallest cluster of the list.
     hours: of the run.
     memory, gpu: bytes, of the fullest rank and GPU.
@@ -101,7 +149,6 @@ class Prediction:
     ranks: int
     seconds: float
     parts: dict[str, float] = field(repr=False)
-    save: float
     hours: float
     memory: float
     gpu: float
@@ -117,96 +164,81 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
 
     peak, gpu: bytes that a rank and its share of a GPU use in addition to weights.
     """
-    everyone = [[k] for k in range(len(demand.kinds))]
-    fixed = place_clients(demand, everyone, cluster)
-    rounds = [a_round(demand, groups, fixed, cluster) for groups in demand.cohorts]
+    stay = place_clients(demand, [[k] for k in range(len(demand.architectures))], cluster)
+    rounds = [round_parts(demand, groups, stay, cluster) for groups in demand.cohorts]
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
-    parts |= {"communicate": communication_seconds(demand, cluster, fixed), "server": demand.server}
-    kept = np.bincount(fixed, demand.kept, cluster.ranks)  # [R]
-    node, everywhere = cluster.disk
-    save = max(
-        float(kept.reshape(cluster.nodes, -1).sum(1).max()) / node, float(kept.sum()) / everywhere
-    )
-    before = sum(parts.values())
-    parts["checkpoint"] = float(kept.max()) / COPY / demand.every + max(
-        0.0, save / demand.every - before
-    )
-    seconds = before + parts["checkpoint"]
-    own = weight_bytes(demand, fixed, cluster.ranks)
+    parts |= {"communicate": communication(demand, cluster, stay), "server": demand.server}
+    seconds = sum(parts.values())
+    models = [
+        weights(np.array(demand.architectures)[stay == rank], demand.size, demand.stateless)
+        for rank in range(cluster.ranks)
+    ]
     per_gpu = -(-cluster.each // cluster.gpus) if cluster.gpus else 0
     return Prediction(
         nodes=cluster.nodes,
         ranks=cluster.ranks,
         seconds=seconds,
         parts=parts,
-        save=save,
-        hours=(seconds * demand.rounds + save) / 3600,
-        gpu=per_gpu * (float(own.max()) + gpu),
-        memory=float((kept + own).max()) + buffers(cluster.wires, demand.values) + peak,
+        hours=seconds * demand.rounds / 3600,
+        memory=max(models) + peak,
+        gpu=per_gpu * (max(models) + gpu),
     )
 
 
-def weight_bytes(demand: Demand, placement: list[int], ranks: int) -> np.ndarray:
-    """Return the bytes of weights on each rank, [R]."""
-    kinds: list[list[str]] = [[] for _ in range(ranks)]
-    for k, rank in enumerate(placement):
-        kinds[rank].append(demand.kinds[k])
-    return np.array([weights(mine, demand.size, demand.stateless) for mine in kinds])
-
-
-def a_round(
-    demand: Demand, groups: list[list[int]], fixed: list[int], cluster: Cluster
+def round_parts(
+    demand: Demand, groups: list[list[int]], stay: np.ndarray, cluster: Cluster
 ) -> dict[str, float]:
-    """Return the seconds of computation in a round.
+    """Return the seconds of computation in a round: means over ranks, and the wait for the slowest.
 
-    They are means over ranks, and the additional wait for the slowest rank. Stateless clients are
-    placed anew each round, as in runs; others stay where they are.
+    Stateless clients are placed anew each round, as in runs; others stay on their rank.
+    stay: [K].
     """
-    placement = np.array(place_clients(demand, groups, cluster) if demand.stateless else fixed)
-    cohort = [k for ks in groups for k in ks]
-    judged = range(len(demand.kinds)) if demand.everybody else cohort
-    train = loads(demand.train[cohort], placement[cohort], cluster)
-    evaluate = demand.due * loads(demand.evaluate[judged], placement[judged], cluster)
-    rest = loads(np.full(len(cohort), demand.rest), placement[cohort], cluster)
-    uneven = demand.spread * np.sqrt(
-        np.bincount(placement[cohort], demand.train[cohort] ** 2, cluster.ranks)
-    )
-    alone, uneven = train + evaluate + rest, uneven / np.array(cluster.fast)
-    done = cluster.busy(alone)
-    stretch = np.divide(done, alone, out=np.ones_like(done), where=alone > 0)
-    means = {
-        name: float((load * stretch).mean())
-        for name, load in (("train", train), ("evaluate", evaluate), ("rest", rest))
+    placement = place_clients(demand, groups, cluster) if demand.stateless else stay
+    cohort = np.array([k for ks in groups for k in ks], int)
+    evaluated = np.arange(len(demand.architectures)) if demand.everybody else cohort
+
+    def by_rank(seconds: np.ndarray, clients: np.ndarray) -> np.ndarray:
+        sums = np.bincount(placement[clients], seconds, cluster.ranks)
+        return sums * cluster.sharing / cluster.rank_speeds
+
+    loads = {
+        "train": by_rank(demand.train[cohort], cohort),
+        "evaluate": demand.due * by_rank(demand.evaluate[evaluated], evaluated),
+        "rest": by_rank(np.full(len(cohort), demand.rest), cohort),
     }
-    return means | {"wait": slowest(done, uneven * stretch) - float(done.mean())}
+    total = np.sum(list(loads.values()), 0)
+    parts = {name: float(load.mean()) for name, load in loads.items()}
+    return parts | {"wait": float(total.max() - total.mean())}
 
 
-def place_clients(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
+def place_clients(demand: Demand, groups: Sequence[list[int]], cluster: Cluster) -> np.ndarray:
     """Return the rank of every client, [K], with groups kept together, by the rule of runs."""
-    ranks = place([float(demand.train[ks].sum()) for ks in groups], cluster.ranks, cluster.fast)
-    found = [k % cluster.ranks for k in range(len(demand.kinds))]  # clients in no group
+    costs = [float(demand.train[ks].sum()) for ks in groups]
+    ranks = place(costs, cluster.ranks, cluster.rank_speeds.tolist())
+    placement = np.arange(len(demand.architectures)) % cluster.ranks  # of clients in no group
     for ks, rank in zip(groups, ranks, strict=True):
-        for k in ks:
-            found[k] = rank
-    return found
+        placement[ks] = rank
+    return placement
 
 
-def loads(seconds: np.ndarray, placement: np.ndarray, cluster: Cluster) -> np.ndarray:
-    """Return the seconds of each rank alone, [R], with these clients."""
-    return np.bincount(placement, seconds, cluster.ranks) / np.array(cluster.fast)
+def communication(demand: Demand, cluster: Cluster, placement: np.ndarray) -> float:
+    """Return the seconds of a round's messages, and of the arithmetic of exact sums.
 
-
-def communication_seconds(demand: Demand, cluster: Cluster, placement: list[int]) -> float:
-    """Return the seconds of a round's collectives and of the arithmetic of exact sums.
-
-    The collectives are two barriers, the exchange and the record.
+    There are two barriers, the exchange and the record of the round. A value crosses the network
+    once into the sum and once back; inside a node it is copied in memory.
     """
-    wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
-    rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()
-    work = cluster.crowd * demand.values * float(ROW * rows + TOTAL + SENT * wires.abroad)
+    nodes, each, far = cluster.nodes, cluster.each, cluster.network
+    cohort = [k for ks in demand.cohorts[0] for k in ks]
+    rows = np.bincount(placement[cohort], minlength=cluster.ranks).max()
+    abroad = (nodes - 1) / nodes  # share of all values that cross the network
+    work = demand.values * float(ROW * rows + TOTAL + SENT * abroad / each)
     if cluster.ranks == 1:
         return work
-    exchange = (
-        wires.sum(demand.values, demand.arrays) if demand.values else wires.gather(demand.uploads)
+    nbytes = VALUE * demand.values + demand.uploads + CELL * len(demand.architectures)
+    steps = (nodes - 1).bit_length()  # of a tree over nodes
+    return (
+        cluster.crowd * (work + nbytes * (each - 1) / each / MEMORY)
+        + nbytes * abroad / far.bandwidth
+        + far.latency * (10 * steps + 2 * (nodes - 1))
+        + 4 * POLL * (cluster.ranks - 1).bit_length()
     )
-    return 2 * wires.barrier() + exchange + wires.gather(demand.record) + work

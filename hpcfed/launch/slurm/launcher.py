@@ -4,7 +4,6 @@ import shlex
 import shutil
 import sys
 
-from hpcfed.launch.doctor.launcher_cache import read_launcher
 from hpcfed.launch.doctor.launchers import PLUGINS, list_srun_plugins, starters
 from hpcfed.launch.doctor.timeout import split
 
@@ -14,11 +13,10 @@ AUTO = "auto"
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
     """Return the words before the ranks' command; `srun` gets the options that it needs.
 
-    wanted: the command, or "auto" for the launcher that `hpcfed doctor` found to work on this
-    cluster, or else a guess.
+    wanted: the command, or "auto" for the one that most likely works.
     Raises ConfigError for words that no shell could split.
     """
-    words = split("launcher", (read_launcher() or likely()) if wanted == AUTO else wanted)
+    words = split("launcher", likely() if wanted == AUTO else wanted)
     if words == ["srun"]:
         words += [f"--mpi={interface()}"]
     if words[0] == "srun" and wanted in (AUTO, "srun"):

@@ -13,7 +13,6 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import folder
-from hpcfed.launch.doctor.launcher_cache import read_launcher
 from hpcfed.launch.doctor.timeout import split
 from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import AUTO
@@ -63,12 +62,11 @@ def submit(
     for job in jobs:
         free(job)
     comment = " ".join(mark(job) for job in jobs)
-    doubt = launcher == AUTO and not read_launcher()
     return submission_message(
         sbatch_all(text, chain, comment),
         jobs,
         waiting=bool(chain > 1 or tasks),
-        guess=batch.launcher if doubt else (),
+        guess=batch.launcher if launcher == AUTO else (),
     )
 
 

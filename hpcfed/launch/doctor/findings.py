@@ -1,0 +1,174 @@
+"""Findings from the facts of all ranks of a world: nodes, cores, threads, GPUs, shared memory.
+
+All are pure functions of these facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.core.tables import size, table
+from hpcfed.core.wording import join_few
+from hpcfed.machine.gpu_sharing import MPS, sharers, take
+
+SHOWN = 8  # ranks
+COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+Ranks = Sequence[dict[str, Any]]  # by rank, as `probe.inspect_rank` makes it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    status: "ok"; "warning" if runs work but could be better; "wrong" if runs fail or mislead.
+    """
+
+    what: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def render(findings: Sequence[Finding]) -> Table:
+    """Return a table with a row for each finding, and the advice under it."""
+    grid = table("what,,found and what to do", [])
+    grid.columns[2].overflow = "fold"
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.advice:
+            text.append(f"\n-> {finding.advice}", style="" if finding.status == "ok" else "bold")
+        grid.add_row(Text(finding.what), Text(finding.status, style=COLOURS[finding.status]), text)
+    return grid
+
+
+def nodes(ranks: Ranks, allocated: int) -> list[Finding]:
+    """Return a warning unless the ranks use all nodes of the allocation.
+
+    allocated: number of its nodes; 0 outside of one.
+    """
+    used = len({rank["node"] for rank in ranks})
+    if used >= min(allocated, len(ranks)):
+        return []
+    return [
+        Finding(
+            "nodes",
+            "warning",
+            f"{len(ranks)} ranks are on {used} of {allocated} nodes",
+            "srun --ntasks-per-node=N, or mpirun --map-by ppr:N:node; a mapping policy in the "
+            "environment (PRTE_MCA_rmaps_...) may crowd them",
+        )
+    ]
+
+
+def cores(ranks: Ranks, threads: int) -> Finding:
+    """Return the finding whether each rank has as many cores for itself as run.threads."""
+    for node in sorted({rank["node"] for rank in ranks}):
+        sets = [set(rank["cores"]) for rank in ranks if rank["node"] == node]
+        n = len(set().union(*sets))
+        if n < len(sets) * threads:
+            return Finding(
+                "cores",
+                "warning",
+                f"node {node}: {len(sets)} ranks x {threads} threads have {n} cores",
+                f"start at most {max(1, n // threads)} ranks a node, ask for more "
+                "--cpus-per-task, or, if ranks are bound to the same cores, mpirun --bind-to none",
+            )
+    few = next((i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads), None)
+    if few is not None:
+        return Finding(
+            "cores",
+            "warning",
+            f"rank {few} is bound to {len(ranks[few]['cores'])} cores, run.threads = {threads}",
+            f"srun --cpus-per-task={threads}, or mpirun --map-by slot:PE={threads} or --bind-to "
+            "none",
+        )
+    counts = sorted({len(rank["cores"]) for rank in ranks})
+    return Finding(
+        "cores",
+        "ok",
+        f"{' or '.join(map(str, counts))} for each rank, of which it uses {threads} (run.threads)",
+    )
+
+
+def threads(ranks: Ranks, wanted: int) -> Finding:
+    """Return the finding about OMP_NUM_THREADS, which libraries beside torch use."""
+    values = sorted({rank["threads"] for rank in ranks})
+    if values == [str(wanted)]:
+        return Finding("threads", "ok", f"OMP_NUM_THREADS = {wanted}, as run.threads")
+    return Finding(
+        "threads",
+        "warning",
+        f"OMP_NUM_THREADS: {', '.join(value or 'not set' for value in values)}; "
+        f"run.threads = {wanted}",
+        f"export OMP_NUM_THREADS={wanted} before the launcher: libraries beside torch start a "
+        "thread a core",
+    )
+
+
+def gpus(ranks: Ranks, allowed: int | None) -> list[Finding]:
+    """Return findings about the GPU of each rank. allowed: run.ranks_per_gpu."""
+    if not any(rank["present"] for rank in ranks):
+        return [Finding("GPUs", "ok", "none on the ranks' nodes: they compute on CPUs")]
+    blind = [i for i, rank in enumerate(ranks) if not rank["gpus"]]
+    if blind:
+        return [unseen(blind, ranks[blind[0]])]
+    visible = {i: (rank["node"], rank["gpus"]) for i, rank in enumerate(ranks)}
+    numbers, shared = take(visible), sharers(visible)
+    most = max(shared.values(), key=len)
+    rows = join_few([f"rank {i}: {numbers[i]} of {len(visible[i][1])}" for i in numbers], SHOWN)
+    who = f"ranks {join_few(most, SHOWN)} share one ({rows})"
+    if len(most) > (allowed or 1):
+        advice = f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}"
+        return [Finding("GPUs", "warning", who, advice)]
+    if len(most) > 1 and not all(ranks[i]["mps"] for i in most):
+        return [Finding("GPUs", "warning", who, MPS)]
+    idle = len({(r["node"], name) for r in ranks for name in r["gpus"]}) - len(
+        {(ranks[i]["node"], ranks[i]["gpus"][number]) for i, number in numbers.items()}
+    )
+    if idle:
+        advice = f"start one rank for each GPU: {idle} have none"
+        return [Finding("GPUs", "warning", rows, advice)]
+    return [Finding("GPUs", "ok", rows)]
+
+
+def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
+    """Return the finding about ranks that see no GPU on a node that has some."""
+    who = f"ranks {join_few(blind, SHOWN)} see none of the {rank['present']} of their node"
+    if rank["mask"] == "":
+        return Finding(
+            "GPUs",
+            "wrong",
+            f"{who}: CUDA_VISIBLE_DEVICES is empty",
+            "ask Slurm for --gpus-per-node, or unset it",
+        )
+    return Finding(
+        "GPUs",
+        "wrong",
+        f"{who}: torch does not",
+        "install torch for this driver's CUDA, ask Slurm for --gpus-per-node, or set run.device = "
+        "'cpu'",
+    )
+
+
+def shared_memory(ranks: Ranks, data: int) -> Finding:
+    """Return the finding whether shared memory has space for the data, which each node has once.
+
+    data: bytes of the job's data set, as far as they are known.
+    """
+    least = min(rank["shm"] for rank in ranks)
+    if least >= data:
+        return Finding(
+            "shared memory", "ok", f"{size(least)} free, enough for data of {size(data)}"
+        )
+    return Finding(
+        "shared memory",
+        "warning",
+        f"{size(least)} free, too little for data of {size(data)}",
+        "give the container more (--shm-size), or set TMPDIR to a folder with room, which is used "
+        "instead",
+    )
