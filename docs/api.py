@@ -62,7 +62,6 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
                 "prepare",
                 "pooled",
                 "down",
-                "up",
                 "mean",
                 "gather",
                 "each",
@@ -74,7 +73,10 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
     ),
     (
         "clients/client.py",
-        {"Client": ("memory", "n", "model", "params", "load", "borrowed"), "Shard": ("pick",)},
+        {
+            "Client": ("memory", "recall", "n", "model", "params", "load", "borrowed"),
+            "Shard": ("pick",),
+        },
     ),
     ("clients/client.py", {"Paired": ()}),
     ("core/params.py", {"Params": ALL, "Mean": ("of",)}),

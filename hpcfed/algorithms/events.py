@@ -6,14 +6,14 @@ starts. When it ends, its result is merged. Results are merged one after the oth
 
 With a server (`to_server`) as many clients as a cohort has work at the same time. Each works on
 what it downloaded when its job started, and the server merges the results. Without a server all
-clients work all the time. A client sends its model to others when a job starts, and the model
-arrives after latency and upload. The client merges the job's result itself, with the models that
-have reached it. The method's `coordinator` decides which clients are free when a job ends, how much
-work the next job does, and whether the server makes a new model of each result or of several
-together.
+clients work all the time. When a client has merged the result of a job, its next job starts with
+sending the new model to others, where it arrives after latency and upload. The client merges the
+result itself, with the models that have reached it. The method's `coordinator` decides which
+clients are free when a job ends, how much work the next job does, and whether the server makes a
+new model of each result or of several together.
 
 Hooks, beside those of `Method`, in the order in which a job calls them: `seconds`, `work`, `near`,
-`merge`.
+`merge`, `send`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class EventBased(Method):
         return fed.participants.profiles.seconds(k, examples, *fed.participants.announced(k))
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
-        """Do the job of a client and return its result, an `Upload`.
+        """Do the job of a client and return its result: an `Upload`, or without a server Params.
 
         The job's number names its random streams, like the round in synchronous methods.
         """
@@ -185,6 +185,13 @@ class EventBased(Method):
         near: models of the clients that `near` names, as they have arrived.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how results are merged")
+
+    def send(self, fed: Federation, client: Client) -> Upload:
+        """Return the message with which the next job starts, after the last one was merged.
+
+        This applies only to methods without a server.
+        """
+        return Upload(client.params(self.shared))
 
 
 def train(method: EventBased, fed: Federation, client: Client, given: State, job: Work) -> None:

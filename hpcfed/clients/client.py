@@ -214,6 +214,16 @@ class Client:
     def memory(self, values: dict[str, Any]) -> None:
         self.store.own(self.id).memory = values
 
+    def recall(self, name: str) -> Any:
+        """Return a value of the client's memory, or None; it is for reading only.
+
+        The server reads with it what it remembers of a client. A use of `memory` outside of the
+        client's turns counts as a change of the client in this round, after which no turn of it is
+        logged; this does not.
+        """
+        state = self.store.kept.peek(self.id)
+        return state.memory.get(name) if state else None
+
     @property
     def n(self) -> int:
         """Number of training examples."""
@@ -246,12 +256,9 @@ class Client:
         finally:
             self.skeleton.load(before)
 
-    @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Overwrite the tensors of these names."""
-        skeleton = self.skeleton
-        for name, value in values.items():
-            skeleton.view(name).copy_(value)
+        self.skeleton.assign(values)
 
 
 class PopulationClient(Client):

@@ -158,7 +158,7 @@ class SynchronousEdges(EdgeServers):
             for term in mean.terms
         }
         weights = self.weights.copy()
-        for k, weight in sorted(self.fed.exchange.share(mine).items()):
+        for k, weight in sorted(self.fed.gather(mine).items()):
             weights[self.map.of[k]] += weight
         self.weights = weights
 

@@ -24,9 +24,13 @@ from hpcfed.engine.round_record import Row
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
+    from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
 
+# in the memory of a client without a server: the result of its job until that is merged, and the
+# last two messages as its neighbours have them
+RESULT, SENT, BEFORE = "result", "sent", "before"
 TOGETHER = 2**26  # largest bytes of results that all ranks hold before they are merged
 
 
@@ -140,10 +144,12 @@ class Events:
             staleness = int(self.version[self._server(job.client)] - self._since[job.client])
             state = self.merge(replace(job, staleness=staleness), state)
         else:
-            for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
-                client.memory.pop(
-                    "download", None
-                )  # otherwise a large population would keep all of them
+            for client in self.fed.mine([job.client]):
+                if self.algorithm.to_server:
+                    # otherwise a large population would keep all of them
+                    client.memory.pop("download", None)
+                elif SENT in client.memory:  # the next job starts with the same model
+                    client.memory[BEFORE] = client.memory[SENT]
             who = self.fed.participants
             who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
         self._opened.pop(job.client)
@@ -168,11 +174,15 @@ class Events:
             return self._made(k, state, merged, models=0 if self.coordinator.buffers else 1)
         near = self._arrived(job)
         for client in fed.mine([k]):
-            held = client.params(self.algorithm.shared)
-            client.memory["merged"] = held
-            merged = self.algorithm.merge(fed, job, held, self._results.pop(k), near)
+            model = client.params(self.algorithm.shared)
+            merged = self.algorithm.merge(fed, job, model, client.memory.pop(RESULT), near)
             if merged is not None:
                 client.load(merged)
+        # the next job starts now, with this message
+        messages = fed.run([k], lambda client: self.algorithm.send(fed, client), task=job.number)
+        for message in messages.values():
+            memory = fed.clients[k].memory
+            memory |= {BEFORE: memory.get(SENT, model), SENT: message}
         return state
 
     def next_clients(self, t: int) -> list[int]:
@@ -239,22 +249,15 @@ class Events:
         return late
 
     def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
-        """Give the server's state to the clients of the jobs that start.
-
-        Without a server the client keeps a copy of its previous model: its neighbours use that
-        until the new model arrives.
-        """
+        """Give the server's state to the clients of the jobs that start."""
         for job in jobs:
             k = job.client
             self._since[k] = self.version[self._server(k)]
             if self.edges:
                 self.edges.serve(k)
-            for client in self.fed.mine([job.client]):
-                if self.algorithm.to_server:
-                    own = self.state_of(k, state)
-                    client.memory["download"] = self.algorithm.offer(self.fed, client, own)
-                else:
-                    client.memory["before"] = client.memory.pop("merged", None) or client.params()
+            for client in self.fed.mine([job.client]) if self.algorithm.to_server else ():
+                served = self.state_of(k, state)
+                client.memory["download"] = self.algorithm.offer(self.fed, client, served)
 
     def _compute(self, jobs: list[Work]) -> None:
         """Compute those of these jobs that have started, each at its client's rank.
@@ -273,9 +276,17 @@ class Events:
         self._worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):
             self.fed.participants.partial[job.client] = job.amount
-            work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
+            work = partial(self._work, job=job)
             self._results |= self.fed.run([job.client], work, task=job.number)
         self._share([job.client for job in ready])
+
+    def _work(self, client: Client, job: Work) -> Any:
+        """Do a job, and return what is sent to the server; without one the client keeps it."""
+        result = self.algorithm.work(self.fed, client, job)
+        if self.algorithm.to_server:
+            return result
+        client.memory[RESULT] = result
+        return None
 
     def _share(self, ks: list[int]) -> None:
         """Give all ranks the results of these clients at once, if they are small; collective.
@@ -286,23 +297,22 @@ class Events:
         fed = self.fed
         size = sum(fed.participants.announced(k)[1] for k in ks)
         if self.algorithm.to_server and fed.comm.size > 1 and size <= TOGETHER:
-            self._uploads |= fed.exchange.share(self._results)
+            self._uploads |= fed.gather(self._results)
             self._results = {}
 
     def _arrived(self, job: Work) -> dict[int, Any]:
         """Return the neighbours' models that have arrived at the job's client; collective.
 
-        For a neighbour whose new model has not arrived yet, it is the model before. The result is
-        on the rank of the job's client.
+        For a neighbour whose latest message has not arrived yet, it is the message before. The
+        result is on the rank of the job's client.
         """
-        given = self.algorithm.near(self.fed, job.client, job.number)
-        models = {
-            c.id: c.params(self.algorithm.shared)
-            if self._has_arrived(c.id, job.finish)
-            else c.memory["before"]
-            for c in self.fed.mine(given)
-        }
-        return self.fed.exchange.to_client(job.client, models, given)
+        near = self.algorithm.near(self.fed, job.client, job.number)
+        models = {}
+        for client in self.fed.mine(near):
+            message = client.recall(SENT if self._has_arrived(client.id, job.finish) else BEFORE)
+            # one that has sent nothing has the model with which all start
+            models[client.id] = message or client.params(self.algorithm.shared)
+        return self.fed.exchange.to_client(job.client, models, near)
 
     def _has_arrived(self, k: int, now: float) -> bool:
         """Return whether client k's latest model has arrived at the others by now.

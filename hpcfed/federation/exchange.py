@@ -1,14 +1,13 @@
-"""Exchange of values between clients, server and ranks, with counted bytes and checked values."""
+"""Exchange of values between clients, server and ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcfed.core.averaging import mean_of
-from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params, Per, Term
-from hpcfed.core.payload import nbytes, not_finite, on_device
+from hpcfed.core.payload import nbytes, on_device
 from hpcfed.federation import device_rows
 from hpcfed.federation.replay_log import AGAIN, GO, STOP, Again
 from hpcfed.machine.heartbeat import Stopped
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.federation.replay_log import ReplayLog
     from hpcfed.federation.tallies import Tallies
-    from hpcfed.federation.warnings import Warnings
     from hpcfed.machine.clock import Clock
 
 T = TypeVar("T")
@@ -30,8 +28,7 @@ Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 class Exchange:
     """Collective operations of a federation.
 
-    `down`, `up`, `count_upload` and `gather` count bytes. The others move values that are counted
-    by those.
+    `down` counts bytes. The others move what the server has received (`Uplink`), and count none.
     Tensors that arrive are on this rank's device.
     placement: the rank of each client.
     """
@@ -45,12 +42,10 @@ class Exchange:
         clock: Clock,
         replay: ReplayLog,
         tallies: Tallies,
-        warnings: Warnings,
     ) -> None:
-        self.counts = False
         self._comm, self._clients, self._placement = comm, clients, placement
         self._device, self._clock, self._replay = device, clock, replay
-        self._tallies, self._warnings = tallies, warnings
+        self._tallies = tallies
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
         """Count the bytes of a value that the server sends to a client, and return the value.
@@ -58,16 +53,6 @@ class Exchange:
         times: number of values of this size.
         """
         self._tallies[client.id].down += times * nbytes(value)
-        return value
-
-    def up(self, client: Client, value: T, times: int = 1) -> T:
-        """Count the bytes of a value that a client sends, and return the value.
-
-        times: number of receivers.
-        Do not use it for values that `mean` or `gather` count.
-        Raises DivergedError for a value that is nan or infinite.
-        """
-        self.count_upload(client.id, value, times * nbytes(value))
         return value
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
@@ -80,10 +65,7 @@ class Exchange:
             return mean_of(terms, keep, per, self._comm.sum, device_rows.place)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
-        for k, value in by_client.items():
-            if self.counts:
-                self.count_upload(k, value, nbytes(value))
+        """Return all clients' values by id, on all ranks; collective; counts no bytes."""
         self.wait("gather")
         with self._clock("communicate"):
             return on_device(self._comm.gather(dict(by_client)), self._device)
@@ -107,12 +89,6 @@ class Exchange:
         self.wait(f"from client {k}")
         with self._clock("communicate"):
             return on_device(self._comm.bcast(value, root=self._placement[k]), self._device)
-
-    def share(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """Return all clients' values by id, on all ranks; collective; counts no bytes."""
-        self.wait("share")
-        with self._clock("communicate"):
-            return on_device(self._comm.gather(dict(by_client)), self._device)
 
     def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
         """Return the values of the given clients, in that order, on client k's rank; {} elsewhere.
@@ -202,16 +178,3 @@ class Exchange:
             raise stopped
         if word == AGAIN:
             raise Again
-
-    def count_upload(self, k: int, value: Any, size: int) -> None:
-        """Count the bytes of a value that client k sends.
-
-        Raises DivergedError for a value that is nan or infinite.
-        """
-        self._tallies[k].up += size
-        if name := not_finite(value):
-            where = self._warnings.where(self._clients.get(k))
-            raise DivergedError(
-                f"{where}: its {name} is nan or infinite after round {self._tallies.t + 1}; "
-                f"{self._warnings.last_checkpoint}\n  a smaller local.lr may help"
-            )

@@ -21,7 +21,7 @@ from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
 from hpcfed.federation.tallies import Tallies
 from hpcfed.federation.turns import Turns
-from hpcfed.federation.upload import OWN_WAY, Transform, Uplink, Upload
+from hpcfed.federation.upload import Transform, Uplink, Upload
 from hpcfed.federation.warnings import Warnings
 from hpcfed.machine.clock import Clock
 
@@ -86,8 +86,7 @@ class Federation:
     - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
       `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several;
-    - changes of all uploads, in the order in which they are made: `transforms`;
-    - in methods that send no `Upload` yet: `up`, `count_upload`.
+    - changes of all uploads, in the order in which they are made: `transforms`.
 
     The engine uses these parts: `comm`, `uplink` (the way of uploads), `exchange` (moves values),
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
@@ -144,9 +143,8 @@ class Federation:
         self.replay = ReplayLog()
         self.tallies = Tallies()
         self.exchange = Exchange(
-            comm, clients, placement, device, self.clock, self.replay, self.tallies, self.warnings
+            comm, clients, placement, device, self.clock, self.replay, self.tallies
         )
-        self.exchange.counts = job.algorithm.name in OWN_WAY
         self.turns = Turns(
             job, comm, store, device, self.clock, self.replay, self.tallies, self.warnings
         )
@@ -343,7 +341,7 @@ class Federation:
                 if self.transforms:
                     uploads[k] = upload
                 else:
-                    yield k, upload.value if isinstance(upload, Upload) else upload
+                    yield k, upload.value
         if self.transforms:
             yield from self.uplink.received(uploads)
 
@@ -364,7 +362,7 @@ class Federation:
         assert self._pool is not None
         return self._pool()
 
-    # What is sent
+    # What is received
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
         """Count the bytes of a value that the server sends, and return what the client receives.
@@ -373,32 +371,11 @@ class Federation:
         """
         return self.exchange.down(client, value, times)
 
-    def up(self, client: Client, value: T, times: int = 1) -> T:
-        """Count the bytes of a value that a client sends, and return the value.
-
-        times: number of receivers.
-        Do not use it for values that `mean` or `gather` count.
-        Raises DivergedError for a value that is nan or infinite.
-        """
-        return self.exchange.up(client, value, times)
-
-    def count_upload(self, k: int, value: Any, size: int) -> None:
-        """Count bytes that client k sends, for a value that reaches the server in another way.
-
-        For example, what a client sends may be part of a sum over ranks, or be computed from its
-        model by the server.
-        size: bytes.
-        Raises DivergedError for a value that is nan or infinite.
-        """
-        self.exchange.count_upload(k, value, size)
-
     def mean(
         self,
         uploads: Iterable[tuple[int, Any]],
         keep: Any,
         per: Per = "mean",
-        counted: bool = True,
-        last: bool = False,
     ) -> Any:
         """Return the exact weighted mean over all clients of all ranks.
 
@@ -410,9 +387,9 @@ class Federation:
         per: the unit that has a weight of its own (a whole part, a tensor, a row of it, a value).
         """
         if not isinstance(keep, Params):
-            listed = list(uploads)
+            pairs = list(uploads)
             return {
-                name: self.mean([(k, parts[name]) for k, parts in listed], values, per, False)
+                name: self.mean([(k, parts[name]) for k, parts in pairs], values, per)
                 for name, values in keep.items()
             }
         terms: list[Term] = []
@@ -422,18 +399,14 @@ class Federation:
                     f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
-            if counted and self.exchange.counts:
-                self.count_upload(k, [term.value for term in part.terms], part.nbytes)
             terms.extend(part.terms)
-        if last:
-            self.turns.meanwhile()
         return self.exchange.mean(terms, keep, per) if keep else keep
 
-    def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """Return all clients' values by id, on all ranks; collective; counts bytes as uploads."""
-        return self.exchange.gather(by_client)
+    # Moves between ranks of what the server has received
 
-    # Moves between ranks of values that are counted above
+    def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """Return all clients' values by id, on all ranks; collective; counts no bytes."""
+        return self.exchange.gather(by_client)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
         """Iterate over all clients' values in id order, on all ranks, one in memory at a time.

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpcfed.core.payload import on_device
 from hpcfed.federation.replay_log import Turn
-from hpcfed.federation.upload import Upload
 from hpcfed.machine.error_messages import explain_fault, kind, memory_allocated
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.replay_log import ReplayLog
     from hpcfed.federation.tallies import Tallies
+    from hpcfed.federation.upload import Upload
     from hpcfed.federation.warnings import Warnings
     from hpcfed.machine.clock import Clock
 
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 class OpenTurn:
     """A turn in progress, of one or several clients.
 
-    values: the upload of each client, as the server has it; None until they are known, and after a
-    failure.
+    values: the upload of each client, as the server has it, or None for one that sends nothing;
+    None until they are known, and after a failure.
     """
 
     group: list[int]
-    values: list[Any] | None = None
+    values: list[Upload | None] | None = None
 
-    def uploads(self) -> Iterator[tuple[int, Any]]:
+    def uploads(self) -> Iterator[tuple[int, Upload]]:
         """Iterate over (id, upload) of the clients that send one; empty if the turn failed."""
         for k, upload in zip(self.group, self.values or (), strict=False):
             if upload is not None:
@@ -110,17 +109,12 @@ class Turns:
         finally:
             self._clock.heartbeat.finish(len(turn.group))
 
-    def _replayed(self, group: Sequence[int], done: Sequence[Turn]) -> list[Any]:
+    def _replayed(self, group: Sequence[int], done: Sequence[Turn]) -> list[Upload | None]:
         """Return the values of a completed turn, and restore its tallies."""
         self._tallies |= {
             k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally
         }
-        return [
-            turn.value.on_device(self._device)
-            if isinstance(turn.value, Upload)
-            else on_device(turn.value, self._device)
-            for turn in done
-        ]
+        return [None if turn.value is None else turn.value.on_device(self._device) for turn in done]
 
     def _fail(
         self, clients: Sequence[Client], error: Exception, number: int, drops: bool, steady: int

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tensors
-# methods that do not send an Upload yet, but count what they send themselves
-OWN_WAY = frozenset(("fedhenn", "heterossfl", "swift"))
 ALONE = ""  # name of the part of an upload that has only one
 
 
@@ -120,10 +118,6 @@ class Uplink:
         """
         if upload is None:
             return None
-        if self._fed.job.algorithm.name in OWN_WAY:
-            if self._fed.job.run.on_client_fault == "drop":  # else it is examined when counted
-                self._examine(client, {ALONE: upload})
-            return upload
         if not isinstance(upload, Upload):
             raise user_code.OwnError(
                 f"{user_code.caller()}the turn of client {client.id} returns a "

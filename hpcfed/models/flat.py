@@ -137,6 +137,12 @@ class Skeleton:
         """The parts of the flat gradient by parameter, as views."""
         return self.layout.views(self.grad)
 
+    @torch.no_grad()
+    def assign(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite the tensors of these names."""
+        for name, value in values.items():
+            self.view(name).copy_(value)
+
     def view(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name, without gradient.
 

@@ -294,7 +294,7 @@ def described(means: list[list[float]], confidences: list[float | None]) -> torc
         )
         for k, (mean, c) in enumerate(zip(means, confidences, strict=True))
     ]
-    return fed.mean(parts, keep=keep, per="row", counted=False)[fedrare.VECTORS][0]
+    return fed.mean(parts, keep=keep, per="row")[fedrare.VECTORS][0]
 
 
 def test_equal_confidences_make_the_plain_mean_and_one_client_its_own_vector():

@@ -47,7 +47,7 @@ def rad(rounds: Rounds):
 def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor | None:
     cohort = cohort or rounds.fed.sample(0)
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
-    return fedhenn.mean_of_clients(rounds.fed, rad(rounds), cohort, members, rounds.algorithm)
+    return fedhenn.mean_of_clients(rounds.fed, rad(rounds), members, rounds.algorithm)
 
 
 def kernel(rounds: Rounds, k: int) -> Tensor:
@@ -198,7 +198,7 @@ def parts(rounds: Rounds) -> tuple[dict[int, fedhenn.Kernel], dict[int, float]]:
     made = {
         c.id: fedhenn.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
     }
-    return made, {c.id: fedhenn.kernel_weight(c, how) for c in fed.clients.values()}
+    return made, {k: fedhenn.kernel_weight(fed, k, how) for k in fed.clients}
 
 
 @pytest.mark.parametrize("kind", ["linear", "rbf"])
@@ -246,7 +246,7 @@ def test_the_mean_kernel_of_the_previous_cohort_is_that_of_its_models_on_todays_
     z = {k: represent(rounds.fed, rounds.fed.clients[k], rad).double() for k in first}
     want = sum(v @ v.T for v in z.values()) / len(first)
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
-    got = fedhenn.mean_of_clients(rounds.fed, rad, cohort, members, rounds.algorithm)
+    got = fedhenn.mean_of_clients(rounds.fed, rad, members, rounds.algorithm)
     assert members == first
     assert torch.allclose(got, similarity.normalise_kernel(want.float()), atol=1e-4)
 
@@ -295,14 +295,14 @@ def test_one_client_alone_is_not_pulled_at_first():
 
 def test_clients_count_alike_or_by_examples_or_by_parameters():
     rounds = begun("--models.mix", "mlp,logistic")
-    clients = rounds.fed.clients
+    fed = rounds.fed
     of = {
         w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
         for w in ("uniform", "samples", "capacity")
     }
-    assert [fedhenn.kernel_weight(c, of["uniform"]) for c in clients.values()] == [1.0] * 6
-    assert [fedhenn.kernel_weight(c, of["samples"]) for c in clients.values()] == list(toy.SIZES)
-    mlp, logistic = (fedhenn.kernel_weight(clients[k], of["capacity"]) for k in (0, 1))
+    assert [fedhenn.kernel_weight(fed, k, of["uniform"]) for k in range(6)] == [1.0] * 6
+    assert [fedhenn.kernel_weight(fed, k, of["samples"]) for k in range(6)] == list(toy.SIZES)
+    mlp, logistic = (fedhenn.kernel_weight(fed, k, of["capacity"]) for k in (0, 1))
     assert (mlp, logistic) == (64 * 200 + 200 + 200 * 16 + 16 + 16 * 4 + 4, 64 * 4 + 4)
 
 
@@ -344,7 +344,7 @@ def test_what_is_sent_is_counted(upload: str, members: int):
 def last_mean(rounds: Rounds) -> Params:
     """The paper's last mean, computed here: by examples, over all clients."""
     fed, first = rounds.fed, rounds.fed.initial()
-    models = {k: c.params() if "trained" in c.memory else first for k, c in fed.clients.items()}
+    models = {k: c.memory.get(fedhenn.RECEIVED, first) for k, c in fed.clients.items()}
     total = sum(toy.SIZES)
     return Params(
         {n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in first}
@@ -355,7 +355,7 @@ def test_the_final_model_is_the_mean_of_all_clients_last_models():
     rounds = started(*SMALL)
     rounds.step()
     assert (
-        sum("trained" in c.memory for c in rounds.fed.clients.values()) == 3
+        sum(fedhenn.RECEIVED in c.memory for c in rounds.fed.clients.values()) == 3
     )  # the others count as they began
     final, want, before = rounds.finish(), last_mean(rounds), rounds.state
     assert all(

@@ -15,7 +15,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import map_tensors, nbytes, tensors
-from hpcfed.federation.upload import OWN_WAY, Upload
+from hpcfed.federation.upload import Upload
 from tests.contract import toy
 
 # in which no client sends anything: they train alone, or the server does it all
@@ -72,7 +72,7 @@ def run(method: str, *transforms: Any) -> toy.Outcome:
     return toy.outcome(rounds, [rounds.step()[0] for _ in range(ROUNDS)])
 
 
-converted = pytest.mark.parametrize("method", [m for m in ALGORITHMS if m not in OWN_WAY])
+each_method = pytest.mark.parametrize("method", ALGORITHMS)
 
 
 @cache
@@ -95,7 +95,7 @@ def plain(method: str) -> tuple[toy.Outcome, Scale, Counter[str], list[int]]:
         return run(method, transform), transform, made, sizes
 
 
-@converted
+@each_method
 def test_each_part_of_an_upload_passes_once_and_its_bytes_are_those_counted(method: str):
     outcome, transform, made, sizes = plain(method)
     assert Counter(name for _, name, _ in transform.seen) == made
@@ -103,12 +103,12 @@ def test_each_part_of_an_upload_passes_once_and_its_bytes_are_those_counted(meth
     assert sum(sizes) == outcome.column("up").sum()
 
 
-@converted
+@each_method
 def test_a_change_of_all_uploads_and_its_inverse_change_no_bit(method: str):
     assert toy.differences(run(method, Power(2.0), Power(0.5)), plain(method)[0]) == []
 
 
-@converted
+@each_method
 def test_the_server_uses_each_part_of_what_it_received(method: str):
     want, transform, *_ = plain(method)
     for name in sorted({name for _, name, _ in transform.seen}):

@@ -80,6 +80,20 @@ def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated(
     assert done == [0, 2, 0]
 
 
+def test_what_the_server_recalls_of_a_client_leaves_its_next_turn_in_the_log():
+    fed, done = started().fed, []
+    fed.clients[0].memory["received"] = 5
+    with fed.store.past.set_recording():
+        for _ in range(2):
+            fed.replay.begin()
+            assert (fed.clients[0].recall("received"), fed.clients[1].recall("received")) == (
+                5,
+                None,
+            )
+            fed.run([0, 1], lambda client: done.append(client.id))
+    assert done == [0, 1] and [*fed.store] == [0]
+
+
 def test_an_entry_travels_with_its_client():
     def moved(comm):
         fed = started(comm=comm).fed

@@ -103,7 +103,7 @@ class FedBE(RoundBased):
         parts = (
             (k, Mean.of(Params(p=self.answer(fed, m.terms[0].value)))) for k, m in sent.items()
         )
-        clients = fed.mean(parts, keep=nobody, counted=False)["p"]
+        clients = fed.mean(parts, keep=nobody)["p"]
         number = len(fed.gather(dict.fromkeys(sent, 1)))
         drawn = self.draw(fed, sent, state, t)
         teach = lambda i: self.answer(fed, self.sample(fed, *drawn[i], t))  # noqa: E731

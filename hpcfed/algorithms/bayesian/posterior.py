@@ -23,8 +23,8 @@ def gaussian(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[P
     sent: this rank's models.
     Chen and Chao, ICLR 2021.
     """
-    mean = fed.mean(sent.items(), keep=keep, counted=False)
-    return mean, fed.mean(deviations(sent, mean), keep=keep * 0, counted=False)
+    mean = fed.mean(sent.items(), keep=keep)
+    return mean, fed.mean(deviations(sent, mean), keep=keep * 0)
 
 
 def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
@@ -42,12 +42,11 @@ def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple
     }
     alike = {k: Mean.of(unit) for k, unit in units.items()}
     zero = keep * 0
-    mean = fed.mean(alike.items(), keep=zero, counted=False)
-    variance = fed.mean(deviations(alike, mean), keep=zero, counted=False)
+    mean = fed.mean(alike.items(), keep=zero)
+    variance = fed.mean(deviations(alike, mean), keep=zero)
     length = fed.mean(
         ((k, Mean.of(v)) for k, v in lengths.items()),
         keep=zero.map(lambda v: v.double().sum()),
-        counted=False,
     )
     scale = {name: float(v) for name, v in length.items()}
     centre = Params({n: v + scale[n] * mean[n] for n, v in keep.items()})
@@ -89,5 +88,5 @@ def mixtures(
         parts = (
             (k, Mean.of(m.terms[0].value, by_id[k] * m.terms[0].weight)) for k, m in sent.items()
         )
-        made.append(fed.mean(parts, keep=keep, counted=False))
+        made.append(fed.mean(parts, keep=keep))
     return made

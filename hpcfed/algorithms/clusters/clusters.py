@@ -90,7 +90,7 @@ def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tupl
 
 def received(client: Client) -> Params:
     """Return the model that the server received last of a client; it is in the client's memory."""
-    return Params(client.memory["received model"])
+    return Params(client.recall("received model"))
 
 
 def seeds(

@@ -117,7 +117,7 @@ class FeSEMMA(EM):
         if self.head == "clients":
             return Mean((part,))
         weights = part.value.map(lambda v: torch.full_like(v, self.weight(client)))
-        rows = client.memory["received counts"].to(weights["head.bias"])
+        rows = client.recall("received counts").to(weights["head.bias"])
         for name in HEAD:  # [1, C, ...]
             weights[name] = rows.view(1, -1, *[1] * (weights[name].dim() - 2)).expand_as(
                 weights[name]

@@ -102,4 +102,4 @@ def consensus(fed: Federation) -> Params:
     It is not counted as traffic.
     """
     uploads = ((c.id, Mean.of(c.params())) for c in fed.mine(range(fed.K)))
-    return fed.mean(uploads, keep=fed.initial(), counted=False)
+    return fed.mean(uploads, keep=fed.initial())

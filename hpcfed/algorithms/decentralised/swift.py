@@ -1,13 +1,13 @@
 """SWIFT: decentralised and wait-free; each client averages with its neighbours' last models.
 
 Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A client averages when it is ready,
-without waiting for others. A job is one step. It starts with sending x_i, and its gradient is
-computed at x_i. When it ends, x_i <- sum_j w_ij x_j + (local step); in a local step (i1) there is
-no sum. Models count as sent in every step, and as received in steps with averaging. Virtual time:
-as in D-SGD, a step takes a client its latency and the time in which its link sends its model to
-each neighbour and receives theirs. Here the exchange runs in parallel with the work, so that a job
-lasts as long as the longer of the two; in D-SGD it lasts as long as their sum. A model arrives
-after its latency and upload from the job's start.
+without waiting for others. A job is one step. It starts with sending x_i, except a client's first,
+for all start from one model; its gradient is computed at x_i. When it ends, x_i <- sum_j w_ij x_j +
+(local step); in a local step (i1) there is no sum. Models count as sent in every step, and as
+received in steps with averaging. Virtual time: as in D-SGD, a step takes a client its latency and
+the time in which its link sends its model to each neighbour and receives theirs. Here the exchange
+runs in parallel with the work, so that a job lasts as long as the longer of the two; in D-SGD it
+lasts as long as their sum. A model arrives after its latency and upload from the job's start.
 
 Deviations: a step is the job's local work; the paper's is local.steps = 1. With weights = "ccs" no
 weight is larger than 1 / (degree + 1) of the client with the smaller degree, because a client's own
@@ -25,6 +25,7 @@ from hpcfed.algorithms.decentralised.mixing import Weights, add_step, mix, mixin
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work, train
 from hpcfed.core.params import Params
+from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -63,9 +64,11 @@ class SWIFT(Peers, EventBased):
 
     def work(self, fed: Federation, client: Client, job: Work) -> Params:
         with client.borrowed():
-            fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
             train(self, fed, client, Params(), job)
             return client.params()
+
+    def send(self, fed: Federation, client: Client) -> Upload:
+        return Upload(client.params(), receivers=int(self.links(fed)[client.id].sum()))
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
         every = (

@@ -31,8 +31,16 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
-from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
+from hpcfed.algorithms.public_data.kernels import (
+    BYTES,
+    HalfKernel,
+    Kernel,
+    mean_of_kernels,
+    received_kernel,
+    send_kernel,
+)
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs, represent
 from hpcfed.training.local import sgd
@@ -50,6 +58,7 @@ GROWTH: dict[str, Callable[[int], float]] = {
     "linear": float,
 }
 PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
+RECEIVED = "received model"  # in a client's memory: what the server received of it last
 
 
 class FedHeNN(RoundBased):
@@ -161,16 +170,22 @@ class FedHeNN(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
-        mean_kernel = mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
+        mean_kernel = mean_of_clients(fed, rad, self.members(fed, state, cohort), self)
         uploads = fed.stream(
             cohort, lambda client: self.train_member(fed, client, state, t, rad, mean_kernel)
         )
-        if self.looks_back:
-            fed.mean(uploads, keep=Params())  # trains the cohort; nothing is averaged
-            took_part = torch.zeros_like(state[PREVIOUS])
-            took_part[cohort] = True
-            return Params({PREVIOUS: took_part})
-        return fed.mean(uploads, keep=state)
+        if self.setting == "homogeneous":
+            means = list(uploads)
+            for k, mean in means:
+                fed.clients[k].memory[RECEIVED] = mean.terms[0].value
+            return fed.mean(means, keep=state)
+        for k, model in uploads:
+            fed.clients[k].memory[RECEIVED] = model
+        if not self.looks_back:
+            return state
+        took_part = torch.zeros_like(state[PREVIOUS])
+        took_part[cohort] = True
+        return Params({PREVIOUS: took_part})
 
     def train_member(
         self,
@@ -180,28 +195,29 @@ class FedHeNN(RoundBased):
         t: int,
         rad: Shard,
         mean_kernel: Tensor | None,
-    ) -> Mean:
-        state = self.offer(fed, client, state)
-        self.receive(client, fed.down(client, state))
-        loss: Loss = partial(self.loss, client, state)
+    ) -> Upload | None:
+        """Train a client of the cohort and return the model that it sends, if it sends one."""
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
+        loss: Loss = partial(self.loss, client, download)
         if self.eta0 and (mean_kernel is not None or self.setting == "homogeneous"):
             distance = distance_to(fed, client, rad, mean_kernel, self)
             weight = self.eta0 * GROWTH[self.schedule](t + 1)
             loss = add_alignment(fed, client, loss, rad, distance, weight, self.align_every)
         sgd(fed, client, t, loss)
         if self.setting == "homogeneous":
-            client.memory["trained"] = 1
-        return Mean.of(client.params(self.shared), self.weight(client))
+            return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
+        return Upload(client.params()) if self.eta0 and self.upload == "model" else None
 
     def finish(self, fed: Federation, state: Params, t: int) -> Params | None:
         if self.setting == "heterogeneous":
             return None
-        first, clients = fed.initial(), fed.mine(range(fed.K))
+        initial = fed.initial()
         last = (
-            (c.id, Mean.of(c.params() if "trained" in c.memory else first, self.weight(c)))
-            for c in clients
+            (client.id, Mean.of(Params(client.recall(RECEIVED) or initial), self.weight(client)))
+            for client in fed.mine(range(fed.K))
         )
-        return fed.mean(last, keep=state, counted=False)
+        return fed.mean(last, keep=state)
 
 
 def distance_to(
@@ -231,52 +247,48 @@ def cka_to(target: Tensor, method: FedHeNN) -> Distance:
 
 
 def mean_of_clients(
-    fed: Federation, rad: Shard, cohort: list[int], members: list[int], method: FedHeNN
+    fed: Federation, rad: Shard, members: list[int], method: FedHeNN
 ) -> Tensor | None:
     """Return the mean kernel of the round, normalised as a target, [L, L]; collective.
 
     Makhija et al., ICML 2022, algorithm 2. Returns None in the homogeneous setting, with eta0 = 0,
     and if no kernel is averaged.
     members: the clients whose kernels are averaged, with the models that they have at the start of
-    the round, whether or not they are in the cohort.
-
-    Bytes are counted for the cohort if the server computes the kernels from uploaded models, and
-    for the members if they send representations or kernels.
+    the round, whether or not they are in the cohort. They send representations or kernels, or the
+    server computes them from the models that it has received.
     """
     if method.setting != "heterogeneous" or not method.eta0:
         return None
-    # the server has the models and computes the kernels: no work of clients
-    at_server = method.upload == "model"
-    kernels, weights = {}, {}
-
-    def represented(client: Client) -> tuple[Tensor, float, int]:
-        z = (
-            outputs(fed, client.model.eval().body, rad)
-            if at_server
-            else represent(fed, client, rad)
-        )
-        return (
-            z,
-            kernel_weight(client, method),
-            upload_bytes(client.skeleton.items(lambda name: True), len(rad), method),
-        )
-
-    for k, (z, own, size) in fed.stream(members, represented):
-        kernels[k], weights[k] = Kernel.of(z, method), own
-        fed.count_upload(k, {"representation": z}, 0 if at_server else size)
-    for client in fed.mine(cohort) if at_server else ():
-        fed.count_upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), method))
-    return (
-        similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
-        if members
-        else None
-    )
+    kernels: dict[int, Kernel | HalfKernel] = {}
+    if method.upload == "model":
+        for client in fed.mine(members):
+            kernels[client.id] = Kernel.of(represent_received(fed, client, rad), method)
+    else:
+        uploads = fed.stream(members, lambda client: send_kernel(fed, client, rad, method))
+        for k, value in uploads:
+            kernels[k] = received_kernel(value, len(rad), method)
+    weights = {k: kernel_weight(fed, k, method) for k in kernels}
+    if not members:
+        return None
+    return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
 
 
-def kernel_weight(client: Client, method: FedHeNN) -> float:
+def represent_received(fed: Federation, client: Client, rad: Shard) -> Tensor:
+    """Return the representations [L, d] by the model that the server received last of a client.
+
+    Of a client that has sent none it is the client's initial model.
+    """
+    module = fed.module(client.architecture)
+    module.assign(client.recall(RECEIVED) or fed.initial(k=client.id))
+    return outputs(fed, module.model.eval().body, rad)
+
+
+def kernel_weight(fed: Federation, k: int, method: FedHeNN) -> float:
     """Return the client's weight in the mean kernel."""
-    capacity = client.skeleton.layout.n_params
-    return float({"uniform": 1, "samples": client.n, "capacity": capacity}[method.client_weights])
+    capacity = fed.store.layout(fed.architectures[k]).n_params
+    return float(
+        {"uniform": 1, "samples": fed.sizes[k], "capacity": capacity}[method.client_weights]
+    )
 
 
 def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:

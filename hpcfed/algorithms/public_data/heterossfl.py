@@ -33,7 +33,12 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import add_alignment
-from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
+from hpcfed.algorithms.public_data.kernels import (
+    BYTES,
+    mean_of_kernels,
+    received_kernel,
+    send_kernel,
+)
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.models.variants import name_variant
@@ -105,14 +110,8 @@ class HeteroSSFL(RoundBased):
     def mean_kernel(self, fed: Federation, rad: Shard, cohort: list[int]) -> Tensor:
         """Return the mean of the cohort's kernels, normalised as a target, [L, L]; collective."""
 
-        def represented(client: Client) -> Tensor:
-            return represent(fed, client, rad)
-
-        kernels = {}
-        for k, z in fed.stream(cohort, represented):
-            kernels[k] = Kernel.of(z, self)
-            size = self.upload_bytes(*z.shape)
-            fed.count_upload(k, {"representation": z}, size)
+        uploads = fed.stream(cohort, lambda client: send_kernel(fed, client, rad, self))
+        kernels = {k: received_kernel(value, len(rad), self) for k, value in uploads}
         weights = dict.fromkeys(kernels, 1.0)
         return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from hpcfed.core.params import Mean, Params
+from hpcfed.federation.upload import Upload
 from hpcfed.training import similarity
+from hpcfed.training.infer import represent
 
 if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
 
 STRIP = 256  # largest number of rows of the kernels that are averaged at a time
@@ -29,6 +32,8 @@ class Settings(Protocol):
     def bandwidth(self) -> float: ...
     @property
     def kernel_norm(self) -> str: ...
+    @property
+    def upload(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,44 +56,95 @@ class Kernel:
         to rounding becomes 0: scaled, its rounding errors would count as much as the other kernels.
         """
         rbf = method.kernel == "rbf"
-        made = cls(
+        plain = cls(
             z,
             similarity.precision(similarity.squared_distances(z, z), method.bandwidth)
             if rbf
             else None,
         )
         if method.kernel_norm == "none":
-            return made
-        whole = made.rows(0, len(z))
-        length = similarity.length(similarity.centre_kernel(whole), whole).to(z.dtype)
-        return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
+            return plain
+        matrix = plain.rows(0, len(z))
+        length = similarity.length(similarity.centre_kernel(matrix), matrix).to(z.dtype)
+        return cls(z, plain.precision, torch.where(length == 0, 0.0, 1 / length))
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
-        few, rest = self.z[start:stop], self.z[start:]
+        rows, columns = self.z[start:stop], self.z[start:]
         if self.precision is None:
-            return self.factor * (few @ rest.T)
-        return self.factor * torch.exp(-self.precision * similarity.squared_distances(few, rest))
+            return self.factor * (rows @ columns.T)
+        distances = similarity.squared_distances(rows, columns)
+        return self.factor * torch.exp(-self.precision * distances)
+
+    def half(self) -> Tensor:
+        """Return the entries from the diagonal on, row after row, [L (L + 1) / 2]."""
+        L = len(self.z)
+        return torch.cat(
+            [
+                strip[torch.ones_like(strip, dtype=torch.bool).triu()]
+                for start, stop in strips(L, STRIP)
+                for strip in [self.rows(start, stop)]
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class HalfKernel:
+    """A kernel of which only its entries from the diagonal on are at hand.
+
+    values: as `Kernel.half` returns them.  size: L.
+    """
+
+    values: Tensor
+    size: int
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return what `Kernel.rows` does, with zeros below the diagonal."""
+        rows = self.values.new_zeros(stop - start, self.size - start)
+        mask = torch.ones_like(rows, dtype=torch.bool).triu()
+        rows[mask] = self.values[self.before(start) : self.before(stop)]
+        return rows
+
+    def before(self, row: int) -> int:
+        """Return the number of values in the rows before this one."""
+        return row * self.size - row * (row - 1) // 2
+
+
+def send_kernel(fed: Federation, client: Client, rad: Shard, method: Settings) -> Upload:
+    """Return what a client sends of the examples: representations [L, d], or half of the kernel."""
+    z = represent(fed, client, rad)
+    return Upload(z if method.upload == "representations" else Kernel.of(z, method).half())
+
+
+def received_kernel(value: Tensor, size: int, method: Settings) -> Kernel | HalfKernel:
+    """Return the kernel of what the server has received: representations, or half of it."""
+    half = method.upload == "kernel"
+    return HalfKernel(value, size) if half else Kernel.of(value, method)
+
+
+def strips(size: int, height: int) -> Iterator[tuple[int, int]]:
+    """Iterate over the first row of each strip of a matrix, and the row after its last."""
+    for start in range(0, size, height):
+        yield start, min(start + height, size)
 
 
 def mean_of_kernels(
-    fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int
+    fed: Federation,
+    kernels: Mapping[int, Kernel | HalfKernel],
+    weights: Mapping[int, float],
+    size: int,
 ) -> Tensor:
-    """Return the exact weighted mean of all clients' kernels, [L, L], symmetric.
-
-    Collective; no bytes are counted.
+    """Return the exact weighted mean of all clients' kernels, [L, L], symmetric; collective.
 
     kernels, weights: of this rank's clients, by id.  size: L.
     """
-    whole = torch.zeros(size, size, device=fed.device)
-    strip = max(
-        1, min(STRIP, MEMORY // (BYTES * size * fed.K))
-    )  # depends on all clients, so that all ranks agree
-    for start in range(0, size, strip):
-        stop = min(start + strip, size)
+    mean = torch.zeros(size, size, device=fed.device)
+    # depends on all clients, so that all ranks agree
+    height = max(1, min(STRIP, MEMORY // (BYTES * size * fed.K)))
+    for start, stop in strips(size, height):
         parts = (
             (k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items()
         )
-        keep = Params(kernel=whole[start:stop, start:])
-        whole[start:stop, start:] = fed.mean(parts, keep=keep, counted=False)["kernel"]
-    return whole.triu() + whole.triu(1).T
+        keep = Params(kernel=mean[start:stop, start:])
+        mean[start:stop, start:] = fed.mean(parts, keep=keep)["kernel"]
+    return mean.triu() + mean.triu(1).T

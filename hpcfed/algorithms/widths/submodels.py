@@ -228,8 +228,7 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
     values, counts = Params(), Params()
     for architecture in architectures:
         module = fed.module(architecture)
-        for name, value in take(weights, window(fed, architecture)).items():
-            module.view(name).copy_(value)
+        module.assign(take(weights, window(fed, architecture)))
         norms = {
             path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)
         }
