@@ -23,7 +23,7 @@ class Evaluate(Section):
     """Evaluate the server's model, where it is a whole one, on the whole test split."""
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
     """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to
-    10,000.
+    1,000 clients, and of more the cohort.
     """
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's training examples that are held out to choose values by: models are

@@ -18,13 +18,14 @@ from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
 from hpcfed.engine import changed_code
+from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
 from hpcfed.engine.memory_check import need
-from hpcfed.engine.round_record import SMALL
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.machine.assignment import makespan
 from hpcfed.machine.memory_budget import weights
 from hpcfed.models.user_model import describe_call
+from hpcfed.storage.columns import LISTED
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "metrics": list(rounds.fed.data.metrics),
         "inputs": inputs(facts),
         "architectures": list(
-            facts.architectures if job.clients <= SMALL else rounds.recorder.kinds
+            facts.architectures if job.clients <= LISTED else rounds.recorder.kinds
         ),
         "faults": list(WHY),  # the meanings of the numbers in clients/fault
         "ranks": rounds.fed.comm.size,
@@ -76,14 +77,14 @@ def inputs(facts: World) -> dict[str, Any]:
 
 
 def modalities(facts: World) -> list[list[str]]:
-    """Return the names of each client's modalities; [] for more than SMALL clients."""
+    """Return the names of each client's modalities; [] for more than LISTED clients."""
     assert facts.held is not None
-    return [list(own) for own in facts.held.own] if len(facts.held.own) <= SMALL else []
+    return [list(own) for own in facts.held.own] if len(facts.held.own) <= LISTED else []
 
 
 def placement_of(rounds: Rounds) -> list[int]:
-    """Return the rank of each client; [] for more than SMALL clients."""
-    return list(rounds.fed.placement.ranks) if rounds.fed.K <= SMALL else []
+    """Return the rank of each client; [] for more than LISTED clients."""
+    return list(rounds.fed.placement.ranks) if rounds.fed.K <= LISTED else []
 
 
 def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
@@ -167,7 +168,10 @@ def hardware(fed: Federation) -> dict[str, Any]:
 
 
 def setting(facts: World, fed: Federation) -> list[str]:
-    """Return lines about what models get and what they are: inputs, columns, architectures."""
+    """Return lines about what models get and what they are, and who is evaluated.
+
+    They name inputs, columns, architectures.
+    """
     data, C = facts.data, len(facts.data.classes)
     lines = [f"inputs: {describe_inputs(facts)}" + (f"; {C:,} classes" if C > 1 else "")]
     lines += [f"  {column}" for column in data.columns[:COLUMNS]]
@@ -177,6 +181,11 @@ def setting(facts: World, fed: Federation) -> list[str]:
     for name in sorted(set(facts.architectures))[:ARCHITECTURES]:
         called = "".join(f", from {call}" for call in calls(name, fed))
         lines.append(f"model {name}: {fed.store.layout(name).n_params:,} {what}{called}")
+    if fed.job.evaluate.clients == "auto" and not evaluates_all("auto", fed.K):
+        lines.append(
+            f"evaluated: the cohort of each round, not all {fed.K:,} clients; for all set "
+            f"evaluate.clients = 'all' (auto evaluates all of up to {EVERYBODY:,})"
+        )
     return lines
 
 
@@ -219,7 +228,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
         / sum(fed.placement.speeds)
         / makespan(facts.costs, fed.placement.ranks, fed.placement.speeds)
     )
-    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
+    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, LISTED))]
     device = f"{fed.device}; {on_gpu(facts, fed)}"
     show(
         job.plain(),

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
-from hpcfed.engine.round_record import SMALL, Row
+from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.training.evaluate import NONE, Score, draws, score
 
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
+
+
+EVERYBODY = 1_000  # up to so many clients, evaluate.clients = "auto" evaluates all
+
+
+def evaluates_all(wanted: str | int, clients: int) -> bool:
+    """Return whether all clients are evaluated after a round.
+
+    wanted: the job's evaluate.clients.  clients: how many there are.
+    """
+    return wanted == "all" or (wanted == "auto" and clients <= EVERYBODY)
 
 
 class Evaluation:
@@ -46,10 +57,13 @@ class Evaluation:
         self.cohort = {client.id for client in self._mine(cohort)}
 
     def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
-        """Return the clients that are evaluated after a round, by the job's evaluate.clients."""
+        """Return the clients that are evaluated after a round, by the job's evaluate.clients.
+
+        They are the same on all ranks.
+        """
         K, wanted = self.fed.K, self.fed.job.evaluate.clients
-        if wanted == "all" or (wanted == "auto" and K <= SMALL):
-            return self.fed.clients
+        if evaluates_all(wanted, K):
+            return range(K)
         if isinstance(wanted, int):
             return (
                 rng.stream(self.fed.seed, "evaluated")

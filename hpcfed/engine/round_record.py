@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import torch
 
 from hpcfed.core.payload import Tally
 from hpcfed.federation.replay_log import WHY
-from hpcfed.storage.columns import PHASES
+from hpcfed.storage.columns import ID, LISTED, PHASES
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -36,7 +36,8 @@ COLUMNS = (
     "loss",
 )
 # up to this many clients, a round's record has all clients; beyond it, only those that took part
-SMALL = 10_000
+# or were evaluated
+FEW = 100
 
 
 def cells(tally: Tally) -> tuple[float, ...]:
@@ -90,10 +91,11 @@ class Recorder:
         self.kinds = {name: i for i, name in enumerate(sorted(set(fed.architectures)))}
 
     def gather(
-        self, cohort: list[int], scores: Mapping[int, tuple[float, ...]], flags: Flags
+        self, named: Iterable[int], scores: Mapping[int, tuple[float, ...]], flags: Flags
     ) -> Gathered:
         """Gather the work of all clients and ranks; collective.
 
+        named: clients that have a row even if they did nothing, the same on all ranks.
         scores: of this rank's clients, as the last six of COLUMNS.
         """
         fed, raised = self.fed, flags()
@@ -112,10 +114,11 @@ class Recorder:
         fed.warnings.print_all([r["warnings"] for r in ranks])
         ids = (
             np.arange(fed.K)
-            if fed.K <= SMALL
-            else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
+            if fed.K <= FEW
+            else np.array(sorted({*named, *(k for k in every if k < fed.K)}), dtype=np.int64)
         )
-        table = np.array([every.get(k, NOTHING) for k in ids.tolist()], dtype=float)
+        rows = [every.get(k, NOTHING) for k in ids.tolist()]
+        table = np.array(rows, dtype=float).reshape(len(ids), len(COLUMNS))
         of_ranks = {
             f"ranks/{name}": np.array([r["clock"].get(name, 0.0) for r in ranks])
             for name in (*PHASES, *peaks)
@@ -136,9 +139,11 @@ class Recorder:
         row |= {"clients/cohort": member, "clients/lost": lost}
         if fed.job.run.on_client_fault == "drop":
             row |= {"clients/fault": np.array([fault(failures.get(k, {})) for k in ids.tolist()])}
-        if len(ids) < fed.K:
+        if fed.K > FEW:
+            row[ID] = ids
+        if fed.K > LISTED:
             kinds = [self.kinds[fed.architectures[k]] for k in ids.tolist()]
-            row |= {"clients/id": ids, "clients/architecture": np.array(kinds, dtype=np.int64)}
+            row["clients/architecture"] = np.array(kinds, dtype=np.int64)
         return row
 
 

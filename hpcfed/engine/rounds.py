@@ -287,7 +287,8 @@ class Rounds:
         fed.clients.trim()
         self.t += 1
         phases = {"_before": opened.before, "_received": received, "": after}
-        record = self.recorder.gather(cohort, merge_scores(phases), flags)
+        named = {*cohort, *opened.judged}
+        record = self.recorder.gather(named, merge_scores(phases), flags)
         evaluation.update(record.ids, record.columns)
         self.balance.measure(record.ids, record.columns)
         if due:

@@ -26,6 +26,7 @@ from hpcfed.results.summary import data_name, facts, share, title
 from hpcfed.results.tables import table
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
+from hpcfed.storage.columns import stored
 from hpcfed.storage.fields import Fields, flat
 from hpcfed.storage.record import Record, load, stamp
 
@@ -80,7 +81,7 @@ class Run:
                 raise
             self._record, self._error, self._seen = None, error, None
             return before is not None
-        for array in (*record.arrays.values(), *record.columns.values()):
+        for array in (*record.arrays.values(), *stored(record.columns).values()):
             array.setflags(write=False)
         self._record, self._error, self._seen, self._fields = record, None, seen, None
         return True

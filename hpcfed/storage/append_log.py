@@ -26,7 +26,7 @@ from hpcfed.core.paths import only_regular
 from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.checksum import BLOCK, checksum_error, intact
-from hpcfed.storage.columns import Columns
+from hpcfed.storage.columns import Columns, check_columns, length
 from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
@@ -165,13 +165,14 @@ def unpack(data: bytes) -> Columns:
     for name, kind, shape in parse_json(data[:at], "journal"):
         if not isinstance(name, str) or np.dtype(kind).kind not in NUMBERS:
             raise DamagedError(f"journal: a column {name!r} of type {kind!r}")
-        if not shape or not all(type(n) is int and n >= 0 for n in shape) or shape[0] < 1:
+        if not shape or not all(type(n) is int and n >= 0 for n in shape):
             raise DamagedError(f"journal: column {name!r} has the shape {shape}")
         size = math.prod(shape)
         block[name] = np.frombuffer(data, kind, size, at).reshape(shape)
         at += block[name].nbytes
-    if not block or len({len(column) for column in block.values()}) > 1:
-        raise DamagedError("journal: a block whose columns have no rounds, or not the same")
+    if not block or not (rounds := length(block)):
+        raise DamagedError("journal: a block without rounds")
+    check_columns(block, rounds)
     return block
 
 

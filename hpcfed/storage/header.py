@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from hpcfed.core.errors import ConfigError, DamagedError
 from hpcfed.core.safe_read import parse_json
-from hpcfed.storage.columns import PADDED, PADDING
+from hpcfed.storage.columns import ID, PADDED, PADDING, ROWS, SPARSE, check_columns, stored
 from hpcfed.storage.fields import Fields
 
 if TYPE_CHECKING:
@@ -229,43 +229,39 @@ def leaves(part: type[BaseModel], above: str = "") -> list[str]:
 FIELDS = tuple(leaves(Job))
 
 
-def check_columns(columns: dict[str, np.ndarray], rounds: int) -> None:
-    """Raise DamagedError unless each column has a row for each round."""
-    for name, column in columns.items():
-        if not column.ndim or len(column) != rounds:
-            raise DamagedError(
-                f"column {name!r} has the shape {list(column.shape)}, but {rounds} rounds are done"
-            )
-    if rounds and not columns:
-        raise DamagedError(f"{rounds} rounds are done, but there are no columns")
-
-
 def check_record(record: Record) -> None:
-    """Raise DamagedError unless header and columns fit together.
+    """Raise DamagedError unless a header, itself in order, and columns fit together.
 
     All columns must have equally many clients, and the numbers of clients, architectures and
     failures in them must exist.
     """
-    check_header(record.header)
-    header, columns = record.header, record.columns
+    header, columns = record.header, stored(record.columns)
     check_columns(columns, record.rounds)
-    for prefix, most in (("rounds/", 1), ("clients/", 2), ("ranks/", 2)):
-        found = {name: c.shape[1:] for name, c in columns.items() if name.startswith(prefix)}
-        if any(len(shape) != most - 1 for shape in found.values()) or len(set(found.values())) > 1:
-            raise DamagedError(f"the columns {prefix}... have the shapes {list(found.values())}")
-    kinds, ids = header.get("architectures"), columns.get("clients/id")
-    widths = {c.shape[1] for name, c in columns.items() if name.startswith("clients/")}
-    if kinds is not None and ids is None and widths - {len(kinds)}:
+    sparse = ROWS in columns
+    for prefix, most in (("rounds/", 1), ("clients/", 1 if sparse else 2), ("ranks/", 2)):
+        shapes = {
+            name: c.shape[1:]
+            for name, c in columns.items()
+            if name.startswith(prefix) and name != ROWS
+        }
+        if any(len(shape) != most - 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
+            raise DamagedError(f"the columns {prefix}... have the shapes {list(shapes.values())}")
+    kinds, K = header.get("architectures"), header.get("job", {}).get("clients")
+    widths = (
+        set()
+        if ID in columns
+        else {c.shape[1] for name, c in columns.items() if name.startswith("clients/")}
+    )
+    if kinds is not None and widths - {len(kinds)}:
         raise DamagedError(f"{len(kinds)} architectures, but columns of {widths.pop()} clients")
-    K = header.get("job", {}).get("clients")
-    if K and kinds is not None and ids is None and len(kinds) != K:
+    if K and kinds is not None and ID not in columns and len(kinds) != K:
         raise DamagedError(f"{len(kinds)} architectures of {K} clients")
     held = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
     many = len(kinds or ())
-    if record.rounds * many * 8 > max(PADDED, PADDING * held):
+    if record.rounds * many * 8 > max(PADDED, (SPARSE if sparse else PADDING) * held):
         raise DamagedError(f"{record.rounds} rounds of {many} clients in {held} bytes")
     for name, known in (
-        ("clients/id", header.get("job", {}).get("clients")),
+        ("clients/id", K),
         ("clients/architecture", None if kinds is None else len(kinds)),
         ("clients/fault", len(header["faults"]) if "faults" in header else None),
     ):

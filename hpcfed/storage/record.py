@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from hpcfed.core.paths import glob_folder
 from hpcfed.core.safe_read import Table, convert_read_errors
 from hpcfed.storage import append_log, names, tree
 from hpcfed.storage.atomic import open_file
-from hpcfed.storage.columns import concat_columns, length
-from hpcfed.storage.header import check_columns, check_record
+from hpcfed.storage.columns import check_columns, concat_columns, for_readers, length
+from hpcfed.storage.header import check_header, check_record
 from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
 
 Header = dict[str, Any]
@@ -34,12 +35,13 @@ class Record:
     """A result file as it was when it was read.
 
     columns: by name, [T, K], [T, R] or [T], where T = rounds; nan if a round has no value, or has
-    fewer ranks than another. A column with such gaps is float64, whatever it was before.
+    fewer ranks than another. A column with such gaps is float64, whatever it was before. They are
+    `columns.ByClient` if the file has rows of some clients only.
     """
 
     header: Header
     arrays: dict[str, np.ndarray]
-    columns: dict[str, np.ndarray]
+    columns: MutableMapping[str, np.ndarray]
     rounds: int
     path: Path = Path()
 
@@ -107,9 +109,11 @@ def _read(path: Path, whole: bool = True) -> Record:
                 f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
                 f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
             ) from error
-    record = Record(header, Table(arrays, path), Table(concat_columns(parts), path), rounds, path)
     with convert_read_errors(path):
+        block = Table(concat_columns(parts), path)
         try:
+            check_header(header)
+            record = Record(header, Table(arrays, path), for_readers(block, header), rounds, path)
             check_record(record)
         except DamagedError as error:
             raise DamagedError(f"{path}: {error}; it was not written by hpcfed") from error

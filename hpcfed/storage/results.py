@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -16,7 +16,17 @@ from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
 from hpcfed.storage.append_log import Journal
 from hpcfed.storage.atomic import convert_write_errors, replace_file
-from hpcfed.storage.columns import PADDED, Columns, concat_columns, length, stack_rows
+from hpcfed.storage.columns import (
+    LOST,
+    PADDED,
+    Columns,
+    concat_columns,
+    for_readers,
+    length,
+    select_rounds,
+    stack_rows,
+    stored,
+)
 from hpcfed.storage.header import check_own_header
 from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
@@ -24,7 +34,6 @@ __all__ = ["Record", "Results", "load", "recover"]
 
 BUDGET = 0.02  # largest share of a run's time for rewriting the file
 MANY = 100  # rounds that may wait in memory
-LOST = "rounds/lost"  # 1 in a round of which the record could not be recovered; absent from others
 FINAL = "final"  # arrays of a method's final step
 PAST = (
     "own",
@@ -42,10 +51,10 @@ Rows = dict[str, Mapping[str, Cell]]  # by the round's number, from 0
 class Results:
     """Writer of a run's results.
 
-    All rounds stay in memory, and each write makes the whole file anew, so a killed process cannot
-    damage it. That takes longer the more rounds there are. If it would take too much of a run's
-    time, new rounds are appended to a journal beside the file instead, which `load` reads too;
-    after `finish` the file is complete without it.
+    All rounds stay in memory, each with the clients that it has rows of, and each write makes the
+    whole file anew, so a killed process cannot damage it. That takes longer the more rounds there
+    are. If it would take too much of a run's time, new rounds are appended to a journal beside the
+    file instead, which `load` reads too; after `finish` the file is complete without it.
 
     While the run goes on, another program or the disk may change the files. Before each use they
     are compared with what was written to them, and written again from memory if they differ.
@@ -113,9 +122,7 @@ class Results:
         history = [*old.header.get("history", []), past]
         results = cls(run, {**header, "history": history}, kept, warn)
         written = min(rounds, old.rounds)
-        results._blocks = (
-            [{name: column[:written] for name, column in old.columns.items()}] if written else []
-        )
+        results._blocks = [select_rounds(stored(old.columns), 0, written)] if written else []
         first = min([int(t) for t in known if int(t) >= written] + [rounds])
         if first > written:
             results._lose(first - written)
@@ -142,7 +149,11 @@ class Results:
 
     def record(self) -> Record:
         """Return all rounds so far, as `load` would."""
-        return Record(self.header, self.arrays, self._columns(), self.rounds, self.path)
+        columns = self._by_client(self._columns())
+        return Record(self.header, self.arrays, columns, self.rounds, self.path)
+
+    def _by_client(self, columns: Columns) -> MutableMapping[str, np.ndarray]:
+        return for_readers(columns, self.header)
 
     @property
     def rounds(self) -> int:
@@ -155,12 +166,14 @@ class Results:
         return sum(map(length, self._blocks)) if self._journal else 0
 
     def row(self, t: int) -> dict[str, np.ndarray]:
-        """Return round t, counted from 1, as it was appended; nan where other rounds have more."""
+        """Return round t, counted from 1, as readers see it; nan where other rounds have more."""
         for block in self._blocks:
             if t <= length(block):
-                return {name: column[t - 1] for name, column in block.items()}
+                columns = self._by_client(select_rounds(block, t - 1, t))
+                return {name: column[0] for name, column in columns.items()}
             t -= length(block)
-        return self._rows[t - 1]
+        columns = self._by_client(stack_rows([self._rows[t - 1]]))
+        return {name: column[0] for name, column in columns.items()}
 
     def pending_rows(self) -> Rows:
         """Return the rows that are not on disk yet."""
@@ -168,7 +181,10 @@ class Results:
         return {str(first + i): row for i, row in enumerate(self._rows)}
 
     def append(self, row: Mapping[str, Cell]) -> None:
-        """Append one round: by name one value per client [K], per rank [R], or one number."""
+        """Append one round: by name one value per client [K], per rank [R], or one number.
+
+        With `clients/id` the values per client are those of some clients, [n].
+        """
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
     def write(self, force: bool = False) -> None:

@@ -105,15 +105,13 @@ def test_a_population_is_the_same_run_on_any_ranks(method):
 
 
 def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
-    all_rows = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
-    monkeypatch.setattr("hpcfed.engine.round_record.SMALL", 100)
     few = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
+    monkeypatch.setattr("hpcfed.engine.round_record.FEW", 300)
+    all_rows = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
     assert toy.differences([all_rows.state, all_rows.scores], [few.state, few.scores]) == []
     for every, own in zip(all_rows.rows, few.rows, strict=True):
         ids = own["clients/id"]
-        assert (
-            len(ids) == 3 and own["clients/cohort"].all() and not own["clients/architecture"].any()
-        )
+        assert len(ids) == 3 and own["clients/cohort"].all()
         for name in ("train_loss", "accuracy", "up", "reports"):
             assert np.array_equal(
                 every[f"clients/{name}"][ids], own[f"clients/{name}"], equal_nan=True
@@ -124,6 +122,36 @@ def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
 def test_those_are_evaluated_that_are_asked_for(wanted, count):
     row = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", wanted)).rows[-1]
     assert np.isfinite(row["clients/accuracy"]).sum() == count
+
+
+@pytest.mark.parametrize("clients, count", [(1000, 1000), (1001, 11)])
+def test_auto_evaluates_everybody_up_to_1000_clients_and_says_so_beyond(clients, count):
+    rounds = toy.start(Serial(), job("fedavg", clients))
+    row, _ = rounds.step()
+    assert np.isfinite(row["clients/accuracy"]).sum() == len(row["clients/id"]) == count
+    lines = describe.setting(world(rounds.fed.job, Serial()), rounds.fed)
+    assert [line for line in lines if line.startswith("evaluated:")] == (
+        []
+        if count == clients
+        else [
+            "evaluated: the cohort of each round, not all 1,001 clients; for all set "
+            "evaluate.clients = 'all' (auto evaluates all of up to 1,000)"
+        ]
+    )
+
+
+def test_a_round_of_100_among_10_000_takes_15_kilobytes_of_file(tmp_path):
+    more = ("--participation", "0.01", "--models.mix", "logistic", "--quiet", "--rounds")
+    size = {}
+    for rounds in (1, 3):
+        out = tmp_path / str(rounds)
+        run(job("fedavg", 10_000, *more, str(rounds), "--out", str(out)), Serial())
+        size[rounds] = (out / "results.h5").stat().st_size
+    assert (size[3] - size[1]) / 2 < 20_000
+    record = results(tmp_path / "3")
+    assert record.column("clients/accuracy").shape == (3, 10_000)
+    assert np.isfinite(record.column("clients/accuracy")).sum(1).tolist() == [100] * 3
+    assert record.column("clients/cohort").sum() == 300
 
 
 def test_only_who_was_used_is_there_after_a_round():
@@ -220,7 +248,7 @@ def test_asynchronous_clients_make_examples_only_to_work_and_keep_nothing_but_op
     going = toy.start(Serial(), job("fedasync", 4000, *ASYNCHRONOUS))
     monkeypatch.setattr(Synthetic, "client_data", counting)
     row = going.step()[0]
-    reported = row["clients/reports"].nonzero()[0].tolist()
+    reported = row["clients/id"][row["clients/reports"] > 0].tolist()
     assert 0 < len(reported) < 70 and sorted(set(made)) == reported == sorted(made)
     assert {*going.fed.store} == {*going.schedule.queue.going}
 

@@ -115,6 +115,11 @@ def test_of_very_many_clients_the_row_says_which_architectures_are_there():
     assert "accuracy_of/cnn" not in numbers.numbers(row, ["cnn", "mlp"])
 
 
+def test_clients_of_a_row_of_some_have_the_architectures_of_their_numbers():
+    row = records.row(1, 2, 1, clients__id=np.array([1, 3]))
+    assert "accuracy_of/cnn" not in numbers.numbers(row, ["cnn", "mlp", "cnn", "mlp"])
+
+
 def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
     jobs = [
         load_job(["--log.tensorboard", *more], environ={})

@@ -183,10 +183,9 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
 
 def evaluates_everybody(fed: Federation) -> bool:
     """Return whether a round also evaluates clients that did not train in it, by a shared model."""
-    from hpcfed.engine.round_record import SMALL
+    from hpcfed.engine.evaluation import evaluates_all
 
-    wanted = fed.job.evaluate.clients
-    return fed.store.stateless and (wanted == "all" or (wanted == "auto" and fed.K <= SMALL))
+    return fed.store.stateless and evaluates_all(fed.job.evaluate.clients, fed.K)
 
 
 def cluster(

@@ -33,6 +33,8 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
     accuracy, kinds = np.asarray(row["clients/accuracy"]), np.array(architectures)
     if "clients/architecture" in row:  # nan where another round had more clients
         kinds = kinds[np.nan_to_num(row["clients/architecture"]).astype(int)]
+    elif "clients/id" in row:
+        kinds = kinds[row["clients/id"]]
     found = {
         f"accuracy/{name}": value
         for name, value in summary_statistics(accuracy).items()
