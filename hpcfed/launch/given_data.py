@@ -48,6 +48,7 @@ USAGE = (
     f"torch Dataset, or a dict or object with {join_few(list(ARRAYS), len(ARRAYS))}"
 )
 DIGITS = 12  # of the name of a file
+HALF = "torch.float16"  # the one short float that numpy has too
 CLIENT, TEST, LABEL = "client", "test_rows", "label"  # columns that are added to data frames
 
 
@@ -176,7 +177,12 @@ def pairs_of(data: Any) -> tuple[Any, ...]:
         if not hasattr(data, "__len__"):
             raise DataError(f"{WHERE}: a {type(data).__name__} without a length; {USAGE}")
         rows = [data[i] for i in range(len(data))]
-        values = [np.stack([np.asarray(v) for v in column]) for column in zip(*rows, strict=True)]
+        values = [
+            np.stack(
+                [from_tensor("an example", v) if is_tensor(v) else np.asarray(v) for v in column]
+            )
+            for column in zip(*rows, strict=True)
+        ]
     if len(values) < 2:
         raise DataError(f"{WHERE}: the examples of a {type(data).__name__} have no labels; {USAGE}")
     *inputs, labels = values
@@ -216,8 +222,10 @@ def join(name: str, values: Sequence[Any]) -> Any:
 def as_array(name: str, value: Any) -> np.ndarray:
     """Return a value as an array of an .npz file, which holds numbers and texts."""
     to_numpy: Callable[[], Any] | None = getattr(value, "numpy", None)
-    if callable(getattr(value, "detach", None)):  # a tensor, of a GPU perhaps
-        value = value.detach().cpu().numpy()
+    if is_tensor(value):
+        value = from_tensor(name, value)
+    elif callable(getattr(value, "toarray", None)):
+        raise DataError(f"{WHERE}: {name} is a sparse {type(value).__name__}; give its .toarray()")
     elif callable(to_numpy):
         value = to_numpy()
     try:
@@ -231,6 +239,29 @@ def as_array(name: str, value: Any) -> np.ndarray:
             f"{WHERE}: {name} holds {array.dtype}; give numbers, or words for labels and text_train"
         )
     return array
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of torch, which is not imported for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def from_tensor(name: str, value: Any) -> np.ndarray:
+    """Return a tensor, of a GPU perhaps, as an array.
+
+    Floats that numpy does not have, such as bfloat16, become float32. Raises DataError for a tensor
+    that is not dense, or has no values.
+    """
+    if str(value.layout) != "torch.strided":
+        raise DataError(f"{WHERE}: {name} is a sparse tensor; give its .to_dense()")
+    value = value.detach()
+    if value.is_floating_point() and value.element_size() < 4 and str(value.dtype) != HALF:
+        value = value.float()
+    try:
+        return value.cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # quantized, or of the device "meta"
+        raise DataError(f"{WHERE}: {name} is no plain tensor: {error}") from error
 
 
 def is_dataset(value: Any) -> bool:

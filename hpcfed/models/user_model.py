@@ -67,7 +67,32 @@ def make(
             f"{place}: {name_of(target)} returns {what}; return a torch.nn.Module: the body, "
             f"inputs -> [n, {d}], or a whole model, inputs -> [n, {classes}]"
         )
+    check_tensors(f"{place}: {name_of(target)}", module)
     return module
+
+
+def check_tensors(place: str, module: nn.Module) -> None:
+    """Raise ConfigError for compiled modules, and for tensors that cannot be written in place.
+
+    place: begins the message.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"{place}: {name or 'the model'} is a module of torch.jit, which cannot be split "
+                f"into body and head; return the nn.Module without torch.jit.script or trace"
+            )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.layout != torch.strided:
+            raise ConfigError(
+                f"{place}: {name} is a sparse tensor; make it dense with .to_dense(), so that it "
+                f"can be sent and averaged"
+            )
+        if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ConfigError(
+                f"{place}: {name} has {tensor.numel()} values in the memory of fewer (expand), so "
+                f"it cannot be trained; make it with .expand(...).clone()"
+            )
 
 
 def name_of(target: Callable[..., Any]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import hpcfed
 from hpcfed.config.sections import Columns
@@ -69,6 +69,40 @@ def test_data_sets_of_torch_are_their_tensors(tmp_path):
     assert convert(some).file == convert((IMAGES[9:30], LABELS[9:30])).file
     with pytest.raises(DataError, match="TensorDataset have no labels"):
         convert(TensorDataset(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_short_floats_that_numpy_lacks_become_float32(dtype):
+    x, y = torch.from_numpy(IMAGES).to(dtype), torch.from_numpy(LABELS)
+    pairs = [(x[i], int(y[i])) for i in range(N)]
+    rows = type("Rows", (Dataset,), {"__len__": lambda s: N, "__getitem__": lambda s, i: pairs[i]})
+    wanted = convert((x.float(), y)).file
+    for data in ((x, y), TensorDataset(x, y), rows()):
+        assert convert(data).arrays["x_train"].dtype == np.float32
+        assert convert(data).file == wanted
+    assert convert((x.half(), y)).arrays["x_train"].dtype == np.float16
+
+
+class Matrix:
+    """A sparse matrix as scipy has them."""
+
+    def toarray(self):
+        return TABLE
+
+
+SPARSE = {
+    "coo": (torch.from_numpy(TABLE).to_sparse(), "x_train is a sparse tensor; give its .to_dense"),
+    "csr": (torch.eye(4).to_sparse_csr(), "x_train is a sparse tensor; give its .to_dense"),
+    "scipy": (Matrix(), "x_train is a sparse Matrix; give its .toarray"),
+    "meta": (torch.zeros(4, 4, device="meta"), "x_train is no plain tensor"),
+}
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_values_that_are_no_dense_arrays_are_one_message(case):
+    value, words = SPARSE[case]
+    with pytest.raises(DataError, match=words):
+        convert((value, LABELS))
 
 
 def test_a_list_holds_one_client_each_and_its_tests_are_its_own(tmp_path):

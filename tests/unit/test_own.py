@@ -431,6 +431,31 @@ def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
     assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
 
 
+COMPILED = "\n\ndef made(num_classes, in_channels):\n    net = Net(num_classes, in_channels)\n"
+TENSORS = {
+    "script": ("    return torch.jit.script(net)", "the model is a module of torch.jit"),
+    "a layer": (
+        "    net.last = torch.jit.script(net.last)\n    return net",
+        "last is a module of torch.jit",
+    ),
+    "expand": (
+        "    net.scale = nn.Parameter(torch.ones(1).expand(4))\n    return net",
+        "scale has 4 values in the memory of fewer (expand)",
+    ),
+    "sparse": (
+        '    net.register_buffer("mask", torch.eye(4).to_sparse())\n    return net',
+        "mask is a sparse tensor; make it dense",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_compiled_modules_and_tensors_that_cannot_be_written_in_place_are_refused(module, case):
+    text, words = TENSORS[case]
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        build(f"{module(NET + COMPILED + text)}:made", (1, 16, 16), 10)
+
+
 DRAWS = NET.replace("x.view(len(x), -1)", "x.view(len(x), -1) + torch.rand(len(x), 256)")
 
 
