@@ -52,15 +52,6 @@ PLACES = argument(
     nargs="+",
     help="folder of a run or sweep, a results.h5, or a folder of these",
 )
-LINES = argument(
-    "-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10"
-)
-FOLLOW = argument(
-    "-f",
-    "--follow",
-    action="store_true",
-    help="print those that come too, until the run is finished",
-)
 VALUES = (
     "last (round; default), last:10, best, before (local training), received (the server's next "
     "model), final and final_received (the same after the method's last step), pooled (over all "
@@ -386,13 +377,6 @@ COMMANDS = {
     ),
     "status": command(
         "hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON
-    ),
-    "tail": command(
-        "hpcfed.report.tail:tail",
-        "the last rounds of a run, and those that come",
-        RUN,
-        LINES,
-        FOLLOW,
     ),
     "watch": command(
         "hpcfed.report.watch.command:watch",

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.core import wording
-from hpcfed.report import tail
 from hpcfed.report.status import status
 from hpcfed.results import state as states
 from hpcfed.storage import lock, names
@@ -160,71 +159,10 @@ def test_a_folder_stands_for_the_runs_and_sweeps_below_it_and_for_result_files_i
     assert [row["word"] for row in status([tmp_path / "all/empty"], json=True)] == ["not begun"]
 
 
-def test_tail_prints_the_last_rounds_with_the_accuracy_of_the_last_evaluation(tmp_path):
-    run = results(tmp_path / "run")
-    for accuracy in (0.25, 0.5, np.nan):
-        run.append(row(accuracy))
-    run.finish()
-    assert tail.tail(tmp_path / "run", lines=2).splitlines() == [
-        "round 2/10  accuracy 0.5000  train loss 1.500  2.0 s/round",
-        "round 3/10  accuracy 0.5000  train loss 1.500  2.0 s/round",
-    ]
-
-
-def test_tail_follows_what_comes_until_the_run_is_finished(tmp_path, monkeypatch, capsys):
-    run = results(tmp_path / "run", rounds=4)
-    written(run, 1)
-    steps = iter(
-        [lambda: stop(run), lambda: journaled(run), lambda: back(run), lambda: written(run, 3)]
-    )
-    monkeypatch.setattr(tail, "sleep", lambda _: next(steps)())
-    assert tail.tail(tmp_path / "run", follow=True) == 0
-    told = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert told == [
-        "round 1/4",
-        "stopped after round 1; waiting until it goes on",
-        "round 2/4",
-        "goes on after round 1, from a checkpoint",
-        "round 2/4",
-        "round 3/4",
-        "round 4/4",
-    ]
-
-
-def stop(run: Results) -> None:
-    run.header["ended"] = "stopped"
-    run.finish()
-
-
-def journaled(run: Results) -> None:
-    """It goes on: a new file without the mark, and a round in the journal."""
-    del run.header["ended"]
-    run.finish()
-    run.append(row(0.5))
-    run._extend(run._journal)
-
-
-def back(run: Results) -> None:
-    """It is resumed from a checkpoint after the first round."""
-    run._blocks = [{name: column[:1] for name, column in run._blocks[0].items()}]
-    run._rows = []
-    run.finish()
-
-
-def test_ctrl_c_ends_tail_without_a_traceback(tmp_path, monkeypatch):
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tail, "sleep", interrupt)
-    assert tail.tail(written(results(tmp_path / "run"), 1), follow=True) == 130
-
-
-def test_wrong_paths_and_numbers_are_one_message(tmp_path, capsys):
+def test_a_wrong_path_is_one_message(tmp_path, capsys):
     written(results(tmp_path / "run"), 1)
     for words, message in [
         (["status", str(tmp_path / "absent")], "absent: there is no such file or folder"),
-        (["tail", str(tmp_path / "absent")], "absent"),
-        (["tail", str(tmp_path / "run"), "-n", "-1"], "give at least 0"),
     ]:
         assert cli.main(words) == 2
         out, err = capsys.readouterr()
@@ -253,9 +191,6 @@ def test_a_run_without_accuracy_shows_its_first_metric(tmp_path, capsys):
     [found, same] = status([run, other], json=True)
     assert (found["metric"], found["value"], found["accuracy"]) == ("c_index", 0.625, None)
     assert (same["metric"], same["value"], same["accuracy"]) == ("accuracy", 0.5, 0.5)
-    assert (
-        tail.tail(run).splitlines()[1] == "round 2/3  C-index 0.6250  train loss 1.500  2.0 s/round"
-    )
 
 
 def test_long_names_are_cut_in_their_middle_so_that_seeds_can_be_told_apart(tmp_path):

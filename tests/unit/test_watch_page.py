@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -104,20 +103,12 @@ def test_a_page_is_given_what_has_changed_since_its_version_and_how_the_runs_sta
         writers[1].finish()
         second = changes(server, 1)
         assert second["live"]["version"] == 2 and second["live"]["runs"][1]["share"] == 3 / 5
-        assert ["curves" in run for run in second["data"]["runs"]] == [False, True]
         assert [row["rounds"] for row in second["data"]["rows"]] == [2, 3]
         assert second["data"]["runs"][1]["recent"]["wait"] == [0.5, 0.0]
         records.run(tmp_path / "c", 1, total=5)
         third = changes(server, 2)["data"]["runs"]
-        assert [(run["name"], "curves" in run) for run in third] == [
-            ("a", False),
-            ("b", False),
-            ("c", True),
-        ]
-        # a page that is opened again, or of another version, has all of it
-        assert all(
-            "curves" in run for since in (0, 9) for run in changes(server, since)["data"]["runs"]
-        )
+        assert [run["name"] for run in third] == ["a", "b", "c"]
+        assert changes(server, 9)["data"]  # of another server: a page has all of it anew
 
 
 def test_a_page_before_any_run_has_begun_says_so(tmp_path):
@@ -236,51 +227,3 @@ def test_the_runs_end_is_told_by_an_answer_and_not_by_a_page_that_does_not_exist
             assert not server.told.is_set()  # a page that has not asked may not be drawn yet
         changes(server)
         assert server.told.wait(LIMIT)
-
-
-def test_many_pages_at_once_are_answered_from_one_look(run, monkeypatch):
-    made = []
-    whole = web.command.render_page
-    monkeypatch.setattr(
-        web.command, "render_page", lambda *a, **k: made.append(1) or whole(*a, **k)
-    )
-    with serving(run) as server, ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda i: ask(server, ("", "changes/0")[i % 2])[0], range(200)))
-        assert answers == [200] * 200 and len(made) == 1
-
-
-def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, monkeypatch):
-    with serving(run) as server:
-        asked, going, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
-        looks, look, clock = [], server.look, web.monotonic
-
-        def slow() -> None:
-            looks.append(look())
-            going.set()
-            assert go_on.wait(LIMIT)
-
-        def counted() -> float:
-            asked.release()
-            return clock()
-
-        server.look = slow
-        answers: list[bytes] = []
-        threads = [
-            threading.Thread(
-                target=lambda: answers.append(server.answer(f"/{server.key}/changes/0")[1])
-            )
-            for _ in range(50)
-        ]
-        threads[0].start()
-        assert going.wait(LIMIT)
-        monkeypatch.setattr(web, "monotonic", counted)
-        for thread in threads[1:]:
-            thread.start()
-        for _ in threads[1:]:
-            assert asked.acquire(timeout=LIMIT)
-        go_on.set()
-        for thread in threads:
-            thread.join(LIMIT)
-        assert (len(answers), len(looks)) == (50, 2)
-        server.answer(f"/{server.key}/changes/0")
-        assert len(looks) == 3  # who asks later sees what is new

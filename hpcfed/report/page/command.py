@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def render_page(
     """
     metric = tables.page_metric(found)
     axes = curves.y_axes(metric) if found else {}
-    known = changes(found, absent, [run.name for run in found], live is not None)
+    known = changes(found, absent, live is not None)
     above, below = known.pop("above"), known.pop("below")
     return write.page(
         known
@@ -103,12 +103,9 @@ def constants(
     }
 
 
-def changes(
-    found: Sequence[Run], absent: Sequence[str], changed: Collection[str], live: bool = False
-) -> dict[str, Any]:
+def changes(found: Sequence[Run], absent: Sequence[str] = (), live: bool = False) -> dict[str, Any]:
     """Return the data of the page's scripts that change while runs go on.
 
-    changed: the names of the runs whose curves and tables are included.
     live: whether the page is served; it then has fewer curves of clients, and shows the state of
     runs elsewhere than in its warnings.
     above, below: sections as HTML, with their text escaped.
@@ -124,10 +121,7 @@ def changes(
         "resolution": resolution(found, choices),
         "methods": [{"name": name, "runs": places} for name, places in groups],
         "rows": [tables.run(run, metric) for run in found],
-        "runs": [
-            content(run, choice, metric) if run.name in changed else {"name": run.name}
-            for run, choice in zip(found, choices, strict=True)
-        ],
+        "runs": [content(run, choice, metric) for run, choice in zip(found, choices, strict=True)],
         "above": write.section(
             "above.html",
             begun=bool(found),

@@ -14,12 +14,13 @@ from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.tables import console
 from hpcfed.report.page import write
-from hpcfed.report.tail import EVERY, INTERRUPTED
 from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, find, name_runs
 
+EVERY = 1.0  # seconds between two updates, at least
+INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
 PAUSE = 19  # pause / time of an update, so that watching takes at most 5 % of a core
 
 

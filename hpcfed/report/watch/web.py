@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
-from time import monotonic, sleep, time
+from time import sleep, time
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
@@ -65,7 +65,6 @@ class Server(ThreadingTCPServer):
     """
 
     daemon_threads = allow_reuse_address = True
-    request_queue_size = 128  # simultaneous requests; the system lets further ones wait
 
     def __init__(self, runs: Sequence[Run], port: int):
         try:
@@ -75,12 +74,8 @@ class Server(ThreadingTCPServer):
                 f"watch: --port {port}: {error.strerror}; give another, or none"
             ) from error
         self.runs, self.looking = runs, Lock()
-        self.seen = -1.0  # when the last look began
         self.views: list[View | None] = [None] * len(runs)
-        self.version, self.versions = 0, [0] * len(runs)  # of the page, and of each run's data
-        self.live: dict[str, Any] = {}  # states of the runs, part of every answer
-        self.answers: dict[int, str] = {}  # changes as JSON, by the version that they start from
-        self.page: tuple[int, bytes] = -1, b""  # the page, and its version
+        self.version = 0
         self.policy = f"{write.policy(live=True)}; frame-ancestors 'none'"
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
@@ -99,63 +94,29 @@ class Server(ThreadingTCPServer):
         since = CHANGES.fullmatch(name)
         if name and not since:
             return None
-        asked = monotonic()
         with self.looking:
-            if self.seen < asked:  # else a later request has just refreshed the views
-                self.seen = monotonic()
-                self.look()
-            return self.changes(int(since[1])) if since else self.whole()
+            live = self.look()
+            begun = [run for run in self.runs if run.begun]  # the others are in `live` alone
+            if not since:
+                return "text/html", command.render_page(begun, live=live).encode()
+            new = int(since[1]) != self.version
+            data = command.changes(begun, live=True) if new else None
+        return "application/json", json.dumps(
+            {"live": live, "data": data}, allow_nan=False
+        ).encode()
 
-    def look(self) -> None:
-        """Read the present views of all runs.
-
-        Requests that wait get the answer of the first look that began after them, so two looks are
-        enough for any number of requests.
-        """
+    def look(self) -> dict[str, Any]:
+        """Read the present views of all runs, and return their states."""
         views = [look(run, before) for run, before in zip(self.runs, self.views, strict=True)]
         if any(differ(new, old) for new, old in zip(views, self.views, strict=True)):
             self.version += 1
-            self.answers = {}
-            for i, (new, old) in enumerate(zip(views, self.views, strict=True)):
-                if old is None or new.record is not old.record:
-                    self.versions[i] = self.version
-        self.views = [*views]
-        self.over = all(view.over for view in views)
-        self.live = {
+        self.views, self.over = [*views], all(view.over for view in views)
+        return {
             "version": self.version,
             "over": self.over,
             "names": [run.name for run in self.runs],
             "runs": [describe_run(view) for view in views],
         }
-
-    def whole(self) -> tuple[str, bytes]:
-        """Return the page, which is made anew only if something has changed."""
-        if self.page[0] != self.version:
-            text = command.render_page(*self.split(), live=self.live)
-            self.page = self.version, text.encode()
-        return "text/html", self.page[1]
-
-    def changes(self, since: int) -> tuple[str, bytes]:
-        """Return the states of the runs, and all data that a page of this version lacks."""
-        since = since if since <= self.version else 0  # a version of another server
-        if since == self.version:
-            data = "null"
-        elif since in self.answers:
-            data = self.answers[since]
-        else:
-            new = {
-                run.name
-                for run, version in zip(self.runs, self.versions, strict=True)
-                if version > since
-            }
-            data = json.dumps(command.changes(*self.split(), new, live=True), allow_nan=False)
-            self.answers[since] = data
-        live = json.dumps(self.live, allow_nan=False)
-        return "application/json", f'{{"live":{live},"data":{data}}}'.encode()
-
-    def split(self) -> tuple[list[Run], list[str]]:
-        """Return the runs that have results; the states of the others are in `live`."""
-        return [run for run in self.runs if run.begun], []
 
 
 def differ(new: View, old: View | None) -> bool:

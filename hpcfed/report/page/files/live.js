@@ -59,8 +59,7 @@ async function update(data) {
   const chosen = PAGE.runs[state.run];
   const clients = new Set([...state.clients].map(k => chosen.ids[k]));
   const [all, zoom] = [isWhole(), [model("x").start, model("x").end]];
-  data.runs = data.runs.map(run => run.curves ? run : old.get(run.name));
-  await Promise.all(data.runs.filter(run => !run.column).map(unpackRun));
+  await Promise.all(data.runs.map(unpackRun));
   Object.assign(PAGE, {rows: data.rows, runs: data.runs, methods: data.methods});
   state.runs = new Set([...PAGE.runs.keys()].filter(i => ticked.has(PAGE.runs[i].name) || !old.has(PAGE.runs[i].name)));
   showSeeds();
