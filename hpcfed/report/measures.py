@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
-from hpcfed.report.progress import mean
+from hpcfed.results import summary
 from hpcfed.results.columns import (
     by_round,
     column,
@@ -18,14 +19,11 @@ from hpcfed.results.columns import (
     rounds_with_values,
     title_metric,
 )
-from hpcfed.results.summary import best as best_round
 from hpcfed.results.summary import facts, summary_statistics
-from hpcfed.results.summary import metric as metric_facts
 from hpcfed.storage.record import Record
 
-Numbers = tuple[
-    float | None, float | None
-]  # mean and deviation over the clients of one run; None: not recorded
+# mean and deviation over the clients of one run; None: not recorded
+Numbers = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -48,220 +46,163 @@ class Measure:
     each: Callable[[Record], dict[int, float]] | None = None
 
 
-def last(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
-    """Return a function for the last evaluated round, mean over clients.
+@dataclass(frozen=True)
+class Scored:
+    """The models whose scores a measure shows.
 
-    It is of the clients' own models, or of another phase of the summary.
+    phases: of the summary; the first one that was recorded counts, "" is the last round.
+    columns: of the clients' scores, in the same way, {} stands for the metric.
     """
 
-    def numbers(record: Record) -> Numbers:
-        found = metric_facts(record, metric)
-        found = found[phase] if phase else found
-        return found["mean"], found["std"]
-
-    return numbers
-
-
-def pooled(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
-    """Return a function for the last evaluated round, over all clients' test examples together."""
-
-    def numbers(record: Record) -> Numbers:
-        found = metric_facts(record, metric)
-        return (found[phase] if phase else found)["pooled"], None
-
-    return numbers
-
-
-def received(metric: str) -> Callable[[Record], Numbers]:
-    """Return a function for the models that clients receive after the last round.
-
-    They are scored in the round if the job has evaluate.received, else after the end.
-    """
-
-    def numbers(record: Record) -> Numbers:
-        found = last(metric, "received")(record)
-        return last(metric, "final_received")(record) if found[0] is None else found
-
-    return numbers
-
-
-def received_pooled(metric: str) -> Callable[[Record], Numbers]:
-    """Return `received` over all clients' test examples together."""
-
-    def numbers(record: Record) -> Numbers:
-        found = pooled(metric, "received")(record)
-        return pooled(metric, "final_received")(record) if found[0] is None else found
-
-    return numbers
-
-
-def best(metric: str) -> Callable[[Record], Numbers]:
-    """Return a function for the round with the highest mean."""
-
-    def numbers(record: Record) -> Numbers:
-        means = [summary_statistics(row) for row in column(record, f"clients/{metric}")]
-        top = max(
-            (s for s in means if s["mean"] is not None),
-            key=lambda s: s["mean"],
-            default={"mean": None, "std": None},
-        )
-        return top["mean"], top["std"]
-
-    return numbers
-
-
-def lately(metric: str, n: int) -> Callable[[Record], Numbers]:
-    """Return a function for the means over the last n evaluated rounds, of means and deviations."""
-
-    def numbers(record: Record) -> Numbers:
-        name = f"clients/{metric}"
-        rounds = rounds_with_values(record, name)[-n:]
-        found = [summary_statistics(row) for row in column(record, name)[rounds]]
-        if len(found) < n:
-            return None, None
-        stds = [s["std"] for s in found if s["std"] is not None]
-        return mean_of([s["mean"] for s in found]), mean_of(stds) if stds else None
-
-    return numbers
-
-
-def lately_pooled(metric: str, n: int) -> Callable[[Record], Numbers]:
-    """Return a function for the mean of `pooled` over the last n evaluated rounds."""
-
-    def numbers(record: Record) -> Numbers:
-        values = by_round(record, f"{metric}_pooled")[rounds_with_values(record)[-n:]]
-        there = len(values) == n and np.isfinite(values).all()
-        return (mean_of(values.tolist()) if there else None), None
-
-    return numbers
-
-
-def mean_of(values: list[float]) -> float:
-    return mean(np.array(values))
-
-
-def each_of(record: Record, name: str, rounds: Sequence[int] | np.ndarray) -> dict[int, float]:
-    """Return the mean over these rounds, for every client that has a number in one of them."""
-    found: dict[int, list[float]] = {}
-    for t in rounds:
-        row = column(record, name)[t]
-        known = (
-            record.columns["clients/id"][t] if "clients/id" in record.columns else range(len(row))
-        )
-        for k, value in zip(known, row, strict=True):
-            if np.isfinite(value):
-                found.setdefault(int(k), []).append(float(value))
-    return {k: mean_of(values) for k, values in found.items()}
-
-
-def each_last(name: str, n: int = 1) -> Callable[[Record], dict[int, float]]:
-    """Return a function for the last n evaluated rounds, by client; empty if there are fewer."""
-
-    def clients(record: Record) -> dict[int, float]:
-        rounds = rounds_with_values(record, name)
-        return each_of(record, name, rounds[-n:] if len(rounds) >= n else ())
-
-    return clients
-
-
-def each_best(metric: str) -> Callable[[Record], dict[int, float]]:
-    def clients(record: Record) -> dict[int, float]:
-        top = best_round(record, metric)["round"]
-        return each_of(record, f"clients/{metric}", [] if top is None else [top - 1])
-
-    return clients
-
-
-def each_final(name: str) -> Callable[[Record], dict[int, float]]:
-    """Return a function for the numbers after the method's final step, by client."""
-
-    def clients(record: Record) -> dict[int, float]:
-        values = record.arrays.get(f"final/{name}", np.empty(0))
-        return {k: float(value) for k, value in enumerate(values) if np.isfinite(value)}
-
-    return clients
-
-
-def each_received(metric: str) -> Callable[[Record], dict[int, float]]:
-    """Return `received` by client."""
-
-    def clients(record: Record) -> dict[int, float]:
-        name = f"{metric}_received"
-        return each_last(f"clients/{name}")(record) or each_final(name)(record)
-
-    return clients
-
-
-def traffic(way: str) -> Callable[[Record], Numbers]:
-    return lambda record: (facts(record)["traffic"][f"{way}_per_client_round"], None)
-
-
-def seconds(record: Record) -> Numbers:
-    return facts(record)["time"]["seconds_per_round"], None
+    words: str
+    phases: tuple[str, ...]
+    columns: tuple[str, ...]
 
 
 OVER = "mean over clients"
 AFTER_EACH = "of each client's model after local training"
 AFTER = f"{AFTER_EACH} in the last round"
-RECEIVED = "the model that each client receives after the last round, before it trains it"
 POOLED = "over the test examples of all clients together"
+MODELS = {
+    "last": Scored(AFTER, ("",), ("clients/{}",)),
+    "before": Scored(
+        "of the models before local training in the last round",
+        ("before",),
+        ("clients/{}_before",),
+    ),
+    "received": Scored(  # scored in the round if the job has evaluate.received, else after the end
+        "of the model that each client receives after the last round, before it trains it",
+        ("received", "final_received"),
+        ("clients/{}_received", "final/{}_received"),
+    ),
+    "final": Scored("of own models after the end", ("final",), ("final/{}",)),
+    "final_received": Scored(
+        "of models received after the end", ("final_received",), ("final/{}_received",)
+    ),
+}
 FLOWS = {  # numbers that are not of a metric
     "down": Measure(
-        "Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"
+        "Bytes that a client receives in a round",
+        lambda record: (facts(record)["traffic"]["down_per_client_round"], None),
+        share=False,
+        high=False,
+        unit="B",
     ),
     "up": Measure(
-        "Bytes that a client sends in a round", traffic("up"), False, high=False, unit="B"
+        "Bytes that a client sends in a round",
+        lambda record: (facts(record)["traffic"]["up_per_client_round"], None),
+        share=False,
+        high=False,
+        unit="B",
     ),
-    "seconds": Measure("Seconds of a round", seconds, False, high=False, unit="s"),
+    "seconds": Measure(
+        "Seconds of a round",
+        lambda record: (facts(record)["time"]["seconds_per_round"], None),
+        share=False,
+        high=False,
+        unit="s",
+    ),
 }
 
 
 def measures_of(metric: str) -> dict[str, Measure]:
     """Return the measures of one metric, by name."""
     title = f"Test {title_metric(metric)}"
-    return {
-        "last": Measure(
-            f"{title} {AFTER}, {OVER}",
-            last(metric),
-            each=each_last(f"clients/{metric}"),
-        ),
-        "best": Measure(
-            f"{title} {AFTER_EACH}, {OVER}, of each run's best round, chosen by it (so it "
-            f"flatters)",
-            best(metric),
-            each=each_best(metric),
-        ),
-        "before": Measure(
-            f"{title} of the models before local training in the last round, {OVER}",
-            last(metric, "before"),
-            each=each_last(f"clients/{metric}_before"),
-        ),
-        "received": Measure(
-            f"{title} of {RECEIVED}, {OVER}", received(metric), each=each_received(metric)
-        ),
-        "final": Measure(
-            f"{title} of own models after the end, {OVER}",
-            last(metric, "final"),
-            each=each_final(metric),
-        ),
-        "final_received": Measure(
-            f"{title} of models received after the end, {OVER}",
-            last(metric, "final_received"),
-            each=each_final(f"{metric}_received"),
-        ),
-        "pooled": Measure(f"{title} {AFTER}, {POOLED}", pooled(metric)),
-        "received_pooled": Measure(
-            f"{title} of {RECEIVED}, {POOLED}",
-            received_pooled(metric),
-        ),
-        "final_pooled": Measure(
-            f"{title} of own models after the end, {POOLED}", pooled(metric, "final")
-        ),
-        "final_received_pooled": Measure(
-            f"{title} of models received after the end, {POOLED}",
-            pooled(metric, "final_received"),
-        ),
+    best = Measure(
+        f"{title} {AFTER_EACH}, {OVER}, of each run's best round, chosen by it (so it flatters)",
+        partial(best_round, metric),
+        each=partial(each_best, metric),
+    )
+    means = {
+        name: Measure(
+            f"{title} {one.words}, {OVER}",
+            partial(last, metric, one, "mean"),
+            each=partial(each_last, [name.format(metric) for name in one.columns]),
+        )
+        for name, one in MODELS.items()
     }
+    pooled = {
+        "pooled" if name == "last" else f"{name}_pooled": Measure(
+            f"{title} {one.words}, {POOLED}", partial(last, metric, one, "pooled")
+        )
+        for name, one in MODELS.items()
+        if name != "before"
+    }
+    return {"last": means["last"], "best": best, **means, **pooled}
+
+
+def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:
+    """Return the scores of these models in the last evaluated round.
+
+    number: "mean" over clients, or "pooled" over all their test examples together.
+    """
+    scores = summary.metric(record, metric)
+    phases = [scores[phase] if phase else scores for phase in models.phases]
+    recorded = next((one for one in phases if one[number] is not None), phases[0])
+    return recorded[number], recorded["std"] if number == "mean" else None
+
+
+def best_round(metric: str, record: Record) -> Numbers:
+    """Return the scores in the round with the highest mean."""
+    rounds = [summary_statistics(row) for row in column(record, f"clients/{metric}")]
+    scored = [row for row in rounds if row["mean"] is not None]
+    top = max(scored, key=lambda row: row["mean"], default={"mean": None, "std": None})
+    return top["mean"], top["std"]
+
+
+def lately(metric: str, n: int, record: Record) -> Numbers:
+    """Return mean and deviation over the last n evaluated rounds, of means and deviations."""
+    name = f"clients/{metric}"
+    rounds = rounds_with_values(record, name)[-n:]
+    rows = [summary_statistics(row) for row in column(record, name)[rounds]]
+    if len(rows) < n:
+        return None, None
+    stds = [row["std"] for row in rows if row["std"] is not None]
+    return float(np.mean([row["mean"] for row in rows])), float(np.mean(stds)) if stds else None
+
+
+def lately_pooled(metric: str, n: int, record: Record) -> Numbers:
+    """Return the mean of the pooled metric over the last n evaluated rounds."""
+    values = by_round(record, f"{metric}_pooled")[rounds_with_values(record)[-n:]]
+    complete = len(values) == n and np.isfinite(values).all()
+    return (float(values.mean()) if complete else None), None
+
+
+def each_last(names: Sequence[str], record: Record, n: int = 1) -> dict[int, float]:
+    """Return the mean over the last n evaluated rounds, by client; empty if there are fewer.
+
+    names: of columns, or arrays of the method's final step; the first that has values counts.
+    """
+    for name in names:
+        if name.startswith("final/"):
+            final = record.arrays.get(name, np.empty(0))
+            values = {k: float(value) for k, value in enumerate(final) if np.isfinite(value)}
+        else:
+            rounds = rounds_with_values(record, name)
+            values = mean_by_client(record, name, rounds[-n:] if len(rounds) >= n else ())
+        if values:
+            return values
+    return {}
+
+
+def each_best(metric: str, record: Record) -> dict[int, float]:
+    """Return `best_round` by client."""
+    top = summary.best(record, metric)["round"]
+    return mean_by_client(record, f"clients/{metric}", [] if top is None else [top - 1])
+
+
+def mean_by_client(
+    record: Record, name: str, rounds: Sequence[int] | np.ndarray
+) -> dict[int, float]:
+    """Return the mean over these rounds, for every client that has a number in one of them."""
+    values: dict[int, list[float]] = {}
+    for t in rounds:
+        row = column(record, name)[t]
+        ids = record.columns["clients/id"][t] if "clients/id" in record.columns else range(len(row))
+        for k, value in zip(ids, row, strict=True):
+            if np.isfinite(value):
+                values.setdefault(int(k), []).append(float(value))
+    return {k: float(np.mean(several)) for k, several in values.items()}
 
 
 def measure(name: str = "last", metric: str | None = None) -> Measure:
@@ -285,10 +226,10 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         title = f"Test {title_metric(metric)}"
         if start == "pooled":
             what = f"{title} {AFTER_EACH}, {POOLED}, mean over the last {int(n)} evaluated rounds"
-            return Measure(what, lately_pooled(metric, int(n)))
+            return Measure(what, partial(lately_pooled, metric, int(n)))
         what = f"{title} {AFTER_EACH}, {OVER} and over the last {int(n)} evaluated rounds"
-        each = each_last(f"clients/{metric}", int(n))
-        return Measure(what, lately(metric, int(n)), each=each)
+        each = partial(each_last, [f"clients/{metric}"], n=int(n))
+        return Measure(what, partial(lately, metric, int(n)), each=each)
     known = measures_of(metric)
     if name not in known:
         names = ["accuracy", *known, *FLOWS, "last:10", "pooled:10"]

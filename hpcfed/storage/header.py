@@ -170,6 +170,7 @@ class Answers(BaseModel):
     checkpoint: Text
     architectures: list[Text]
     classes: list[Text]
+    of: Count
 
 
 def check_header(header: Any) -> None:

@@ -24,7 +24,7 @@ class Probe:
     """Predictions and representations of K clients for N test examples.
 
     header: rounds, checkpoint (its identity), architectures, classes, and `of`, the number of
-    clients of the run (older files lack it).
+    clients of the run.
     clients: [K], their numbers.
     rows: [N], indices in the test split.
     labels: [N].
@@ -54,13 +54,21 @@ class Probe:
 
     def of(self, n: int) -> str:
         """Return n of the run's clients in words: `3 clients`, `3 of 20 clients`."""
-        total = self.header.get("of", len(self.clients))
+        total = self.header["of"]
         return (f"{n} of " if n < total else "") + count_noun(total, "client")
 
 
-VERSION = 2  # of the file; 1 had the conductance of one image, for clients that were right
-TABLES = ("clients", "rows", "labels", "predictions", "rounds", "cka")
-IMAGES = ("images", "image_labels", "image_predictions")
+TABLES = (
+    "clients",
+    "rows",
+    "labels",
+    "predictions",
+    "rounds",
+    "cka",
+    "images",
+    "image_labels",
+    "image_predictions",
+)
 LISTS = ("representations", "conductance")  # an array for each client
 
 
@@ -71,8 +79,8 @@ def write(run: Path, probe: Probe) -> Path:
     """
     path = names.probe_file(run)
     with replace_file(path, names.PROBE) as file:
-        tree.write_json(file, "header", {**probe.header, "version": VERSION})
-        for name in (*TABLES, *IMAGES):
+        tree.write_json(file, "header", probe.header)
+        for name in TABLES:
             file[name] = getattr(probe, name)
         for name in LISTS:
             group = file.create_group(name)
@@ -88,15 +96,11 @@ def current(run: Path) -> Probe | None:
     """
     newest = checkpoint.newest(run)
     try:
-        found = read(run)
-        fresh = newest is None or (
-            found.header["version"] == VERSION and found.header["checkpoint"] == identity(newest)
-        )
-        return found if fresh else None
-    except (
-        CheckpointError,
-        OSError,
-    ):  # of the probe, or of a checkpoint that is just being deleted
+        probe = read(run)
+        fresh = newest is None or probe.header["checkpoint"] == identity(newest)
+        return probe if fresh else None
+    # of the probe, or of a checkpoint that is just being deleted
+    except (CheckpointError, OSError):
         return None
 
 
@@ -109,41 +113,10 @@ def read(run: Path) -> Probe:
         lists = {
             name: read_arrays(subgroup(file, name), tables["clients"], budget) for name in LISTS
         }
-        header = {"version": 1, **tree.read_json(file, "header")}
-        if header["version"] == 1:
-            image = tree.read_json(file, "image")
-            images, lists["conductance"] = of_one_image(tables, image, **lists)
-        else:
-            images = {name: array(child(file, name)) for name in IMAGES}
-        parts: dict[str, Any] = {**tables, **lists, **images}
-        found = Probe(header, **parts)
-        check(found)
-        return found
-
-
-def of_one_image(
-    tables: dict[str, np.ndarray],
-    image: int,
-    representations: list[np.ndarray],
-    conductance: list[np.ndarray],
-) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """Convert the single image of a version 1 file to IMAGES and conductances.
-
-    Conductances are nan for clients that have none.
-    """
-    if not isinstance(image, int) or not -1 <= image < len(tables["rows"]):
-        raise DamagedError(f"{names.PROBE}: image = {image!r} is none of its examples")
-    at = [image] if image >= 0 else []
-    images = {
-        "images": tables["rows"][at],
-        "image_labels": tables["labels"][at],
-        "image_predictions": tables["predictions"][:, at],
-    }
-    found = []
-    for z, values in zip(representations, conductance, strict=True):
-        row = values if len(values) else np.full(z.shape[1], np.nan)
-        found.append(np.array([row] * len(at), np.float32).reshape(len(at), -1))
-    return images, found
+        parts: dict[str, Any] = {**tables, **lists}
+        probe = Probe(tree.read_json(file, "header"), **parts)
+        check(probe)
+        return probe
 
 
 def read_arrays(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:

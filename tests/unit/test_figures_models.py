@@ -14,8 +14,7 @@ from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.report.figures import models, models_conductance, models_tsne
 from hpcfed.results.run import Run
 from hpcfed.results.trained.probe import choose_images, conductance
-from hpcfed.storage import names, probe, tree
-from hpcfed.storage.atomic import replace_file
+from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
 from hpcfed.training.similarity import linear_cka, pairwise_cka
@@ -40,6 +39,7 @@ def answers(
             "classes": CLASSES,
             "architectures": kinds or ["mlp"] * K,
             "checkpoint": "",
+            "of": K,
         },
         clients=np.arange(K) * 2,
         rows=np.arange(N),
@@ -114,7 +114,7 @@ def test_a_client_whose_units_all_count_alike_correlates_with_none():
 def test_only_clients_of_the_common_width_are_ranked():
     found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
     assert models_conductance.rank_units("a", found, 0).clients.tolist() == [0, 2]
-    with pytest.raises(ConfigError, match="texts, which have no conductance"):
+    with pytest.raises(ConfigError, match="its inputs are no images"):
         models_conductance.rank_units("a", answers([[1], [2]], [0]), 0)
 
 
@@ -146,22 +146,6 @@ def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(t
     elsewhere = run_with(tmp_path / "c", replace(other, images=np.arange(1, 3)))
     labels = [ranks.label for ranks in models_conductance.numbers([*runs, elsewhere])]
     assert labels == ["cat", "cat", "dog"]
-
-
-def test_a_probe_of_an_older_version_is_still_read(tmp_path):
-    """It has one image, and conductances of the clients that were right about it."""
-    found = answers([[0], [1]], [0])
-    with replace_file(names.probe_file(tmp_path), names.PROBE) as file:
-        tree.write_json(file, "header", found.header)
-        tree.write_json(file, "image", 0)
-        for name in probe.TABLES:
-            file[name] = getattr(found, name)
-        for k, z, values in zip((0, 2), found.representations, ([0, 1, 2, 3], []), strict=True):
-            file[f"representations/{k}"], file[f"conductance/{k}"] = z, np.array(values, float)
-    old = probe.read(tmp_path)
-    assert old.header["version"] == 1 and old.images.tolist() == [0]
-    assert old.conductance[0].tolist() == [[0, 1, 2, 3]] and np.isnan(old.conductance[1]).all()
-    assert models_conductance.rank_units("a", old, 0).clients.tolist() == [0]
 
 
 class Linear(Trained):

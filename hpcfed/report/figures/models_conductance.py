@@ -97,8 +97,8 @@ def rank_units(name: str, found: Probe, image: int) -> Ranks:
 
     if not len(found.images):
         raise ConfigError(
-            f"conductance: {name}: its inputs are texts, which have no conductance, or it is an "
-            f"old probe without an image; take a run of images that has a checkpoint"
+            f"conductance: {name}: its inputs are no images; take a run of images that has a "
+            f"checkpoint"
         )
     kinds = np.array(found.header["architectures"])
     order = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.tolist()))}
