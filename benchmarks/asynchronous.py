@@ -108,9 +108,10 @@ def child(words: list[str]) -> None:
     """hpcfed's candidate: a round for each line, whatever number it has."""
     from hpcfed.comm import Serial
     from hpcfed.config.load import load
+    from hpcfed.engine.decide import world
     from hpcfed.engine.round_record import peak_bytes
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.setup import federation, world
+    from hpcfed.engine.setup import federation
 
     job = load(words)
     rounds = Rounds(federation(job, Serial(), world(job, Serial())))

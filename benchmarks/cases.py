@@ -19,8 +19,9 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.rng import stream
+from hpcfed.engine.decide import world
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 
 CLASSES = 10
 NEVER = "1000000"

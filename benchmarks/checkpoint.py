@@ -25,10 +25,11 @@ from launch import on_ranks
 from paired import Ratio, Row, ratio, save, table
 
 from hpcfed.comm import Comm, connect
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.round_record import peak_bytes
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.storage import names
 
 RANKS, LIMIT = 2, 3600  # seconds that the run may take

@@ -123,9 +123,10 @@ def child(flags: list[str], fill: bool) -> None:
     """The run: says when it can begin, then makes a round for each line that it reads."""
     from hpcfed.comm import Serial
     from hpcfed.config.load import load
+    from hpcfed.engine.decide import world
     from hpcfed.engine.round_record import peak_bytes
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.setup import federation, world
+    from hpcfed.engine.setup import federation
 
     job = load(flags)
     rounds = Rounds(federation(job, Serial(), world(job, Serial())))

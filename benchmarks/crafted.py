@@ -42,9 +42,10 @@ from hpcfed.core.errors import HpcfedError
 from hpcfed.core.rng import stream
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine import folder
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import look
 from hpcfed.results.run import find

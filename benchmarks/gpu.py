@@ -44,8 +44,9 @@ from torch import nn
 
 from hpcfed.comm.serial import Serial
 from hpcfed.config.load import load
+from hpcfed.engine.decide import world
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.machine import devices
 from hpcfed.storage.results import load as results
 

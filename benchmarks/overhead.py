@@ -22,12 +22,13 @@ from paired import Row, interleaved, ratio, save
 from rawloop import RawLoop
 
 from hpcfed.comm.serial import Serial
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course
+from hpcfed.engine.folder import claim
 from hpcfed.engine.folder import of as folder_of
-from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import Loop, open_results
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.report.progress import Progress
 
 CASES = {case.model: case for case in (CNN, RESNET18, LOGISTIC)}
@@ -107,12 +108,12 @@ def whole(case: Case) -> Callable[[], object]:
     facts = world(job, comm)
     rounds = Rounds(federation(job, comm, facts))
     place = folder_of(job)
-    prepare(job, comm, place)
+    claim(job, place)
     loop = Loop(
         rounds,
         place,
         open_results(job, place, facts, rounds),
-        Progress(job, place, facts, active=False),
+        Progress(job, place, facts.architectures, active=False),
         Course(job),
     )
     return lambda: one_round(loop)

@@ -24,7 +24,7 @@ from hpcfed.core.rng import stream
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.fault_tolerance.supervise import onward
 from hpcfed.storage import names
-from hpcfed.storage.checkpoint_parts import saved_rounds
+from hpcfed.storage.checkpoint import saved_rounds
 from hpcfed.storage.digest import digest
 
 LIMIT = 180  # seconds that one start may take: the machine may be crowded

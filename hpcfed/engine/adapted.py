@@ -15,20 +15,30 @@ from hpcfed.storage.atomic import put
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.federation.world import World
+    from hpcfed.engine.world import World
+
+
+def saves(job: Job) -> bool:
+    """Return whether the job asks for these files."""
+    return job.adapt.how != "none" and job.adapt.save
+
+
+def check(job: Job) -> None:
+    """Raise ConfigError if the job asks for these files, and safetensors is not installed."""
+    if saves(job):
+        import_extra("safetensors.torch", "models", "adapt.save = true")
 
 
 def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
     """Write each adapted model on the rank that has its client, when the client has been evaluated.
 
-    Does nothing unless the job has adapt.save. Raises ConfigError before anything is trained if
-    safetensors is not installed.
+    Does nothing unless the job has adapt.save.
     """
     job = rounds.fed.job
-    if job.adapt.how == "none" or not job.adapt.save:
+    if not saves(job):
         return
-    import_extra("safetensors.torch", "models", "adapt.save = true")
     about: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in inputs(facts).items()

@@ -21,8 +21,8 @@ from hpcfed.models.flat import Skeleton
 from hpcfed.training import graphs
 
 if TYPE_CHECKING:
+    from hpcfed.engine.world import World
     from hpcfed.federation.federation import Federation
-    from hpcfed.federation.world import World
 
 STEPS = 10  # steps that are timed, after the warm-up
 

@@ -31,7 +31,7 @@ from hpcfed.storage.record import JOB_ID, RUN_ID
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.setup import World
+    from hpcfed.engine.world import World
     from hpcfed.federation.federation import Federation
 
 # largest number of clients whose links are recorded; K clients may have K^2 / 2 links

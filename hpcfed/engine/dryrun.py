@@ -13,7 +13,7 @@ from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.clients.edges import EdgeMap
-    from hpcfed.engine.setup import World
+    from hpcfed.engine.world import World
 
 SHOWN = 1000  # largest number of a rank's clients that are listed
 WIDE = 26  # classes that fit a line

@@ -16,7 +16,7 @@ from hpcfed.config.write import without_call
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import convert_write_errors
-from hpcfed.storage.lock import Lock, tidy
+from hpcfed.storage.lock import Lock, is_locked_by, tidy
 from hpcfed.storage.record import RUN_ID
 
 if TYPE_CHECKING:
@@ -43,26 +43,43 @@ class Claim:
         Raises ConfigError on all ranks if another run has the folder, WriteError if the disk
         refuses.
         """
-        folder = on_all_ranks(comm, lambda: of(job))
-        self.world = comm.bcast(self.world or secrets.token_hex(16))
-        on_all_ranks(comm, lambda: self.begin(folder, job.force) if comm.rank == 0 else None)
-        return folder
+        run = on_all_ranks(comm, lambda: self.begin(job) if comm.rank == 0 else None)
+        self.world, folder = comm.bcast((self.world, str(run)))
+        return Path(folder)
 
-    def begin(self, folder: Path, force: bool) -> None:
-        """Do rank 0's part of `enter`; nothing if this process has the lock already."""
+    def begin(self, job: Job) -> Path:
+        """Do rank 0's part of `enter`; it keeps the lock if this process has it already."""
         if self.lock:
-            return
+            return self.lock.run
+        folder, self.world = of(job), self.world or secrets.token_hex(16)
         self.made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
         make(folder)
         lock = Lock(folder, self.world)
         try:
-            lock.take(force)
+            lock.take(job.force)
         except HpcfedError:
             self.unmake()
             raise
         self.lock = lock
         tidy(folder)
         shutil.rmtree(names.watch_folder(folder), ignore_errors=True)
+        return folder
+
+    def prepare(self, job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
+        """Make the folder ready for the run on rank 0, and look for it on other nodes; collective.
+
+        ours: whether this run has used the folder before.
+        Raises ConfigError on all ranks if the folder cannot be used, or if a node has another
+        folder at this path, where parts of checkpoints would be lost.
+        """
+
+        def own_part() -> None:
+            if comm.rank == 0:
+                sweep(folder) if ours else claim(job, folder)
+            elif comm.local_rank == 0:
+                look(folder, self.world)
+
+        on_all_ranks(comm, own_part)
 
     def leave(self) -> None:
         """Release the folder for other runs.
@@ -82,35 +99,16 @@ class Claim:
                 path.rmdir()
 
 
-def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
-    """Make the folder ready for the run; collective.
+def run_id(folder: Path) -> str:
+    """Return the identity of the run in this folder, which all its files store; "" if none does.
 
-    ours: whether this run has used the folder before.
-    Raises ConfigError on all ranks if the folder cannot be used.
+    It is read from the results, or from the newest checkpoint if there are no usable results.
     """
-    on_all_ranks(
-        comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None
-    )
-    if max(comm.node_of):
-        same_everywhere(folder, comm)
-
-
-def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
-    """Return the identity of the run, which all its files store; collective.
-
-    It is read from the results if there are any, else from the newest checkpoint; a new run takes
-    `world`, the identity of the ranks that begin it.
-    """
-
-    def known() -> str:
-        if not (ours or job.resume):
-            return ""
-        try:
-            return results.recover(folder).header.get(RUN_ID, "")
-        except CheckpointError:  # a run without usable results goes on from its checkpoint
-            return checkpoint.newest_header(folder).get(RUN_ID, "")
-
-    return comm.bcast(on_all_ranks(comm, lambda: known() if comm.rank == 0 else "") or world)
+    try:
+        header = results.recover(folder).header
+    except CheckpointError:
+        header = checkpoint.newest_header(folder)
+    return header.get(RUN_ID, "")
 
 
 def of(job: Job) -> Path:
@@ -160,38 +158,16 @@ def holds(folder: Path) -> bool:
         return os.path.exists(names.results_file(folder))
 
 
-def same_everywhere(folder: Path, comm: Comm) -> None:
-    """Raise ConfigError on all ranks if a node has another folder at this path; collective.
-
-    Parts of checkpoints would be lost there. One rank makes a file, and one rank of each node looks
-    for it.
-    """
-    mark = folder / comm.bcast(names.marker_file(folder).name)
-    try:
-        on_all_ranks(comm, lambda: touch(mark) if comm.rank == 0 else None)
-        on_all_ranks(comm, lambda: look(mark) if comm.local_rank == 0 else None)
-    finally:
-        if comm.rank == 0:
-            with suppress(OSError):
-                mark.unlink(missing_ok=True)
-
-
-def touch(mark: Path) -> None:
-    with convert_write_errors(mark):
-        mark.touch()
-
-
-def look(mark: Path) -> None:
-    """Wait until this file can be seen on this node.
+def look(folder: Path, world: str) -> None:
+    """Wait until this node sees the lock that rank 0 has on the folder.
 
     Some network file systems take a while. Raises ConfigError after PATIENCE seconds.
     """
     end = monotonic() + PATIENCE
-    while not os.path.exists(mark):
+    while not is_locked_by(folder, world):
         if monotonic() > end:
             raise ConfigError(
-                f"out: {socket.gethostname()} has another folder at {mark.parent} than rank 0's "
-                f"node; "
+                f"out: {socket.gethostname()} has another folder at {folder} than rank 0's node; "
                 "give an --out that all nodes share"
             )
         sleep(0.1)

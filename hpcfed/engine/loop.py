@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.core.errors import WriteError
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import describe
 from hpcfed.engine.fault_tolerance import save_restore
@@ -43,8 +44,7 @@ class Loop:
 
     def run(self) -> int:
         """Run all remaining rounds, and return the exit status; collective."""
-        self.course.signals.heed()
-        self.course.under_way()
+        self.course.monitor.begin_rounds()
         self.output.begin()
         with self.checkpoints:
             self.checkpoints.copy()
@@ -131,7 +131,7 @@ class Loop:
             self.output.progress.finish(self.output.results, drawn)
             return DONE
         if not self.checkpoints.saver.exists:
-            raise save_restore.everywhere(refused)
+            raise save_restore.everywhere(WriteError(refused))
         self.rounds.fed.warnings.say(
             f"warning: {refused}\n  the end is not on disk; make room, and go on with --resume "
             f"{self.folder}"

@@ -31,8 +31,8 @@ from hpcfed.training.engines import gradient
 from hpcfed.training.optimisers import buffers
 
 if TYPE_CHECKING:
+    from hpcfed.engine.world import World
     from hpcfed.federation.federation import Federation
-    from hpcfed.federation.world import World
 
 FEW = 2  # examples of the batch from which an estimate is made
 VALUE = 4  # bytes of a float32

@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from hpcfed.comm import Serial
-from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.sections import Run
@@ -28,9 +27,8 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 
 if TYPE_CHECKING:
-    from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-    from hpcfed.federation.world import World
+    from hpcfed.engine.world import World
 
 CLIENTS, EXAMPLES, BATCH = 2, 8, 4
 # torch's messages about features or types that do not fit
@@ -38,21 +36,16 @@ TORCH = re.compile(r"shapes cannot be multiplied|same dtype|scalar type|Expected
 PLAIN = (AttributeError, ImportError, NameError, NotImplementedError, TypeError, ValidationError)
 
 
-def rehearse(job: Job, comm: Comm, facts: World) -> None:
-    """Try a user's own method; collective.
+def rehearse(job: Job, world: World) -> None:
+    """Try a user's own method in a short job. Raises OwnError for a mistake in the user's code.
 
     Nothing is done for methods of hpcfed, or for populations, whose clients make their examples.
-    Raises OwnError on all ranks alike.
     """
-    if ":" in job.algorithm.name and not facts.many:
-        on_all_ranks(comm, lambda: attempt(job, facts) if comm.rank == 0 else None)
-
-
-def attempt(job: Job, facts: World) -> None:
-    """Run a short job in full. Raises OwnError for a mistake in the user's code."""
+    if ":" not in job.algorithm.name or world.many:
+        return
     with rng.scoped(job.seed, "rehearsal"):  # for draws from torch's generator in the user's code
         try:
-            perform(shorten_job(job), small(facts))
+            perform(shorten_job(job), small(world))
         except user_code.OwnError:
             raise
         except Exception as error:
@@ -68,8 +61,8 @@ def certain(error: Exception) -> bool:
     return isinstance(error, PLAIN) and "NoneType" not in str(error)
 
 
-def perform(job: Job, facts: World) -> None:
-    fed = federation(job, Serial(), facts)
+def perform(job: Job, world: World) -> None:
+    fed = federation(job, Serial(), world)
     fed.warnings.quiet = True
     try:
         rounds = Rounds(fed)
@@ -85,7 +78,7 @@ def shorten_job(job: Job) -> Job:
     local = {"batch": min(BATCH, job.local.batch), "epochs": 1, "stragglers": 0.0}
     if job.local.steps:
         local["steps"] = min(2, job.local.steps)
-    kept = {name: getattr(job.run, name) for name in ("device", "threads", "precision")}
+    run = {name: getattr(job.run, name) for name in ("device", "threads", "precision")}
     return job.model_copy(
         update={
             "rounds": 2,
@@ -98,23 +91,23 @@ def shorten_job(job: Job) -> Job:
             ),
             "system": System(),
             "edges": Edges(),
-            "run": Run(**kept),
+            "run": Run(**run),
         }
     )
 
 
-def small(facts: World) -> World:
+def small(world: World) -> World:
     """Return the first clients with their first examples, and a small test split."""
-    n = min(CLIENTS, len(facts.architectures))
-    test = facts.data.test.take(slice(EXAMPLES))
+    n = min(CLIENTS, len(world.architectures))
+    test = world.data.test.take(slice(EXAMPLES))
     everyone = tuple(np.arange(len(test.y)) for _ in range(n))
-    train = tuple(rows[:EXAMPLES] for rows in facts.rows.train[:n])
+    train = tuple(rows[:EXAMPLES] for rows in world.rows.train[:n])
     return replace(
-        facts,
-        data=replace(facts.data, test=test),
-        partition=Partition(train, everyone, facts.rows.public[:EXAMPLES]),
-        public=facts.public[:EXAMPLES],
-        architectures=facts.architectures[:n],
-        costs=facts.costs[:n],
+        world,
+        data=replace(world.data, test=test),
+        partition=Partition(train, everyone, world.rows.public[:EXAMPLES]),
+        public=world.public[:EXAMPLES],
+        architectures=world.architectures[:n],
+        costs=world.costs[:n],
         edges=None,
     )

@@ -1,32 +1,25 @@
-"""A run from a job to its end; the set-up before the loop of rounds."""
+"""A run from a job to its end: set-up, the files of the run, and the loop of rounds."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.config.architectures import find as find_model
 from hpcfed.core.errors import ConfigError, DataError, WriteError
 from hpcfed.core.exit_status import DONE
-from hpcfed.core.wording import count_noun, join_few
-from hpcfed.data import DATASETS
 from hpcfed.data.partition_file import Partition, check_seal
-from hpcfed.engine import changed_code, describe, memory_check
+from hpcfed.engine import describe, memory_check
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
-from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
-from hpcfed.engine.method_trial import rehearse
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import World, federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.report.progress import Progress
-from hpcfed.report.sinks import logs
 from hpcfed.report.sinks.logs import Logs
-from hpcfed.results.summary import data_name
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import FINISHED, STOPPED, Record
 from hpcfed.storage.results import Results, Rows, set_aside
@@ -35,12 +28,8 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
     from hpcfed.engine.fault_tolerance.watchdog import Guard
+    from hpcfed.engine.world import World
     from hpcfed.federation.federation import Federation
-
-
-FEW = 8  # classes and clients that a warning names
-# partitions with which clients of a single label are intended, or nothing unusual
-BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
@@ -48,7 +37,7 @@ def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
 
     guard: watchdog of the start, until the ranks can watch one another, and of the end.
     """
-    return run_with_recovery(Course(job, guard=guard), comm, attempt)
+    return run_with_recovery(Course(job, guard), comm, attempt)
 
 
 def run_here(job: Job, comm: Comm) -> tuple[int, int | None]:
@@ -57,88 +46,69 @@ def run_here(job: Job, comm: Comm) -> tuple[int, int | None]:
     Returns the exit status, and the signal that stopped the run, or None.
     """
     course = Course(job, owns_process=False)
-    return run_with_recovery(course, comm, attempt), course.signals.got
+    return run_with_recovery(course, comm, attempt), course.monitor.signals.got
 
 
 def attempt(course: Course, comm: Comm) -> int:
     """Run the job from where it stands to its end, and return the exit status; collective."""
-    job = course.job
-    if logs.sink_names(job.log):
-        on_all_ranks(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
-    folder = course.enter(comm)
-    facts = course.facts or world(job, comm)
+    job, folder = course.job, course.enter(comm)
+    decided = course.world or world(job, comm)
     comm.confirm()
-    course.facts = facts
-    if not course.begun:
-        rehearse(job, comm, facts)
-    fed = federation(job, comm, facts)
-    fed.clock.heartbeat = course.heartbeat
-    for odd in (
-        *facts.data.notes,
-        *merged_users(job, facts),
-        *odd_labels(job, facts),
-        *odd_settings(job),
-    ):
-        fed.warnings.say(f"warning: {odd}")
+    course.world = decided
+    fed = federation(job, comm, decided)
+    fed.clock.heartbeat = course.monitor.heartbeat
+    warn(fed, decided)
     if folder is None:
         if comm.rank == 0:
-            describe.plan(job, facts, fed)
+            describe.plan(job, decided, fed)
         return DONE
-    warn(fed)
     if not course.begun:
-        calibrate(facts, fed)
-        memory_check.check(facts, fed)
-    if job.resume and not course.begun:
-        told = on_all_ranks(
-            comm, lambda: changed_code.check(job, folder) if comm.rank == 0 else list[str]()
-        )
-        for line in told:
-            fed.warnings.say(f"warning: {line}")
-    prepare(job, comm, folder, ours=course.begun)
+        calibrate(decided, fed)
+        memory_check.check(decided, fed)
+    course.claim.prepare(job, comm, folder, ours=course.begun)
     rounds = Rounds(fed)
+    rounds.run_id = decided.run_id or course.claim.world
     try:
-        rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
         check_rounds(job, rounds.t, folder)
-        if not course.begun and not rounds.t:
-            on_all_ranks(
-                comm,
-                lambda: (
-                    facts.partition.save(names.partition_file(folder), rounds.run_id)
-                    if comm.rank == 0
-                    else None
-                ),
-            )
-        elif comm.rank == 0:
-            keep_partition(facts, folder, rounds)
-        known = course.rows
-        results = on_all_ranks(
-            comm,
-            lambda: (
-                open_results(job, folder, facts, rounds, known, course.record)
-                if comm.rank == 0
-                else None
-            ),
-        )
-        course.results, course.record = results, None
-        shown = comm.rank == 0 and (course.owns_process or not job.quiet)
-        with (
-            Logs(job.log, folder, fed.warnings.say) as log,
-            Progress(job, folder, facts, active=shown) as progress,
-        ):
-            for line in describe.setting(facts, fed) if shown and not course.begun else ():
-                progress.say(line)
-            keep_adapted(rounds, facts, folder)
-            begin(log, rounds, results, course)
-            course.begun = True
-            course.heartbeat.look = progress.look
-            status = Loop(rounds, folder, results, progress, course, log).run()
-            if comm.rank == 0:
-                keep_partition(facts, folder, rounds)
-            log.end(FINISHED if status == DONE else STOPPED)
-            return status
+        return run_rounds(course, rounds, folder)
     finally:
         fed.store.close()
+
+
+def run_rounds(course: Course, rounds: Rounds, folder: Path) -> int:
+    """Run the remaining rounds, with results, logs and progress; return the exit status."""
+    job, fed, decided, monitor = course.job, rounds.fed, course.world, course.monitor
+    assert decided is not None
+    shown = fed.comm.rank == 0 and (monitor.owns_process or not job.quiet)
+    with Logs(job.log, folder, fed.warnings.say) as log:
+        opened = partial(open_files, course, rounds, folder, log)
+        results = on_all_ranks(fed.comm, lambda: opened() if fed.comm.rank == 0 else None)
+        course.records.results, course.records.record = results, None
+        with Progress(job, folder, decided.architectures, active=shown) as progress:
+            for line in describe.setting(decided, fed) if shown and not course.begun else ():
+                progress.say(line)
+            keep_adapted(rounds, decided, folder)
+            course.begun = True
+            monitor.heartbeat.look = progress.look
+            status = Loop(rounds, folder, results, progress, course, log).run()
+            if fed.comm.rank == 0:
+                keep_partition(decided, folder, rounds)
+            log.end(FINISHED if status == DONE else STOPPED)
+            return status
+
+
+def open_files(course: Course, rounds: Rounds, folder: Path, log: Logs) -> Results:
+    """Write the partition, and open the results and the logs that the job asks for, on rank 0."""
+    job, decided, records = course.job, course.world, course.records
+    assert decided is not None
+    if course.begun or rounds.t:
+        keep_partition(decided, folder, rounds)
+    else:
+        decided.partition.save(names.partition_file(folder), rounds.run_id)
+    results = open_results(job, folder, decided, rounds, records.rows, records.record)
+    log.begin(results.header, rounds.t, results.row, not course.begun)
+    return results
 
 
 def check_rounds(job: Job, done: int, folder: Path) -> None:
@@ -150,116 +120,19 @@ def check_rounds(job: Job, done: int, folder: Path) -> None:
         )
 
 
-def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:
-    """Open the logs that the job asks for, on rank 0; collective."""
-    if logs.sink_names(course.job.log):
-        known = (results.header, rounds.t, results.row, not course.begun) if results else ()
-        on_all_ranks(rounds.fed.comm, lambda: log.begin(*known) if known else None)
-
-
-def warn(fed: Federation) -> None:
-    """Warn, also if the job is quiet, about ranks without clients.
-
-    These ranks compute nothing, and wait in each round.
-    """
+def warn(fed: Federation, decided: World) -> None:
+    """Say the warnings about job and data, and about ranks without clients, which stay idle."""
+    for line in decided.warnings:
+        fed.warnings.say(f"warning: {line}")
     idle = fed.comm.size - len(set(fed.placement.ranks))
-    if idle:
+    if idle and not fed.job.dry_run:  # the plan says it
         fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
 
 
-def odd_settings(job: Job) -> list[str]:
-    """Return warnings about settings that can be meant and rarely are, one line each."""
-    found, models, by = [], job.models, job.selection.by
-    drawn = [kind for kind in models.mix if not find_model(kind).own and "clip:" not in kind]
-    if (models.lora or models.train) and not models.weights and drawn:
-        how = f"models.lora = {models.lora}" if models.lora else "models.train"
-        found.append(
-            f"{how} without models.weights: what is not trained of {drawn[0]} stays at its random "
-            f"initial values"
-        )
-    twice = getattr(job.algorithm, "weighting", "") == "samples"
-    if by in ("size", "power-of-choice") and twice:
-        found.append(
-            f"selection.by = {by!r} draws clients in proportion to their examples, which then "
-            f"count again in the mean; set algorithm.weighting = 'uniform'"
-        )
-    return found
-
-
-def merged_users(job: Job, facts: World) -> list[str]:
-    """Return a warning if clients have the examples of several natural clients with names."""
-    data, users = facts.data, facts.data.train.users
-    natural = job.data.partition == "natural" and not job.data.partition_file
-    if not natural or users is None or not data.user_names:
-        return []
-    assert isinstance(facts.partition, Partition)  # a population has no users
-    names = [[data.user_names[i] for i in np.unique(users[r])] for r in facts.partition.train]
-    several = [f"client {k} has {join_few(own, FEW)}" for k, own in enumerate(names) if own[1:]]
-    if not several:
-        return []
-    column, total = job.columns.client or "its users", sum(map(len, names))
-    return [
-        f"{data_name(job.data.model_dump())}: {column} has {total} values for {job.clients} "
-        f"clients, so some are merged: {join_few(several, FEW, '; ')}; set clients = {total} for "
-        f"one client each"
-    ]
-
-
-def odd_labels(job: Job, facts: World) -> list[str]:
-    """Return warnings about the labels of the training data, one line each.
-
-    They name classes that have no example or only one, clients whose examples all have one label,
-    and a column of clients that the job does not use.
-    """
-    y, C = facts.data.train.y, len(facts.data.classes)
-    if not isinstance(facts.partition, Partition) or not len(y) or facts.data.task == "survival":
-        return []
-    about = job.data.model_dump()
-    name, found = data_name(about), list[str]()
-    number = np.bincount(y, minlength=C)
-    empty = np.flatnonzero(number == 0).tolist()
-    if empty and about["name"] not in DATASETS:  # whose classes are as they should be
-        found.append(
-            f"{name}: {len(empty)} of {C} classes have no training example "
-            f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
-            f"renumber them if these classes do not exist"
-        )
-    if np.count_nonzero(number) == 1:
-        only = facts.data.classes[int(number.argmax())]
-        found.append(
-            f"{name}: all training examples have the label {only}; there is nothing to learn"
-        )
-        return found
-    if facts.data.task == "next":  # many tokens are rare
-        return found
-    if len(single := np.flatnonzero(number == 1).tolist()):
-        told = join_few([facts.data.classes[c] for c in single], FEW)
-        found.append(
-            f"{name}: {len(single)} of {C} classes have a single training example ({told}); leave "
-            f"them out, unless that is meant"
-        )
-    held = [y[rows] for rows in facts.partition.train]
-    alike = [k for k, own in enumerate(held) if len(own) > 1 and own.min() == own.max()]
-    if alike and job.data.partition not in BY_CLASS:
-        found.append(
-            f"{name}: all training examples of {count_noun(len(alike), 'client')} have one label "
-            f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "
-            f"data.partition = {job.data.partition!r}, unless that is meant"
-        )
-    used = job.data.partition == "natural" or job.data.partition_by == "client"
-    if job.columns.client and not used and not job.data.partition_file:
-        found.append(
-            f"{name}: column {job.columns.client!r} names clients, but data.partition = "
-            f"{job.data.partition!r} shares the examples out otherwise; set data.partition = "
-            f"'natural' for one client each"
-        )
-    return found
-
-
-def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
+def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
     """Write the partition file again if it is missing or damaged."""
     path = names.partition_file(folder)
-    if not isinstance(facts.partition, Partition):
+    if not isinstance(world.partition, Partition):
         return
     try:
         check_seal(path)
@@ -268,7 +141,7 @@ def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
             f"warning: {path}: damaged or missing; it is written again from memory"
         )
         try:
-            facts.partition.save(path, rounds.run_id)
+            world.partition.save(path, rounds.run_id)
         except WriteError as error:
             rounds.fed.warnings.say(f"warning: {error}")
 
@@ -276,24 +149,24 @@ def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
 def open_results(
     job: Job,
     folder: Path,
-    facts: World,
+    world: World,
     rounds: Rounds,
-    known: Rows | None = None,
+    rows: Rows | None = None,
     memory: Record | None = None,
 ) -> Results:
     """Return the result file: a new one, or that of a resumed run, cut to its checkpoint.
 
-    known: rows that may not be on disk.
+    rows: of rounds that may not be on disk.
     memory: all rows, if this rank 0 has them in memory from before another rank's death.
     """
-    header, known = describe.header(job, facts, rounds), known or {}
-    arrays, say = describe.arrays(facts, rounds), rounds.fed.warnings.say
+    header, rows = describe.header(job, world, rounds), rows or {}
+    arrays, say = describe.arrays(world, rounds), rounds.fed.warnings.say
 
     def warn(text: str) -> None:
         say(f"warning: {text}")
 
-    if rounds.t > len(known):
-        results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
+    if rounds.t > len(rows):
+        results = Results.resume(folder, rounds.t, header, rows, arrays, memory, warn)
         checkpoint.drop_after(
             folder, rounds.t
         )  # only now: it may remove a copy that `resume` needed
@@ -308,7 +181,7 @@ def open_results(
     checkpoint.drop_after(folder, rounds.t)
     results = Results(folder, header, arrays, warn)
     for t in range(rounds.t):  # a rank died before any of them was on disk
-        results.append(known[str(t)])
+        results.append(rows[str(t)])
     return results
 
 

@@ -33,10 +33,14 @@ def choose_device(job: Job, comm: Comm) -> DeviceChoice:
 
     Raises ConfigError on all ranks if a device that the job asks for is not available.
     """
-    seen = comm.gather({comm.rank: (comm.node_of[comm.rank], gpu_sharing.visible(job.run.device))})
-    gpu, shared = gpu_sharing.take(seen).get(comm.rank), gpu_sharing.sharers(seen)
-    device = on_all_ranks(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))
-    warning = on_all_ranks(comm, lambda: gpu_sharing.check_sharing(shared, job.run.ranks_per_gpu))
+    gpus = comm.gather({comm.rank: (comm.node_of[comm.rank], gpu_sharing.visible(job.run.device))})
+    gpu, shared = gpu_sharing.take(gpus).get(comm.rank), gpu_sharing.sharers(gpus)
+
+    def choose() -> tuple[torch.device, str]:
+        device = devices.choose(job.run.device, gpu, job.run.precision)
+        return device, gpu_sharing.check_sharing(shared, job.run.ranks_per_gpu)
+
+    device, warning = on_all_ranks(comm, choose)
     devices.prepare(device, job.run.threads, job.run.precision)
     devices.cap(device, len(shared[comm.rank]))
     return DeviceChoice(device, devices.share(device, len(shared[comm.rank])), warning)

@@ -48,19 +48,22 @@ class Finetuning:
     all tensors are trained, or with LoRA the head.
     lora: rank of LoRA's matrices; 0: none.
     weights: by architecture the file or the word that `pretrained.find_file` takes.
+    checksums: of these files when the run was set up (`sums`), which identify its start.
     """
 
     train: tuple[str, ...] = ()
     lora: int = 0
     weights: Mapping[str, str] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: Job) -> Finetuning:
+    def of(cls, job: Job, checksums: Mapping[str, str] | None = None) -> Finetuning:
         """Return the choice of a job."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
         given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
         train = models.train or tuple(job.algorithm.trains)
-        return cls(train, models.lora, dict(zip(kinds, given, strict=False)))
+        weights = dict(zip(kinds, given, strict=False))
+        return cls(train, models.lora, weights, checksums or {})
 
     @property
     def some(self) -> bool:
@@ -75,9 +78,8 @@ class Finetuning:
         found = {name: find_file(name, given) for name, given in self.weights.items()}
         return {name: path for name, path in found.items() if path}
 
-    @cached_property
-    def checksums(self) -> dict[str, str]:
-        """SHA-256 of the files of weights by architecture; they identify a run's start."""
+    def sums(self) -> dict[str, str]:
+        """Return the SHA-256 of the files of weights by architecture."""
         return {name: sha256(path) for name, path in self.files.items()}
 
     def same_weights(self, known: Any) -> None:

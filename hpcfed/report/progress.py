@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -26,7 +26,6 @@ from hpcfed.storage.results import Record
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
-    from hpcfed.federation.world import World
     from hpcfed.machine.heartbeat import Heartbeat
     from hpcfed.storage.results import Results
 
@@ -135,8 +134,8 @@ class Rounds:
 class Progress:
     """Progress of this process's run; silent if it is not active or the job is quiet."""
 
-    def __init__(self, job: Job, folder: Path, facts: World, active: bool):
-        self.job, self.folder, self.facts, self.active = job, folder, facts, active
+    def __init__(self, job: Job, folder: Path, architectures: Sequence[str], active: bool):
+        self.job, self.folder, self.architectures, self.active = job, folder, architectures, active
         self.console = console()
         shown = active and not job.quiet
         self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
@@ -150,7 +149,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self.bar.start()
-        mix = ", ".join(sorted(set(self.facts.architectures)))
+        mix = ", ".join(sorted(set(self.architectures)))
         self.say(
             f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
             f"{summary.data_name(self.job.data.model_dump())}, "
@@ -231,7 +230,7 @@ class Progress:
         for i in np.flatnonzero(row["clients/cohort"]):
             k = row["clients/id"][i] if "clients/id" in row else i
             self.say(
-                f"  round {t}  client {k} ({self.facts.architectures[k]})  "
+                f"  round {t}  client {k} ({self.architectures[int(k)]})  "
                 f"train loss {row['clients/train_loss'][i]:.3f}  {title_metric(self.metric)} "
                 f"{row[f'clients/{self.metric}'][i]:.4f}  "
                 f"{row['clients/seconds'][i]:.2f} s"

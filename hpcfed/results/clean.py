@@ -58,7 +58,7 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
 
 def find_waste(folder: Path, last: bool) -> Iterator[Waste]:
     """Yield what of a run nobody needs: older checkpoints, and what interrupted writes left."""
-    indices = checkpoint.candidates(folder) if checkpoint.newest(folder) else []
+    indices = checkpoint.saved(folder)
     kept = 0 if last and finished(folder) else 1
     for index in indices[kept:]:
         what = "checkpoint" if indices.index(index) else "last checkpoint"

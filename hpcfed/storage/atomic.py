@@ -24,16 +24,13 @@ from hpcfed.storage import names, uncached
 from hpcfed.storage.checksum import BLOCK, intact, verify_checksum, write_checksum
 from hpcfed.storage.untrusted import attribute
 
-VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
-    names.RESULTS: (2, 1),  # 2: a checksum for each chunk
-    names.CHECKPOINT: (4, 3),  # 4: an index of one part a rank; 3: all in one file
-}
+VERSIONS = {names.RESULTS: 2, names.CHECKPOINT: 4}  # of each format; 1: of those not named here
 TEMPORARY = ".tmp"
 
 
-def versions(form: str) -> tuple[int, ...]:
-    """Return the versions of a format that can be read, the one that is written first."""
-    return VERSIONS.get(form, (1,))
+def version_of(form: str) -> int:
+    """Return the version of a format, which is the only one that is written and read."""
+    return VERSIONS.get(form, 1)
 
 
 @contextmanager
@@ -52,7 +49,7 @@ def replace_file(
         _prepare(path)
         with uncached.new(new) as raw:
             with uncached.deferring(raw), h5py.File(raw, "w", userblock_size=BLOCK) as file:
-                file.attrs.update({"format": form, "format_version": versions(form)[0]})
+                file.attrs.update({"format": form, "format_version": version_of(form)})
                 yield file
             write_checksum(raw)
         if check:
@@ -144,13 +141,10 @@ def _check_format(path: Path, file: h5py.File, form: str) -> None:
     found, version = attribute(file, "format"), attribute(file, "format_version")
     if found != form:
         raise CheckpointError(f"{path}: holds {found}, not {form}; give a file of that kind")
-    if version not in versions(form):
-        who = (
-            "a newer hpcfed"
-            if version > versions(form)[0]
-            else "the hpcfed that wrote it (results name its version)"
-        )
-        readable = " and ".join(map(str, versions(form)))
+    if version != version_of(form):
+        older = "the hpcfed that wrote it (results name its version)"
+        who = "a newer hpcfed" if version > version_of(form) else older
         raise CheckpointError(
-            f"{path}: format version {version}, but this hpcfed reads version {readable}; use {who}"
+            f"{path}: format version {version}, but this hpcfed reads version {version_of(form)}; "
+            f"use {who}"
         )

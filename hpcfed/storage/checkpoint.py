@@ -37,23 +37,33 @@ def rounds_of(path: Path) -> int:
     return int(match[1])
 
 
+def saved(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, the newest first; empty if it has none."""
+    return _saved(names.checkpoint_folder(run))
+
+
 def newest(run: Path) -> Path | None:
     """Return the checkpoint of a run with most rounds, None if it has none."""
-    return next(iter(_saved(names.checkpoint_folder(run))), None)
+    return next(iter(saved(run)), None)
 
 
-def candidates(path: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, the newest first, or the one at that path.
+def saved_rounds(run: Path) -> int:
+    """Return the rounds of the newest checkpoint of a run; 0 if it has none."""
+    index = newest(run)
+    return rounds_of(index) if index else 0
 
-    Raises CheckpointError if the folder has none.
-    """
-    found = _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]
-    if not found:
-        folder = names.checkpoint_folder(path)
-        raise CheckpointError(
-            f"{folder}: no checkpoint here; check the path, or start anew without --resume"
-        )
-    return found
+
+def all_at(path: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, the newest first, or the one at that path."""
+    return saved(path) if os.path.isdir(path) else [path]
+
+
+def none_at(run: Path) -> CheckpointError:
+    """Return the error about a run folder without checkpoints."""
+    return CheckpointError(
+        f"{names.checkpoint_folder(run)}: no checkpoint here; check the path, or start anew "
+        f"without --resume"
+    )
 
 
 def open_checkpoint(path: Path) -> Reader:
@@ -61,11 +71,13 @@ def open_checkpoint(path: Path) -> Reader:
 
     Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
     """
-    file = candidates(path)[0]
+    files = all_at(path)
+    if not files:
+        raise none_at(path)
     try:
-        return Reader(file)
+        return Reader(files[0])
     except DamagedError as error:
-        raise with_advice(error, file) from error
+        raise DamagedError(f"{error}\n  {advice(files[0])}") from error
 
 
 def newest_header(path: Path) -> dict[str, Any]:
@@ -73,23 +85,19 @@ def newest_header(path: Path) -> dict[str, Any]:
 
     path: the run folder, or one checkpoint. Returns an empty dict if there is none.
     """
-    for file in _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]:
-        with suppress(CheckpointError), Reader(file) as saved:
-            return saved.header
+    for file in all_at(path):
+        with suppress(CheckpointError), Reader(file) as reader:
+            return reader.header
     return {}
 
 
-def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
-    """Return the error with advice to resume from the newest undamaged checkpoint of the folder."""
+def advice(damaged: Path) -> str:
+    """Return the advice to resume from the newest undamaged checkpoint of the folder."""
     for path in _saved(damaged.parent):
-        try:
-            with Reader(path, whole=True) as file:
-                file.check()
-        except CheckpointError:
-            continue
-        return type(error)(f"{error}\n  this one is whole: resume from it with --resume {path}")
-    missing = f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
-    return type(error)(f"{error}\n  {missing}")
+        with suppress(CheckpointError), Reader(path, whole=True) as file:
+            file.check()
+            return f"this one is whole: resume from it with --resume {path}"
+    return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
 
 
 def fresh(index: Path) -> Path:
@@ -138,7 +146,7 @@ def prune(run: Path, keep: int) -> None:
     """
     folder = names.checkpoint_folder(run)
     with suppress(OSError):
-        for index in _saved(folder)[keep:]:
+        for index in saved(run)[keep:]:
             remove(index)
         found = _parts(folder)
         many = Counter(map(names.index_of, found))
@@ -179,7 +187,7 @@ def drop_after(run: Path, rounds: int) -> None:
     for parts in unfinished_parts(run):
         with convert_write_errors(parts):
             shutil.rmtree(parts)
-    for index in _saved(names.checkpoint_folder(run)):
+    for index in saved(run):
         if rounds_of(index) > rounds:
             with convert_write_errors(index):
                 remove(index)

@@ -25,7 +25,6 @@ from hpcfed.storage.uncached import BLOCK, CHUNK, Passing, open_existing
 
 PLAIN = b"hpcfed crc32 "
 LINE = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
-WHOLE = b"hpcfed sha256 "  # in older files: one SHA-256 of all data after the user block
 
 
 def write_checksum(raw: io.BufferedRandom) -> None:
@@ -100,8 +99,6 @@ def verify_checksum(path: Path, raw: io.BufferedReader, whole: bool) -> io.IOBas
     Raises DamagedError if the checksums, or with `whole` any of the data, have changed.
     """
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
-    if block.startswith(WHOLE):
-        return _checked_whole(path, block, raw)
     found = LINE.fullmatch(block)
     if not found:
         raise foreign(path)
@@ -174,14 +171,6 @@ class Checked(io.RawIOBase):
     def stretch(self, first: int, last: int) -> bytes:
         self.raw.seek(first)
         return self.raw.read(last - first)
-
-
-def _checked_whole(path: Path, block: bytes, raw: io.BufferedReader) -> io.BufferedReader:
-    raw.seek(BLOCK)
-    digest = hashlib.file_digest(raw, "sha256").hexdigest()
-    if block != (WHOLE + digest.encode() + b"\n").ljust(BLOCK, b"\0"):
-        raise checksum_error(path)
-    return raw
 
 
 def foreign(path: Path) -> DamagedError:

@@ -145,23 +145,6 @@ class Index(BaseModel):
     parts: dict[Annotated[str, Field(pattern=PART)], Text]
 
 
-class AboutPart(BaseModel):
-    """Facts about a checkpoint that all its parts store."""
-
-    model_config = ConfigDict(strict=True)
-    rounds: Count
-    ranks: Annotated[int, Field(ge=1, le=10**7)]
-    header: dict[str, Any]
-
-
-class Piece(BaseModel):
-    """Facts that a part stores about its checkpoint, and the names of its items."""
-
-    model_config = ConfigDict(strict=True)
-    about: AboutPart
-    names: list[Text]
-
-
 class Answers(BaseModel):
     """The header of a probe."""
 

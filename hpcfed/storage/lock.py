@@ -182,6 +182,15 @@ def find_holder(run: Path) -> Holder | None:
     return found.holder if found and not dead(found, time(), this_process("")) else None
 
 
+def is_locked_by(run: Path, world: str) -> bool:
+    """Return whether these ranks have the lock of the run folder that this machine sees."""
+    try:
+        found = read(names.lock_file(run))
+    except OSError:
+        return False
+    return found is not None and found.holder.world == world
+
+
 def dead(found: Found, now: float, me: Holder) -> bool:
     """Return whether a holder has ended, as far as `me` can know."""
     holder, silent = found.holder, now - found.renewed

@@ -1,7 +1,6 @@
 """Paths of a run's files."""
 
 import os
-import socket
 from pathlib import Path
 
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
@@ -66,11 +65,6 @@ def partition_file(run: Path) -> Path:
 def lock_file(run: Path) -> Path:
     """Return the path of the lock file, which exists while the run goes on (`storage.lock`)."""
     return run / "run.lock"
-
-
-def marker_file(run: Path) -> Path:
-    """Return the path of the file by which all nodes check that they see the same folder."""
-    return run / f".{socket.gethostname()}-{os.getpid()}.seen"
 
 
 def spill_folder(run: Path, rank: int | str) -> Path:

@@ -50,7 +50,7 @@ class Reader:
             header=tree.read_json(self._file, "header"),
             rounds=number(self._file, "rounds"),
             names=tree.read_json(self._file, "names"),
-            parts=tree.read_json(self._file, "parts") if "parts" in self._file else {},
+            parts=tree.read_json(self._file, "parts"),
         )
         check_header(found.header)
         same_round(self.path, found.rounds)
@@ -94,9 +94,10 @@ class Reader:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
         *groups, last = name.split("/")
         group = subgroup(self._file, "/".join(["items", *groups]))
-        found = link(group, last)  # up to version 3 the items are in the file itself
-        of_part = isinstance(found, h5py.ExternalLink)
-        return subgroup(self._part(found.filename) if of_part else self._file, "items")
+        target = link(group, last)
+        if not isinstance(target, h5py.ExternalLink):
+            raise DamagedError(f"{self.path}: {name}: is no link to a part")
+        return subgroup(self._part(target.filename), "items")
 
     def _part(self, name: str) -> h5py.File:
         if name not in self._open:

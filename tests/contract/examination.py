@@ -37,11 +37,12 @@ from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.core.errors import DivergedError
 from hpcfed.data import augment
+from hpcfed.engine.decide import world
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from hpcfed.comm import Serial
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.models.trained import Trained
 from hpcfed.storage import names
 from hpcfed.storage.record import Record, load

@@ -12,8 +12,8 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.config.edges import Edges
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.engine import describe
+from hpcfed.engine.decide import world
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import world
 from hpcfed.federation.exchange import Exchange
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import models, toy

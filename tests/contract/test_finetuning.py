@@ -10,7 +10,7 @@ from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.engine.run import odd_settings
+from hpcfed.engine.job_warnings import odd_settings
 from hpcfed.models import build, clip, pretrained
 from hpcfed.models.finetuning import Finetuning, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest

@@ -83,7 +83,7 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
         load_probe(one, "tsne").header["rounds"] == 2
         and names.probe_file(run).stat().st_mtime_ns == first
     )
-    for index in checkpoint.candidates(run):
+    for index in checkpoint.saved(run):
         checkpoint.remove(index)
     assert load_probe(one, "cka").header["rounds"] == 2  # what is left of the models
     names.probe_file(run).unlink()

@@ -103,7 +103,7 @@ def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
         part.write_bytes(content)
     model = hpcfed.load_model(run, client=4)
     assert model.about.rounds == 1 and len(set(counted(model, load(run)))) == 1
-    for index in checkpoint.candidates(run):
+    for index in checkpoint.saved(run):
         index.unlink()
     with pytest.raises(
         CheckpointError, match=r"no checkpoint here.*check the path, or wait for the first one"

@@ -25,10 +25,11 @@ from hpcfed.config.load import load
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.partition_file import Partition
+from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.training import graphs
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hpcfed.comm.mpi import Mpi
@@ -22,7 +23,7 @@ from hpcfed.engine.round_record import Recorder
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.tallies import Tallies
 from hpcfed.main import main
-from hpcfed.storage import checkpoint_parts
+from hpcfed.storage import checkpoint, checkpoint_parts
 from hpcfed.storage.results import Results
 
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
@@ -59,14 +60,18 @@ def moments() -> dict[str, set[int]]:
 
 def deadly(work: Callable, when: set[int]) -> Callable:
     def wrapped(*args, **kwargs):
-        saved = next(
-            (what.rounds for what in args if isinstance(what, checkpoint_parts.About)), None
-        )  # in the background
+        saved = next((saved_round(what) for what in args if isinstance(what, Path)), None)
         if (STATE["round"] if saved is None else saved) in when:
             os.kill(os.getpid(), BY)
         return work(*args, **kwargs)
 
     return wrapped
+
+
+def saved_round(parts: Path) -> int | None:
+    """The round of a checkpoint, which is written in the background; None for another folder."""
+    match = checkpoint.PARTS.fullmatch(parts.name)
+    return int(parts.name.split("-")[1]) if match else None
 
 
 def noting(step: Callable) -> Callable:

@@ -14,10 +14,10 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
+from hpcfed.engine.decide import assign, world
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.round_record import cells
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import assign, world
 from hpcfed.storage import checkpoint
 from hpcfed.storage.columns import PHASES
 from hpcfed.training.evaluate import NONE, score

@@ -6,18 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.comm import spmd
+from hpcfed.comm import Comm, spmd
 from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError
 from hpcfed.engine import folder
-from hpcfed.engine.folder import same_everywhere
+from hpcfed.engine.folder import Claim
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
 
 
+def enter(comm: Comm, out: Path) -> None:
+    """The run folder is claimed and made ready, and released again."""
+    job, claim = load(["--out", str(out)], environ={}), Claim()
+    try:
+        claim.prepare(job, comm, claim.enter(job, comm))
+    finally:
+        claim.leave()
+
+
 def test_a_folder_that_all_nodes_share_is_taken_and_nothing_is_left_in_it(tmp_path: Path):
-    spmd(4, lambda comm: same_everywhere(tmp_path, comm), nodes=2)
-    assert list(tmp_path.iterdir()) == []
+    spmd(4, lambda comm: enter(comm, tmp_path / "run"), nodes=2)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 def test_a_run_without_a_round_or_a_checkpoint_may_be_replaced_and_no_other(tmp_path: Path):
@@ -39,12 +48,12 @@ def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(folder, "PATIENCE", 0.0)
+    look = folder.look
+    monkeypatch.setattr(folder, "look", lambda run, world: look(tmp_path / "own disk", world))
 
     def refused(comm) -> str:
-        own = tmp_path / f"node-{comm.node_of[comm.rank]}"
-        own.mkdir(exist_ok=True)
         with pytest.raises(HpcfedError) as error:
-            same_everywhere(own, comm)
+            enter(comm, tmp_path / "run")
         return str(error.value)
 
     said = spmd(4, refused, nodes=2)
@@ -53,4 +62,4 @@ def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(
         and said[0].startswith("rank 2: out: ")
         and "that all nodes share" in said[0]
     )
-    assert not list(tmp_path.glob("*/*"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]

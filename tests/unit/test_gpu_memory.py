@@ -13,6 +13,7 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.engine import memory_check, run, setup
+from hpcfed.engine.decide import world
 from hpcfed.engine.memory_check import (
     CONTEXT,
     GIB,
@@ -23,7 +24,6 @@ from hpcfed.engine.memory_check import (
     refuse,
 )
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import world
 from hpcfed.machine.error_messages import MemoryFault
 from hpcfed.models import MODELS
 from hpcfed.training import engines

@@ -18,7 +18,7 @@ import hpcfed
 from hpcfed.config.job import algorithm_model
 from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine import run as engine
+from hpcfed.engine import decide
 from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.models.flat import Layout
@@ -234,7 +234,7 @@ def test_a_hook_that_returns_what_its_caller_cannot_use_is_told_before_training(
 @pytest.mark.parametrize("case", ["server", "local"])
 def test_a_hook_is_checked_in_the_run_too(module, case, capsys, monkeypatch):
     """With one round, after which nobody would use what `server` returns."""
-    monkeypatch.setattr(engine, "rehearse", lambda *_: None)
+    monkeypatch.setattr(decide, "rehearse", lambda *_: None)
     body, words = HOOKS[case]
     name = module(method(body))
     words_ = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
@@ -271,7 +271,7 @@ def test_the_rehearsal_changes_no_bit(module, monkeypatch):
     before = torch.get_rng_state()
     assert main([*words, "--out", "with"]) == 0
     assert torch.equal(before, torch.get_rng_state())
-    monkeypatch.setattr(engine, "rehearse", lambda *_: None)
+    monkeypatch.setattr(decide, "rehearse", lambda *_: None)
     assert main([*words, "--out", "without"]) == 0
     assert digest(Path("with")) == digest(Path("without"))
 

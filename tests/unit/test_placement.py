@@ -13,8 +13,9 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import calibration
 from hpcfed.engine.balance import level
+from hpcfed.engine.decide import world
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.setup import federation, world
+from hpcfed.engine.setup import federation
 from hpcfed.machine.assignment import bound, makespan, place
 from hpcfed.machine.speeds import of_ranks
 from tests.contract import toy

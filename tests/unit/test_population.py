@@ -12,9 +12,9 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.synthetic import SPREAD, Synthetic
 from hpcfed.engine import describe, events
+from hpcfed.engine.decide import world
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
-from hpcfed.engine.setup import world
 from hpcfed.federation.exchange import Exchange
 from hpcfed.report.figures.command import plot
 from hpcfed.results import summary

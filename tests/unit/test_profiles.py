@@ -12,7 +12,7 @@ from hpcfed.clients.profiles import Profiles, draw, factors, read, read_measured
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError, DataError, HpcfedError
-from hpcfed.engine.setup import world
+from hpcfed.engine.decide import world
 from hpcfed.models.cost import work
 from tests.contract import toy
 

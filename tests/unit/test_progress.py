@@ -10,7 +10,7 @@ import pytest
 from hpcfed.core import progress
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
-from hpcfed.engine.run import merged_users, odd_labels
+from hpcfed.engine.job_warnings import merged_users, odd_labels
 from hpcfed.launch.sweep.pool import Pool
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds

@@ -98,8 +98,8 @@ def test_what_rank_0_holds_of_the_results_outlives_a_death(tmp_path):
     made, course, seen = results_of(tmp_path, 3), Course(job()), []
 
     def attempt(course, comm):
-        seen.append(course.record)
-        course.results = made
+        seen.append(course.records.record)
+        course.records.results = made
         if len(seen) == 1:
             raise RankLost()
         return 0
@@ -117,10 +117,10 @@ def test_copies_in_memory_serve_only_where_every_round_has_its_record(tmp_path):
     made, course = results_of(tmp_path, 3), Course(job())
     copy = Snapshot({}, 4, {"rows": {"3": {"rounds/seconds": 3.0}}})
     behind = Snapshot({}, 5, {"rows": {"3": {"rounds/seconds": 3.0}}})
-    assert course.has_records(Serial(), tmp_path, copy)
-    assert not course.has_records(Serial(), tmp_path, behind)
+    assert course.records.cover(tmp_path, copy)
+    assert not course.records.cover(tmp_path, behind)
     names.results_file(tmp_path).write_bytes(b"damaged")
-    assert not course.has_records(Serial(), tmp_path, copy)
-    course.results = made
-    course.remember()
-    assert course.has_records(Serial(), tmp_path, copy)
+    assert not course.records.cover(tmp_path, copy)
+    course.records.results = made
+    course.records.detach()
+    assert course.records.cover(tmp_path, copy)

@@ -83,12 +83,10 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
 ):
     write = checkpoint_parts.write_part
 
-    def refusing(
-        folder: Path, rank: int, about: checkpoint_parts.About, items: checkpoint_parts.Items
-    ) -> checkpoint_parts.Part:
-        if rank == 1 and about.rounds == 2:
+    def refusing(folder: Path, rank: int, items: checkpoint_parts.Items) -> checkpoint_parts.Part:
+        if rank == 1 and folder.name == "round-000002":
             raise WriteError("no room on rank 1")
-        return write(folder, rank, about, items)
+        return write(folder, rank, items)
 
     def run(comm: Comm) -> list[str]:
         rounds, said = started(comm, 0), []
@@ -226,7 +224,7 @@ def test_a_copy_of_the_results_beside_an_unfinished_checkpoint_serves_before_it_
 ):
     """So it is where rank 0 dies between the copy and the index."""
     whole_run(tmp_path)
-    last, before = checkpoint.candidates(tmp_path)
+    last, before = checkpoint.saved(tmp_path)
     last.unlink()
     names.part_file(names.parts_folder(last), 0).unlink()
     names.results_copy(names.parts_folder(before)).unlink()
@@ -265,7 +263,7 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(
 
 
 def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, monkeypatch):
-    """Who looks for parts without an index would take it for whole: its checksum fits."""
+    """Its checksum would fit: it is of what was written."""
     monkeypatch.setattr(checkpoint_parts, "same", lambda item, found: False)
     with pytest.raises(
         WriteError, match="state is not what was to be written; it was just written: check the disk"
@@ -302,7 +300,7 @@ def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_
         "0",
     )
     assert run.run(going, Serial()) == DONE
-    assert [checkpoint.rounds_of(path) for path in checkpoint.candidates(tmp_path)] == [2, 0]
+    assert [checkpoint.rounds_of(path) for path in checkpoint.saved(tmp_path)] == [2, 0]
 
 
 def test_a_log_on_a_full_disk_ends_no_run(tmp_path, monkeypatch):

@@ -209,10 +209,10 @@ def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
         open_file(tmp_path / "a.h5", "other"),
     ):
         pass
-    monkeypatch.setitem(VERSIONS, "test", (3, 2))
+    monkeypatch.setitem(VERSIONS, "test", 3)
     with pytest.raises(
         CheckpointError,
-        match="version 1, but this hpcfed reads version 3 and 2; use the hpcfed that",
+        match="version 1, but this hpcfed reads version 3; use the hpcfed that",
     ):
         value_of(tmp_path / "a.h5")
     save(tmp_path / "a.h5", 1)

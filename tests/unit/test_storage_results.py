@@ -170,7 +170,7 @@ def test_a_run_without_usable_results_goes_on_with_empty_rounds_and_keeps_the_da
 
 def test_results_of_a_newer_version_are_not_taken_for_lost(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(atomic.VERSIONS, names.RESULTS, (99,))
+        patch.setitem(atomic.VERSIONS, names.RESULTS, 99)
         run_of(tmp_path, 2)
     with pytest.raises(CheckpointError, match="version 99"):
         Results.resume(tmp_path, 2, {})
@@ -374,14 +374,14 @@ class Losing(uncached.Passing):
 
 def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch):
     monkeypatch.setattr(uncached, "Passing", Losing)
-    about = About(3, 1, {"job": {"seed": 1}})
+    about = About(3, {"job": {"seed": 1}})
     made = Results(tmp_path, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))})
     for t in range(3):
         made.append(row(t))
     Losing.n = 0
     made.finish()
     whole = load(tmp_path)
-    part = write_part(folder := tmp_path / "checkpoints/round-000003", 0, about, lambda: [])
+    part = write_part(folder := tmp_path / "checkpoints/round-000003", 0, lambda: [])
     refused = 0
     for write in (made.finish, lambda: write_index(folder, about, {0: part})):
         Losing.n = 0

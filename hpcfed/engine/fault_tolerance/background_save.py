@@ -43,7 +43,7 @@ class BackgroundSave:
         self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.part: Future[checkpoint_parts.Part] | None = None  # of the checkpoint on its way
-        self.about = checkpoint_parts.About(rounds.t, self.comm.size, {})  # the last one begun
+        self.about = checkpoint_parts.About(rounds.t, {})  # the last one begun
         self.folder = run  # of its parts
         self.exists = exists
 
@@ -74,9 +74,7 @@ class BackgroundSave:
         """
         assert self.part is None
         with self.clock("checkpoint"):
-            self.about = checkpoint_parts.About(
-                self.rounds.t, self.comm.size, snapshot.header(self.rounds)
-            )
+            self.about = checkpoint_parts.About(self.rounds.t, snapshot.header(self.rounds))
             self.folder = self.place()
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
@@ -87,7 +85,7 @@ class BackgroundSave:
             )
             items = partial(self.with_heartbeat, held)
             self.part = self.thread.submit(
-                checkpoint_parts.write_part, self.folder, self.comm.rank, self.about, items
+                checkpoint_parts.write_part, self.folder, self.comm.rank, items
             )
             if on_disk:
                 wait([self.part])

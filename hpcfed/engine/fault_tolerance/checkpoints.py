@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from hpcfed.core.errors import WriteError
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 
@@ -73,7 +74,8 @@ class Checkpoints:
         error = self.saver.finish() if self.saver.pending else ""
         warnings = self.rounds.fed.warnings
         if error and (needed or self.wanted.required):
-            raise save_restore.everywhere(f"{error}\n  {warnings.last_checkpoint}")
+            failure = WriteError(f"{error}\n  {warnings.last_checkpoint}")
+            raise save_restore.everywhere(failure)
         if error:
             warnings.say(
                 f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"

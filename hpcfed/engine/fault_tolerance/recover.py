@@ -16,82 +16,84 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm import ulfm
-from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.exit_status import FAULT, RESUME_ME
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy
-from hpcfed.engine.fault_tolerance.signals import Signals
-from hpcfed.engine.fault_tolerance.watchdog import Guard, Watchdog
+from hpcfed.engine.fault_tolerance.monitor import Monitor
 from hpcfed.engine.folder import Claim
-from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
-from hpcfed.storage.lock import LONGEST
 from hpcfed.storage.record import recover
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
     from hpcfed.engine.fault_tolerance.snapshot import Snapshot
+    from hpcfed.engine.fault_tolerance.watchdog import Guard
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.federation.world import World
+    from hpcfed.engine.world import World
     from hpcfed.storage.record import Record
     from hpcfed.storage.results import Results
 
 
 @dataclass
+class Records:
+    """The results of the rounds done, as far as they are in the memory of rank 0.
+
+    results: the results while they are written; record: their contents when another rank died.
+    rows: of a copy, by round; they may not be on disk.
+    """
+
+    results: Results | None = None
+    record: Record | None = None
+    rows: dict[str, Any] = field(default_factory=dict)
+
+    def detach(self) -> None:
+        """Take over the contents of the results, and release the attempt that wrote them."""
+        if self.results:
+            self.record, self.results = self.results.record(), None
+
+    def cover(self, run: Path, copy: Snapshot) -> bool:
+        """Return whether each round of a copy has its record: in the copy, in memory or on disk."""
+        rows = copy.get("rows")
+        needed = next((t for t in range(copy.rounds, 0, -1) if str(t - 1) not in rows), 0)
+        try:
+            return bool(not needed or self.record or recover(run, needed).rounds >= needed)
+        except CheckpointError:
+            return False
+
+
 class Course:
-    """The part of a run that outlives a rank's death: constants, and how far the run has come."""
+    """The part of a run that outlives a rank's death: its constants, and how far it has come.
 
-    job: Job
-    facts: World | None = None
-    begun: bool = False  # the run folder has only files of this run
-    reached: int = 0  # rounds done
-    deaths: list[str] = field(default_factory=list)  # not yet reported
-    buddy_copy: BuddyCopy | None = None
-    rows: dict[str, Any] = field(default_factory=dict)  # results that may not be on disk
-    results: Results | None = None  # on rank 0, while it writes them
-    record: Record | None = None  # and their contents when another rank died
-    saved: int = 0  # rounds of the checkpoint that the run goes on from
-    guard: Guard | None = None  # time limit for phases without watchdog files
-    owns_process: bool = True  # whether the process exists for this run, and may be ended with it
-    claim: Claim = field(default_factory=Claim)
+    world: None until it is decided.
+    begun: whether the run folder has only files of this run.
+    reached: rounds done. saved: rounds of the checkpoint that the run continues from.
+    deaths: not yet reported.
+    """
 
-    def __post_init__(self) -> None:
-        self.heartbeat = Heartbeat()
-        self.signals = Signals(self.heartbeat, self.job.run.grace / 2)
-        self.watchdog: Watchdog | None = None
+    def __init__(self, job: Job, guard: Guard | None = None, owns_process: bool = True) -> None:
+        self.job = job
+        self.monitor = Monitor(job, guard, owns_process)
+        self.claim = Claim()
+        self.world: World | None = None
+        self.begun, self.reached, self.saved = False, 0, 0
+        self.deaths: list[str] = []
+        self.buddy_copy: BuddyCopy | None = None
+        self.records = Records()
 
     def enter(self, comm: Comm) -> Path | None:
         """Claim and return the run folder, and start the watchdog there; collective.
 
         Returns None for a dry run.
         """
-        if self.guard and self.job.force:  # which may wait for signs of another run
-            self.guard.stop()
-            self.guard.begin("at the start", more=LONGEST)
+        self.monitor.wait_for_folder()
         run = None if self.job.dry_run else self.claim.enter(self.job, comm)
-        if run:
-            if self.owns_process:
-                self.watch(comm, run)
-            elif self.claim.lock:
-                self.claim.lock.end = None
-        if self.guard:
-            self.guard.stop()
+        if self.claim.lock and not self.monitor.owns_process:
+            self.claim.lock.end = None
+        self.monitor.watch(comm, run)
         return run
-
-    def watch(self, comm: Comm, run: Path) -> None:
-        """Start a watchdog for these ranks, and stop the one of the ranks before the death."""
-        if self.watchdog:
-            self.watchdog.stop()
-        self.watchdog = Watchdog(self.heartbeat, comm.rank, comm.size, run, self.job.run.watchdog)
-        self.watchdog.start()
-
-    def under_way(self) -> None:
-        """Record that the start is over: from now on the watchdog requires progress."""
-        if self.watchdog:
-            self.watchdog.starting = False
 
     def check(self) -> None:
         """Check that the folder still belongs to this run, before anything is written to it."""
@@ -103,17 +105,16 @@ class Course:
 
         together: whether all ranks are here, and release the folder.
         """
-        self.signals.close()
-        if self.watchdog:
-            self.watchdog.stop()
+        self.monitor.stop()
         if not together:  # others may still write; the lock is found dead later
             return
-        if self.guard:
-            self.guard.begin("at the end")
+        guard = self.monitor.guard
+        if guard:
+            guard.begin("at the end")
         with suppress(RankLost):
             comm.barrier()
-        if self.guard:
-            self.guard.stop()
+        if guard:
+            guard.stop()
         self.claim.leave()
 
     def agree(self, comm: Comm) -> None:
@@ -121,75 +122,51 @@ class Course:
 
         The death may have hit them at different moments.
         """
-        mine = [self.facts is not None, self.begun, self.reached, self.claim.world]
-        told = comm.gather({comm.rank: mine})
+        mine = [self.world is not None, self.begun, self.reached, self.claim.world]
+        states = comm.gather({comm.rank: mine})
         comm.confirm()
-        known, begun, reached, worlds = zip(*told.values(), strict=True)
+        decided, begun, reached, worlds = zip(*states.values(), strict=True)
         self.claim.world = next(filter(None, worlds), "")
-        self.facts = self.facts if all(known) else None
-        self.begun, self.reached, self.rows = any(begun), max(reached), {}
-
-    def remember(self) -> None:
-        """Keep the records of the results, and release the attempt that wrote them."""
-        if self.results:
-            self.record, self.results = self.results.record(), None
-
-    def has_records(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
-        """Return whether each round of a copy has its record; collective.
-
-        A record may be in the copy, in memory or on disk.
-        """
-
-        def found() -> bool:
-            rows = copy.get("rows")
-            needed = next((t for t in range(copy.rounds, 0, -1) if str(t - 1) not in rows), 0)
-            try:
-                return bool(not needed or self.record or recover(run, needed).rounds >= needed)
-            except CheckpointError:
-                return False
-
-        return comm.bcast(on_all_ranks(comm, lambda: found() if comm.rank == 0 else False))
+        self.world = self.world if all(decided) else None
+        self.begun, self.reached, self.records.rows = any(begun), max(reached), {}
 
     def restore(self, rounds: Rounds, run: Path) -> None:
         """Bring the run to the state from which it continues; collective."""
         comm, buddy = rounds.fed.comm, self.buddy_copy
         copy = buddy.restore(rounds.fed) if buddy and self.begun else None
-        if buddy and copy and not self.has_records(comm, run, copy):
+        if buddy and copy and not comm.bcast(comm.rank == 0 and self.records.cover(run, copy)):
             rounds.fed.warnings.say(
                 f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
             buddy.kept, copy = [], None
         if copy:
-            on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
+            snapshot.take_up(rounds, copy)
             rounds.fed.turns.share_failures()
-            self.rows = copy.get("rows")
-        elif self.begun and save_restore.exists(rounds.fed, run):
-            save_restore.restore(rounds, run)
+            self.records.rows = copy.get("rows")
+        elif self.begun:
+            save_restore.restore(rounds, run, needed=False)
         elif self.job.resume:
             save_restore.restore(rounds, self.job.resume)
         comm.confirm()
         self.saved = 0 if copy else rounds.t
-        self.tell(rounds, copy is not None)
+        self.report_deaths(rounds, copy is not None)
 
-    def tell(self, rounds: Rounds, copied: bool) -> None:
+    def report_deaths(self, rounds: Rounds, copied: bool) -> None:
         """Print once which ranks died and how many rounds are repeated."""
-        if self.deaths:
-            source = (
-                "copies in memory"
-                if copied
-                else "the last checkpoint"
-                if rounds.t
-                else "the beginning"
-            )
-            source += " (no copy in memory is whole)" if self.buddy_copy and not copied else ""
-            fed, again = rounds.fed, max(0, self.reached - rounds.t)
-            fed.warnings.say(
-                f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, "
-                f"after "
-                f"round {rounds.t}; finished rounds to repeat: {again}"
-            )
-            self.deaths = []
+        if not self.deaths:
+            return
+        source = "the last checkpoint" if rounds.t else "the beginning"
+        if copied:
+            source = "copies in memory"
+        elif self.buddy_copy:
+            source += " (no copy in memory is whole)"
+        fed, again = rounds.fed, max(0, self.reached - rounds.t)
+        fed.warnings.say(
+            f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, after "
+            f"round {rounds.t}; finished rounds to repeat: {again}"
+        )
+        self.deaths = []
 
 
 def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
@@ -223,7 +200,7 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
         except Exception:
             if not comm.has_lost_rank():  # data from a dead rank may be wrong, and cause any error
                 raise
-        course.remember()
+        course.records.detach()
         gc.collect()
         shrink(course, comm)
         if course.job.run.on_fault != "shrink":

@@ -26,7 +26,7 @@ from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.checkpoint_parts import saved_rounds
+from hpcfed.storage.checkpoint import saved_rounds
 from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
 from hpcfed.storage.record import load as load_results
 

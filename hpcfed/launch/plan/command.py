@@ -107,8 +107,9 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
     """
     from hpcfed.algorithms.base import RoundBased
     from hpcfed.comm import Serial
+    from hpcfed.engine.decide import world
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.setup import federation, world
+    from hpcfed.engine.setup import federation
     from hpcfed.launch.plan.costs import costs
 
     if run is None:

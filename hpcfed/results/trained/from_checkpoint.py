@@ -134,7 +134,7 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
     The run may be going on. Raises CheckpointError if there is none.
     """
     damage: CheckpointError | None = None
-    for path in checkpoints_of(run):
+    for path in checkpoint.saved(run):
         try:
             with Reader(path) as source:
                 return use(source)
@@ -145,11 +145,6 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
         f"{where}: no checkpoint here, and trained models are in checkpoints; check the "
         "path, or wait for the first one (checkpoint.every)"
     )
-
-
-def checkpoints_of(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, the newest first."""
-    return checkpoint.candidates(run) if checkpoint.newest(run) else []
 
 
 def select_clients(clients: Collection[int] | None, K: int) -> list[int]:

@@ -24,7 +24,7 @@ from hpcfed.core.wording import count_noun, evenly
 from hpcfed.data.dataset import Split
 from hpcfed.models.trained import Trained
 from hpcfed.results.trained.export import numbers
-from hpcfed.results.trained.from_checkpoint import Saved, checkpoints_of, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.probe import Probe
@@ -172,7 +172,7 @@ class Probing:
         tables = {self.source.rounds: pairwise_cka(last)}
         older = [
             path
-            for path in checkpoints_of(self.run)
+            for path in checkpoint.saved(self.run)
             if checkpoint.rounds_of(path) < self.source.rounds
         ]
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):

@@ -1,0 +1,132 @@
+"""Checks of a job against its data and models; each raises ConfigError."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfed import models
+from hpcfed.config.architectures import find, plain
+from hpcfed.config.metrics import choose
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.models.finetuning import Finetuning
+from hpcfed.models.flat import Layout
+from hpcfed.models.widths import parse
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.data.dataset import DataSet
+
+
+def check_views(job: Job, data: DataSet) -> None:
+    """Raise ConfigError if the job would augment inputs other than images."""
+    method, policy = job.algorithm, job.local.augment
+    images = not data.vocabulary and not data.modalities and len(data.shape) == 3
+    if images or (method.views == 1 and policy in ("auto", "none")):
+        return
+    holds = "several modalities" if data.modalities else "texts" if data.vocabulary else "numbers"
+    if method.views > 1:
+        off = "set algorithm.contrastive = false, or " if hasattr(method, "contrastive") else ""
+        raise ConfigError(
+            f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} "
+            f"holds {holds}, which are not augmented; {off}take another method, such as lgfedavg "
+            f"(algorithm.name), which has no views"
+        )
+    raise ConfigError(
+        f"local.augment = {policy!r}, but {data.name} holds {holds}; set local.augment = 'none'"
+    )
+
+
+def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
+    """Return the names of the run's metrics.
+
+    Raises ConfigError for a metric that the data do not have, and for a method that cannot be
+    trained on them.
+    """
+    method = job.algorithm
+    if data.task == "survival" and (not method.survival or method.views > 1):
+        raise ConfigError(
+            f"{method.name} needs classes, but {data.name} has survival times; use fedavg, "
+            "fedprox, scaffold, local or central, or another data set"
+        )
+    return choose(job.evaluate.metrics, data.task, len(data.classes), data.name)
+
+
+def check_labels(job: Job, data: DataSet) -> None:
+    """Raise ConfigError for data.wrong_labels if the data have no class labels."""
+    if job.data.wrong_labels and data.task == "survival":
+        raise ConfigError(
+            f"data.wrong_labels: {data.name} has survival times, not classes; leave it away"
+        )
+
+
+def check_models(kinds: list[str], data: DataSet) -> None:
+    """Raise ConfigError if a model does not take the data's inputs."""
+    for kind in kinds:
+        models.check(kind, data.shape, data.vocabulary)
+
+
+def check_heads(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
+    """Raise ConfigError if a method reads the head of models and a model has none."""
+    method, adapts = job.algorithm, job.adapt.how == "head"
+    reads = method.reads_head or method.accepts in ("a common head", "widths")
+    if not reads and not adapts:
+        return
+    for kind in kinds:
+        for part in kind.split("+"):
+            if reason := models.missing_head(part, shape, classes, job.models.d):
+                who = method.name if reads else "adapt.how = 'head'"
+                raise ConfigError(
+                    f"{who} needs the head of each model, its last linear layer, or what that "
+                    f"layer reads: {reason}; let it end in nn.Linear(width, num_classes), or take "
+                    f"a method that reads neither, such as fedavg, fedprox or local"
+                )
+
+
+def check_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
+    """Raise ConfigError if clients share a head but users' own models give it different widths."""
+    if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
+        return
+    d = job.models.d
+    bases = sorted({parse(kind).base for kind in kinds})
+    widths = {base: models.represents(base, shape, classes, d) for base in bases}
+    if len(set(widths.values())) > 1:
+        described = ", ".join(f"{base} {width}" for base, width in widths.items())
+        user_widths = {width for base, width in widths.items() if find(plain(base)).own}
+        advice = f"let the last hidden layers of your own models have {d} units (models.d)"
+        if len(user_widths) == 1:
+            advice = f"set models.d = {min(user_widths)}, or {advice}"
+        raise ConfigError(
+            f"{job.algorithm.name} needs a common head, but the last layers of the models read "
+            f"different numbers of values: {described}; {advice}, or take a method for any "
+            f"models, such as fd (hpcfed list algorithms)"
+        )
+
+
+def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> dict[str, str]:
+    """Return the checksums of the files of weights that models start from.
+
+    Raises ConfigError if a file does not fit, or if nothing would be trained.
+    """
+    finetuning, how = Finetuning.of(job), job.models
+    if not finetuning.some and not finetuning.weights:
+        return {}
+    shape = data.train.x.shape[1:]
+    for kind in kinds:
+        with rng.scoped(0, "work"):
+            model = models.build(
+                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
+            )
+        finetuning.start(model, kind)
+        if finetuning.some:
+            method, before = job.algorithm, Layout.of(model).names
+            finetuning.check(model, kind)
+            finetuning.restrict(model, None)
+            if any(map(method.shared, before)) and not any(
+                map(method.shared, Layout.of(model).names)
+            ):
+                raise ConfigError(
+                    f"models.train leaves nothing that {method.name} exchanges of {kind}; name "
+                    f"more, or leave models.train and models.lora away"
+                )
+    return finetuning.sums()

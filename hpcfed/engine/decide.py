@@ -1,0 +1,203 @@
+"""Set-up, first part: rank 0 checks a job and decides all that follows from it, for all ranks.
+
+The first rank of each node reads the data, into memory that the ranks of the node share. All else
+is decided on rank 0 alone, and sent once: floating-point results may depend on a rank's processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.clients import edges, profiles, traces
+from hpcfed.clients.profiles import Profiles
+from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.core import rng
+from hpcfed.core.errors import DataError
+from hpcfed.core.shapes import describe_shape
+from hpcfed.data import datasets, modalities
+from hpcfed.data.dataset import DataSet, from_arrays, to_arrays
+from hpcfed.data.modalities import Held
+from hpcfed.data.partition import Partition, split
+from hpcfed.data.sampling import hold_out
+from hpcfed.data.synthetic import Synthetic
+from hpcfed.engine import adapted, changed_code, checks, folder, job_warnings
+from hpcfed.engine.method_trial import rehearse
+from hpcfed.engine.world import World, of_clients, population
+from hpcfed.machine import speeds
+from hpcfed.models.assign import assign
+from hpcfed.models.cost import cost, work
+from hpcfed.report.sinks import logs
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+
+Rows = tuple[np.ndarray, ...]  # rows of a split, client by client
+
+
+def world(job: Job, comm: Comm) -> World:
+    """Return all that follows from a job, the same on all ranks; collective.
+
+    Raises the same HpcfedError on all ranks, rank 0's, for a job that cannot be run.
+    """
+
+    def plan() -> tuple[list[DataSet], dict[str, Any] | None]:
+        """Read on the first rank of each node, decide on rank 0."""
+        sets = read(job) if comm.local_rank == 0 else []
+        if comm.rank:
+            return sets, None
+        speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost)
+        return sets, decide(job, *sets).to_tree()
+
+    sets, tree = on_all_ranks(comm, plan)
+    # only the ranks that have read the data call the function; each set is freed once it is shared
+    shared = [comm.share(lambda: to_arrays(sets.pop(0))) for _ in set_names(job)]
+    return World.from_tree(job, comm.bcast(tree), *map(from_arrays, shared))
+
+
+def set_names(job: Job) -> list[str]:
+    """Return the names of the job's data sets: the clients', and that of the public examples."""
+    return [name for name in (job.data.name, job.data.public_source) if name]
+
+
+def read(job: Job) -> list[DataSet]:
+    """Read the job's data sets, with the modalities that it uses."""
+    sets = [datasets.load_for(job, name) for name in set_names(job)]
+    modalities.check_idle(sets[0], job.modalities)
+    return [modalities.select(data, job.modalities) if data.modalities else data for data in sets]
+
+
+def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
+    """Check the job, and return all that follows from it.
+
+    other: the data set of the public examples, if it is another one.
+    """
+    logs.check(job.log)
+    adapted.check(job)
+    checks.check_views(job, data)
+    metrics = checks.metrics(job, data)
+    partition, held_out = share_out(job, data)
+    public = public_rows(job, data, other, partition)
+    held = modalities_of(job, data, partition)
+    checks.check_labels(job, data)
+    original, data = data, of_clients(job, data, partition)
+
+    shape, classes, d = data.shape, len(data.classes), job.models.d
+    checks.check_models([*job.models.mix, *filter(None, [job.models.server])], data)
+    architectures = assign(job, shape, classes, data.modalities, held.own if held else ())
+    kinds = sorted(set(architectures))
+    checks.check_models(kinds, data)
+    checks.check_heads(job, kinds, shape, classes)
+    checks.check_width(job, kinds, shape, classes)
+    checksums = checks.check_finetuning(job, kinds, data)
+
+    costs = {kind: cost(kind, shape, classes, d, data.vocabulary) for kind in kinds}
+    adds = {kind: work(kind, shape, classes, d, data.vocabulary).multiply_adds for kind in kinds}
+    run = folder.of(job)
+    run_id, changes = (folder.run_id(run), changed_code.check(job, run)) if job.resume else ("", [])
+    decided = World(
+        data,
+        partition,
+        (other or original).train,
+        public,
+        architectures,
+        np.array([costs[kind] for kind in architectures]) * partition.sizes,
+        draw_profiles(job, np.array([3.0 * max(1, adds[kind]) for kind in architectures])),
+        metrics,
+        run,
+        held,
+        held_out,
+        edges.make_map(job.edges, edges.assign(job.edges, job.clients))
+        if job.edges.number
+        else None,
+        checksums,
+        run_id,
+    )
+    rehearse(job, decided)
+    return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))
+
+
+def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
+    """Return the partition, and the rows that clients hold out of it for validation.
+
+    Rows that are held out are no part of the partition any more. Raises DataError if no client has
+    enough examples for that.
+    """
+    if data.name == "synthetic":
+        return population(job), ()
+    settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
+    drawn = split(data, settings, job.clients, job.seed)
+    share, labels = job.evaluate.validation, data.train.strata
+    if not share:
+        return drawn, ()
+    parts = [
+        hold_out(labels, rows, share, rng.stream(job.seed, "validation", k))
+        for k, rows in enumerate(drawn.train)
+    ]
+    if not any(len(validation) for _, validation in parts):
+        raise DataError(
+            f"evaluate.validation = {share:g}: no client has enough examples to hold one out; take "
+            f"a larger share or fewer clients"
+        )
+    train, validation = zip(*parts, strict=True)
+    return Partition(train, drawn.test, drawn.public), validation
+
+
+def public_rows(
+    job: Job, data: DataSet, other: DataSet | None, partition: Partition | Synthetic
+) -> np.ndarray:
+    """Return the rows of the public examples, of the data or of the other data set.
+
+    Raises DataError if they do not fit the clients' data.
+    """
+    if other is None:
+        return partition.public
+    shape, theirs, n = data.shape, other.shape, len(other.train.y)
+    if data.text or other.text:
+        raise DataError(
+            f"data.public_source: texts have the vocabulary of their own data set, so those of "
+            f"{other.name} mean "
+            f"nothing to models for {data.name}; leave data.public_source empty, and public data "
+            f"are taken from it"
+        )
+    if shape != theirs:
+        raise DataError(
+            f"data.public_source: {other.name} has inputs of shape {describe_shape(theirs)}, "
+            f"{data.name} of {describe_shape(shape)}; "
+            "take public data of the same shape"
+        )
+    if job.data.public > n:
+        raise DataError(
+            f"data.public is {job.data.public}, but {other.name} has {n} examples; take at most {n}"
+        )
+    g = rng.stream(job.seed, "public")
+    return np.sort(g.choice(n, job.data.public, replace=False))
+
+
+def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
+    """Return the modalities of each client; None if inputs have one modality.
+
+    Raises ConfigError.
+    """
+    if not data.modalities or isinstance(partition, Synthetic):
+        return None
+    return modalities.assign(
+        data.modalities,
+        job.modalities,
+        job.clients,
+        job.seed,
+        lambda k: modalities.present(data.train, partition.train[k]),
+    )
+
+
+def draw_profiles(job: Job, example: np.ndarray) -> Profiles:
+    """Draw or read the clients' profiles.
+
+    example: [K], multiply-adds of one example, forward and backward.
+    """
+    trace = traces.read(job.system.trace, job.clients) if job.system.trace else None
+    drawn = profiles.draw(job.system, job.clients, job.seed, example)
+    return Profiles(**drawn, example=example, trace=trace)

@@ -1,0 +1,120 @@
+"""Warnings about a job and its data: what can be meant, and rarely is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfed.config.architectures import find as find_model
+from hpcfed.core.wording import count_noun, join_few
+from hpcfed.data import DATASETS
+from hpcfed.data.partition import Partition
+from hpcfed.results.summary import data_name
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.engine.world import World
+
+FEW = 8  # classes and clients that a warning names
+# partitions with which clients of a single label are intended, or nothing unusual
+BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
+
+
+def warnings(job: Job, world: World) -> tuple[str, ...]:
+    """Return all warnings about a job and its data, one line each."""
+    return (
+        *world.data.notes,
+        *merged_users(job, world),
+        *odd_labels(job, world),
+        *odd_settings(job),
+    )
+
+
+def merged_users(job: Job, world: World) -> list[str]:
+    """Return a warning if clients have the examples of several natural clients with names."""
+    data, users = world.data, world.data.train.users
+    natural = job.data.partition == "natural" and not job.data.partition_file
+    if not natural or users is None or not data.user_names:
+        return []
+    assert isinstance(world.partition, Partition)  # a population has no users
+    names = [[data.user_names[i] for i in np.unique(users[r])] for r in world.partition.train]
+    several = [f"client {k} has {join_few(own, FEW)}" for k, own in enumerate(names) if own[1:]]
+    if not several:
+        return []
+    column, total = job.columns.client or "its users", sum(map(len, names))
+    return [
+        f"{data_name(job.data.model_dump())}: {column} has {total} values for {job.clients} "
+        f"clients, so some are merged: {join_few(several, FEW, '; ')}; set clients = {total} for "
+        f"one client each"
+    ]
+
+
+def odd_labels(job: Job, world: World) -> list[str]:
+    """Return warnings about the labels of the training data, one line each.
+
+    They name classes that have no example or only one, clients whose examples all have one label,
+    and a column of clients that the job does not use.
+    """
+    y, C = world.data.train.y, len(world.data.classes)
+    if not isinstance(world.partition, Partition) or not len(y) or world.data.task == "survival":
+        return []
+    about = job.data.model_dump()
+    name, lines = data_name(about), list[str]()
+    number = np.bincount(y, minlength=C)
+    empty = np.flatnonzero(number == 0).tolist()
+    if empty and about["name"] not in DATASETS:  # whose classes are as they should be
+        lines.append(
+            f"{name}: {len(empty)} of {C} classes have no training example "
+            f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+            f"renumber them if these classes do not exist"
+        )
+    if np.count_nonzero(number) == 1:
+        only = world.data.classes[int(number.argmax())]
+        lines.append(
+            f"{name}: all training examples have the label {only}; there is nothing to learn"
+        )
+        return lines
+    if world.data.task == "next":  # many tokens are rare
+        return lines
+    if len(single := np.flatnonzero(number == 1).tolist()):
+        names = join_few([world.data.classes[c] for c in single], FEW)
+        lines.append(
+            f"{name}: {len(single)} of {C} classes have a single training example ({names}); leave "
+            f"them out, unless that is meant"
+        )
+    labels = [y[rows] for rows in world.partition.train]
+    alike = [k for k, own in enumerate(labels) if len(own) > 1 and own.min() == own.max()]
+    if alike and job.data.partition not in BY_CLASS:
+        lines.append(
+            f"{name}: all training examples of {count_noun(len(alike), 'client')} have one label "
+            f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "
+            f"data.partition = {job.data.partition!r}, unless that is meant"
+        )
+    used = job.data.partition == "natural" or job.data.partition_by == "client"
+    if job.columns.client and not used and not job.data.partition_file:
+        lines.append(
+            f"{name}: column {job.columns.client!r} names clients, but data.partition = "
+            f"{job.data.partition!r} shares the examples out otherwise; set data.partition = "
+            f"'natural' for one client each"
+        )
+    return lines
+
+
+def odd_settings(job: Job) -> list[str]:
+    """Return warnings about settings that can be meant and rarely are, one line each."""
+    lines, models, by = list[str](), job.models, job.selection.by
+    random = [kind for kind in models.mix if not find_model(kind).own and "clip:" not in kind]
+    if (models.lora or models.train) and not models.weights and random:
+        how = f"models.lora = {models.lora}" if models.lora else "models.train"
+        lines.append(
+            f"{how} without models.weights: what is not trained of {random[0]} stays at its random "
+            f"initial values"
+        )
+    twice = getattr(job.algorithm, "weighting", "") == "samples"
+    if by in ("size", "power-of-choice") and twice:
+        lines.append(
+            f"selection.by = {by!r} draws clients in proportion to their examples, which then "
+            f"count again in the mean; set algorithm.weighting = 'uniform'"
+        )
+    return lines

@@ -1,0 +1,183 @@
+"""The world of a run: all that set-up decides, as one frozen value that all ranks have alike.
+
+Rank 0 makes it (`hpcfed.engine.decide`), it is sent once, and each rank builds its part from it
+(`hpcfed.engine.setup`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from hpcfed.clients.client import Shard
+from hpcfed.clients.edges import EdgeMap
+from hpcfed.clients.profiles import Profiles
+from hpcfed.clients.traces import Trace
+from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.modalities import Held, mislabel
+from hpcfed.data.partition import Partition
+from hpcfed.data.synthetic import Synthetic
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class World:
+    """Facts about a run that never change.
+
+    open: the split that has the public examples; public: their rows in it.
+    costs: [K], estimated work of one epoch: multiply-adds times examples.
+    profiles: the clients' devices and network, in virtual time.
+    metrics: names of what evaluation measures.
+    folder: of the run.
+    held: modalities of each client, if there are several.
+    held_out: [K], rows of the training split that each client holds out for validation; (): none.
+    edges: edge server of each client, if there are edge servers.
+    checksums: of the files of weights that models start from, by architecture.
+    run_id: the identity of the run that is resumed; "": a new one.
+    warnings: about job and data, one line each.
+    """
+
+    data: DataSet
+    partition: Partition | Synthetic
+    open: Split
+    public: np.ndarray
+    architectures: tuple[str, ...]
+    costs: np.ndarray
+    profiles: Profiles
+    metrics: tuple[str, ...]
+    folder: Path
+    held: Held | None = None
+    held_out: tuple[np.ndarray, ...] = ()
+    edges: EdgeMap | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    run_id: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example, or `Shapes` for several modalities."""
+        return self.data.shape
+
+    def validation(self, k: int, device: torch.device) -> Shard | None:
+        """Return the validation examples that client k holds out, or None without validation."""
+        if not self.held_out:
+            return None
+        train, own = self.data.train, self.held.own[k] if self.held else None
+        return Shard(train.x, train.y, self.held_out[k], device, own)
+
+    @property
+    def rows(self) -> Partition:
+        """The partition of the data's rows, which a population has not."""
+        assert isinstance(self.partition, Partition)
+        return self.partition
+
+    @property
+    def many(self) -> bool:
+        """Whether this is a population, whose clients make their own examples."""
+        return isinstance(self.partition, Synthetic)
+
+    def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
+        """Return the training and test examples of client k."""
+        if isinstance(self.partition, Synthetic):
+            train, test = (
+                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
+            )
+            return train, test
+        splits, rows = self.data, self.partition
+        own, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
+        return Shard(splits.train.x, splits.train.y, rows.train[k], device, trained), Shard(
+            splits.test.x, splits.test.y, rows.test[k], device, own
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return all but the data sets as plain values, to be sent to other ranks.
+
+        A population follows from the job, and is not sent either.
+        """
+        rows = None if self.many else (self.rows.train, self.rows.test, self.rows.public)
+        profiles = {name: compact(v) for name, v in vars(self.profiles).items() if name != "trace"}
+        trace, edges, held = self.profiles.trace, self.edges, self.held
+        return {
+            "partition": rows,
+            "public": self.public,
+            "architectures": to_codes(self.architectures),
+            "costs": self.costs,
+            "profiles": profiles | {"trace": trace and dict(vars(trace))},
+            "metrics": self.metrics,
+            "folder": str(self.folder),
+            "held": held and [to_codes(held.own), to_codes(held.train)],
+            "held_out": self.held_out,
+            "edges": edges and dict(vars(edges)),
+            "checksums": dict(self.checksums),
+            "run_id": self.run_id,
+            "warnings": self.warnings,
+        }
+
+    @classmethod
+    def from_tree(
+        cls, job: Job, tree: dict[str, Any], data: DataSet, other: DataSet | None = None
+    ) -> World:
+        """Return the world of `to_tree` over these data sets (see `hpcfed.engine.decide.read`)."""
+        rows, held, edges = tree.pop("partition"), tree["held"], tree["edges"]
+        partition = Partition(*rows) if rows else population(job)
+        public = (other or data).train  # with the true labels
+        profiles, trace = tree["profiles"], tree["profiles"].pop("trace")
+        profiles = {name: expand(values, job.clients) for name, values in profiles.items()}
+        if trace:  # which changes a client's speed: this rank needs a copy of its own
+            profiles |= {"speed": profiles["speed"].copy(), "trace": Trace(**trace)}
+        decided = {
+            "architectures": from_codes(tree["architectures"]),
+            "profiles": Profiles(**profiles),
+            "folder": Path(tree["folder"]),
+            "held": held and Held(*map(from_codes, held)),
+            "edges": edges and EdgeMap(**edges),
+        }
+        data = of_clients(job, data, partition)
+        return cls(data, partition, public, **tree | decided)
+
+
+def population(job: Job) -> Synthetic:
+    """Return the population of a job, whose clients make their own examples."""
+    data = job.data
+    return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
+
+
+def of_clients(job: Job, data: DataSet, partition: Partition | Synthetic) -> DataSet:
+    """Return the data as the clients have them: a population's own test split, or wrong labels."""
+    if isinstance(partition, Synthetic):
+        return replace(data, test=partition.common())
+    if not job.data.wrong_labels:
+        return data
+    wrong = mislabel(data.train.y, partition, job.data.wrong_labels, len(data.classes), job.seed)
+    return replace(data, train=replace(data.train, y=wrong))
+
+
+def compact(values: np.ndarray) -> np.ndarray:
+    """Return the values of all clients, or one value if all are equal."""
+    return values if np.ptp(values) else values[:1]
+
+
+def expand(values: np.ndarray, clients: int) -> np.ndarray:
+    """Return the values of all clients; if they are equal, as a view that takes no memory."""
+    return np.broadcast_to(values, (clients,)) if len(values) == 1 else values
+
+
+def to_codes(labels: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """Return the different labels, and the number of each client's, [K]: few bytes per client."""
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    return list(numbers), np.array([numbers[label] for label in labels], np.int32)
+
+
+def from_codes(codes: tuple[list[Label], np.ndarray]) -> tuple[Label, ...]:
+    """Return the labels of `to_codes`; clients with equal labels share one object."""
+    labels, numbers = codes
+    return tuple(labels[i] for i in numbers.tolist())
