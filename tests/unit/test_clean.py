@@ -60,7 +60,7 @@ def test_the_last_checkpoint_goes_only_where_it_is_named_and_the_run_is_finished
     assert "last checkpoint of round 2" in text(run, delete=True, last=True)
     assert saved(run) == [] and len(hpcfed.load(run)) == 2
     with pytest.raises(CheckpointError, match="no checkpoint here"):
-        checkpoint.saved(run)
+        checkpoint.open_checkpoint(run)
 
 
 def test_a_run_that_a_process_has_is_left_alone(run):
