@@ -179,8 +179,21 @@ def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[A
     """
     module = fed.module(architecture)
     module.model.eval()
-    laid_out = Params({name: alike(v, module.view(name)) for name, v in params.items()})
+    laid_out = Params({name: in_layout(v, module.view(name)) for name, v in params.items()})
     return partial(call, module, laid_out)
+
+
+def in_layout(value: Tensor, model: Tensor) -> Tensor:
+    """Return the value with its axes in memory as those of a tensor of the module.
+
+    The value may be larger: matched models have more units than the module.
+    """
+    if value.shape == model.shape:
+        return alike(value, model)
+    strides = model.stride()
+    order = sorted(range(value.ndim), key=lambda axis: -strides[axis])
+    places = [order.index(axis) for axis in range(value.ndim)]
+    return value.permute(order).contiguous().permute(places)
 
 
 def split_holdout(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.models import MODELS, Entry, matching
 from hpcfed.models.trace import FIXED, Stretch
 from hpcfed.training.infer import represent
+from hpcfed.training.server import in_layout
 from tests.contract import toy
 from tests.contract.test_equalities import run
 from tests.unit.test_matching import made, parameters, shuffled
@@ -450,6 +451,25 @@ def test_a_client_goes_on_from_the_units_that_its_own_became():
         }
         first = method.order(fed, state, k)[0]
         assert torch.equal(given["body.1.bias"], state.model["body.1.bias"][first])
+
+
+@pytest.mark.parametrize("mix", ["mlp", "fedhenn-1"])
+def test_a_model_that_has_become_wider_is_evaluated(mix):
+    words = ("--models.mix", mix, "--algorithm.gamma", "1e9", "--evaluate.common", "true")
+    rounds = begun("pfnm", *words, *MEAN)
+    sizes = rounds.state.sizes.clone()
+    rounds.step()
+    assert (rounds.state.sizes > sizes).all()
+    accuracy = rounds.algorithm.columns(rounds.fed, rounds.state)["accuracy_common"]
+    assert 0 <= accuracy <= 1
+
+
+def test_a_wider_tensor_gets_the_layout_of_the_narrower_one():
+    model = torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    wide = torch.arange(5 * 3 * 2 * 2.0).view(5, 3, 2, 2)
+    laid_out = in_layout(wide, model)
+    assert torch.equal(laid_out, wide)
+    assert laid_out.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_models_whose_units_are_not_known_are_refused():
