@@ -1,27 +1,33 @@
-"""A small run of each job in jobs/methods, beside its reference and chance, in one table.
+"""Small runs of each job in jobs/methods, beside its reference and chance, in one table.
 
-`python benchmarks/jobs.py [NAME ...] [--again] [--data ../shared/data]`
+`python benchmarks/jobs.py [NAME ...] [--again] [--at-once N] [--data ../shared/data]`
 
 `jobs.toml` says how each job is made small and why, what it is measured by, and which reference it
-is compared with at the same budget. Each row runs in a process of its own, on one core. Rows are
-added to results/jobs/rows.json as they are made; the same command continues with those that are
-missing, or whose job, or whose reference's, has changed. A change of code that leaves the job as
-it is, is not seen: `--again` runs the named rows again. The table is results/jobs/table.md.
+is compared with at the same budget. A row that has a grid first chooses the values of its fields,
+for the method and for its references, on validation examples: they are taken from the clients'
+training examples, in runs with a seed that the table does not use. Then each row runs on one core,
+with one seed if its verdict is clear, else with three. Rows are added to results/jobs/rows.json
+(choices to choices.json) as they are finished; the same command continues with those that are
+missing, or whose job or reference has changed. It does not see a change of code that leaves the job
+as it is: `--again` runs the named rows again. The table is results/jobs/table.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import shutil
+import statistics
+import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +35,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import h5py
 import numpy as np
+import torch
 
 import hpcfed
 from hpcfed.config.load import Given, load
+from hpcfed.data.datasets import load as load_data
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import flat
 
@@ -40,16 +48,39 @@ JOBS = HERE.parent / "jobs" / "methods"
 SMALL = HERE / "jobs.toml"
 RESULTS = HERE / "results" / "jobs"
 DATA = HERE.parents[1] / "shared" / "data"
+SEEDS = (0, 1, 2)
+CHOICE_SEED = 10  # of the runs that choose; other clients and models than those of the table
+VALIDATION = 0.2  # share of the training examples that the choice is made on
 MEASURES = {  # what a row can be measured by: its column of a result file
     "own": "clients/accuracy",
     "received": "clients/accuracy_received",
     "common": "rounds/accuracy_common",
     "pr_auc": "rounds/pr_auc_pooled",
     "final": "final/accuracy",  # own models after the step that a method makes after its last round
+    "everywhere": "",  # own models on the whole test split, as an only model of all clients is
+}
+VALIDATED = {  # by what a row's fields are chosen: the model, and the column of its score
+    "own": ("own", "clients/accuracy_validation"),
+    "received": ("received", "clients/accuracy_validation"),
+    "common": ("received", "rounds/accuracy_validation_pooled"),
 }
 CUT = {"train": 6000, "test": 2000}  # images that are read of a large set
-MARGIN = 0.02  # accuracies that differ by less count as equal: a test split has 360 images or more
-HEADS = ("job", "data", "models", "rounds", "measure", "accuracy", "reference", "its", "chance")
+MARGIN = 0.02  # mean accuracies that differ by less count as equal
+CLEAR = 0.05  # a first seed so far from any other verdict decides alone
+HEADS = (
+    "job",
+    "data",
+    "models",
+    "rounds",
+    "measure",
+    "accuracy",
+    "reference",
+    "its accuracy",
+    "chance",
+    "verdict",
+    "settings chosen on",
+    "made small, remarks",
+)
 
 Table = dict[str, Any]
 
@@ -57,7 +88,8 @@ Table = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; default: all")
-    parser.add_argument("--again", action="store_true", help="also rows that are made already")
+    parser.add_argument("--again", action="store_true", help="also rows that are finished")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="rows side by side")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HDF5 files")
     options = parser.parse_args()
     small = read()
@@ -67,8 +99,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hpcfed-jobs-"))
     try:
         cut(options.data, folder)
-        for name in options.names or small["rows"]:
-            make(name, small, folder, options.again)
+        make(options.names or list(small["rows"]), small, folder, options.again, options.at_once)
     finally:
         shutil.rmtree(folder)
     print(write_table(small))
@@ -92,75 +123,239 @@ def cut(source: Path, folder: Path) -> None:
                 for split, n in CUT.items():
                     for array in ("images", "labels"):
                         short[f"{split}/{array}"] = full[split][array][:n]
+    with h5py.File(folder / "emnist_letters_am.h5") as letters:
+        contradict(letters, folder / "letters_contradict.h5")
 
 
-def make(name: str, small: Table, folder: Path, again: bool) -> None:
-    """Run one row in a process of its own, unless it is there, and add it to the results."""
-    row = small["rows"][name]
-    if "cannot" in row:
-        return
-    rows, wanted = rows_made(), digest(name, small)
-    if not again and rows.get(name, {}).get("hash") == wanted:
-        return
-    begun, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        try:
-            values = pool.submit(measure, name, small, folder).result()
-        except Exception as error:  # one row must not keep the others from being made
-            print(f"{name}: {type(error).__name__}: {error}", flush=True)
-            return
-    values |= {"hash": wanted, "seconds": round(time.perf_counter() - begun)}
-    rows = rows_made() | {name: values}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    lines = [f"{json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)]
-    put(RESULTS / "rows.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-    print(name, json.dumps(values), verdict(row, values), flush=True)
+def contradict(source: h5py.File, path: Path) -> None:
+    """Write a data set of ten users whose labels contradict one another.
+
+    They have equal parts of the examples. Five of them call each class by the name of the next.
+    """
+    users, g = 10, np.random.default_rng(0)
+    with h5py.File(path, "w") as target:
+        target.attrs.update({"classes": source.attrs["classes"], "own_tests": 1})
+        for split in ("train", "test"):
+            images, labels = source[split]["images"][:], source[split]["labels"][:]
+            owner = g.permutation(np.arange(len(labels)) % users)
+            changed = (labels + 1) % len(json.loads(source.attrs["classes"]))
+            target[f"{split}/images"], target[f"{split}/users"] = images, owner
+            target[f"{split}/labels"] = np.where(owner < users // 2, labels, changed)
 
 
-def rows_made() -> Table:
-    path = RESULTS / "rows.json"
+def make(names: list[str], small: Table, folder: Path, again: bool, at_once: int) -> None:
+    """Run the rows that are not finished, N at once, and add them to the results."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, mp_context=spawn) as pool:
+        rows = {}
+        for name in names:
+            choose_first = "grid" in small["rows"][name] and (again or not is_chosen(name, small))
+            if "cannot" not in small["rows"][name] and (
+                again or choose_first or not is_finished(name, small)
+            ):
+                rows[pool.submit(make_row, name, small, folder, choose_first)] = name
+        for future in as_completed(rows):
+            name = rows[future]
+            try:
+                values, choice = future.result()
+            except Exception as error:  # one row must not keep the others from being made
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                continue
+            if choice:
+                save("choices", name, {"hash": digest_of_choice(name, small), "choice": choice})
+            save("rows", name, {"hash": digest(name, small)} | values)
+            print(name, json.dumps(values), verdict(small["rows"][name], values), flush=True)
+
+
+def make_row(name: str, small: Table, folder: Path, choose_first: bool) -> tuple[Table, Table]:
+    """Run a row; return what it reached, and the values of its grid's fields if it chooses them."""
+    begun = time.perf_counter()
+    choice = choose(name, small, folder) if choose_first else {}
+    values = measure(name, small, folder, choice or load_choice(name))
+    return values | {"seconds": round(time.perf_counter() - begun)}, choice
+
+
+def is_finished(name: str, small: Table) -> bool:
+    """Return whether the row is saved, and of the job that it has now."""
+    return load_saved("rows").get(name, {}).get("hash") == digest(name, small)
+
+
+def is_chosen(name: str, small: Table) -> bool:
+    """Return whether the values of a row's grid are chosen, and with the job that it has now."""
+    return load_saved("choices").get(name, {}).get("hash") == digest_of_choice(name, small)
+
+
+def load_choice(name: str) -> Table:
+    return load_saved("choices").get(name, {}).get("choice", {})
+
+
+def load_saved(kind: str) -> Table:
+    """Return what is saved of all rows: "rows" or "choices"."""
+    path = RESULTS / f"{kind}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def measure(name: str, small: Table, folder: Path) -> Table:
-    """Run a job made small, and its references; return what they reached."""
+def save(kind: str, name: str, values: Table) -> None:
+    table = load_saved(kind) | {name: values}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table)]
+    put(RESULTS / f"{kind}.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def measure(name: str, small: Table, folder: Path, choice: Table) -> Table:
+    """Run a job made small, and its references; return what they reached with each seed.
+
+    There is one seed if its verdict is clear, else all.
+    """
     row = small["rows"][name]
-    values = {"accuracy": run(name, fields(name, small), row["measure"], folder)}
-    values["references"] = {
-        label: run(name, fields(name, small, label), measure_of(row, label), folder)
-        for label in row.get("references", {})
-    }
-    return values
+    labels = ["", *row.get("references", {})]
+    reached: dict[str, list[float]] = {label: [] for label in labels}
+    for seed in SEEDS:
+        seconds = 0.0
+        for label in labels:
+            job = fields(name, small, label, choice) | {"seed": seed}
+            same_time = label and row["references"][label].get("same_time")
+            within = seconds if same_time else None
+            column = MEASURES[measure_of(row, label)]
+            accuracy, time_of_run = run(name, job, column, folder, within)
+            reached[label].append(accuracy)
+            seconds = seconds if label else time_of_run
+        if is_clear(row, reached):
+            break
+    return {"accuracy": reached.pop(""), "references": reached, "commit": code_commit()}
 
 
-def run(name: str, given: Table, column: str, folder: Path) -> float:
-    """Run one job and return its last value of this column, of clients their mean."""
-    data = given.get("data", {}) | {"root": str(folder)}
+def is_clear(row: Table, reached: Mapping[str, list[float]]) -> bool:
+    """Return whether the first seed is far from chance, and from what would change the verdict."""
+    accuracy = reached[""][0]
+    distances = [accuracy - row["chance"] - 2 * MARGIN]
+    for label, reference in row.get("references", {}).items():
+        claim = reference.get("claim", "above")
+        if claim != "none":
+            needed = MARGIN if claim == "above" else -MARGIN
+            distances.append(abs(accuracy - reached[label][0] - needed))
+    return min(distances) >= CLEAR
+
+
+def code_commit() -> str:
+    """Return the last commit that changed hpcfed or the jobs; it ends in "+" if files differ."""
+    files = ["--", "hpcfed", "jobs"]
+    git = ["git", "-C", str(HERE.parent)]
+    texts = [
+        subprocess.run([*git, *words, *files], capture_output=True, text=True, check=True).stdout
+        for words in (["log", "-1", "--format=%H"], ["status", "--porcelain"])
+    ]
+    return texts[0].strip() + ("+" if texts[1].strip() else "")
+
+
+def choose(name: str, small: Table, folder: Path) -> Table:
+    """Return the values of the grid's fields that score best on validation examples.
+
+    The method and each reference have their own. All scores are returned too.
+    """
+    row, choice = small["rows"][name], {}
+    for label in ("", *row.get("references", {})):
+        model, column = VALIDATED[measure_of(row, label)]
+        job = fields(name, small, label, choice={})
+        validated = {"validation": VALIDATION, "validation_model": model}
+        job["evaluate"] = job["evaluate"] | validated
+        scores = []
+        for values in grid(row, label):
+            trial = overlay(job, nest(values))
+            score, _ = run(name, trial | {"seed": CHOICE_SEED}, column, folder)
+            scores.append([values, score])
+        if scores:
+            best = max(scores, key=lambda pair: pair[1])
+            choice[label or name] = {"values": best[0], "scores": scores}
+    print(name, "chose", {label: part["values"] for label, part in choice.items()}, flush=True)
+    return choice
+
+
+def grid(row: Table, reference: str = "") -> Iterator[Table]:
+    """Yield all combinations of the values of the grid's fields.
+
+    For a reference these are fields that it has too, or those of a grid of its own.
+    """
+    other = row.get("references", {}).get(reference, {})
+    values = other.get("grid", row["grid"])
+    if reference and "grid" not in other:
+        values = {key: v for key, v in values.items() if not key.startswith("algorithm.")}
+    if values:
+        for combination in itertools.product(*values.values()):
+            yield dict(zip(values, combination, strict=True))
+
+
+def run(
+    name: str, job: Table, column: str, folder: Path, within: float | None = None
+) -> tuple[float, float]:
+    """Run one job; return its value of this column, of clients their mean, and its virtual seconds.
+
+    within: virtual seconds after which no round counts; default: the last round counts.
+    """
+    data = job.get("data", {}) | {"root": str(folder)}
     if str(data.get("name", "")).endswith(".h5"):
         data["name"] = str(folder / data["name"])
-    given = given | {"data": data}
-    out = folder / "run"
-    result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **flat(given))
-    path = MEASURES[column]
-    final = path.startswith("final/")
-    values = result.record.arrays[path] if final else result.column(path)[-1]
+    if within is not None:
+        job = overlay(job, {"evaluate": {"every": 1}})
+    out = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
+    given = flat(job | {"data": data})
+    result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **given)
+    seconds = result.virtual_seconds
+    last = -1 if within is None else int(np.flatnonzero(seconds <= within)[-1])
+    if not column:
+        values = score_everywhere(out, result.job)
+    elif column.startswith("final/"):
+        values = result.record.arrays[column]
+    else:
+        values = result.column(column)[last]
     shutil.rmtree(out)
-    return round(float(np.nanmean(values)), 4)
+    return round(float(np.nanmean(values)), 4), float(seconds[-1])
 
 
-def fields(name: str, small: Table, reference: str = "") -> Table:
-    """Return the fields that make a job small: its cuts, its own, and those of a reference."""
+def score_everywhere(out: Path, job: Table) -> list[float]:
+    """Return the accuracy of each client's own model on the whole test split of a run's data."""
+    test = load_data(job["data"]["name"], Path(job["data"]["root"])).test
+    models = [hpcfed.load_model(out, k) for k in range(job["clients"])]
+    with torch.no_grad():
+        answers = [model(torch.from_numpy(test.x)).argmax(1).numpy() for model in models]
+    return [float((answer == test.y).mean()) for answer in answers]
+
+
+def fields(name: str, small: Table, reference: str = "", choice: Table | None = None) -> Table:
+    """Return the fields that make a job small: its cuts, its own, and those of a reference.
+
+    choice: what was chosen for the row, as `choose` returns it; default: what is saved.
+    """
     row = small["rows"][name]
     parts = [small["cuts"][part] for part in row.get("cuts", [])] + [row.get("job", {})]
     if reference:
         other = row["references"][reference]
         parts = [{key: part[key] for key in part if key != "algorithm"} for part in parts]
         parts.append(other.get("job", {"algorithm": {"name": reference}}))
+    if "grid" in row:
+        choice = load_choice(name) if choice is None else choice
+        parts.append(nest(choice.get(reference or name, {}).get("values", {})))
     result: Table = {}
     for part in [small["all"], *parts]:
-        for key, value in part.items():
-            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-            result[key] = result[key] | value if both else value
+        result = overlay(result, part)
+    return result
+
+
+def overlay(job: Table, part: Table) -> Table:
+    """Return the job with the fields of a part in place of its own, table by table."""
+    result = dict(job)
+    for key, value in part.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = result[key] | value if both else value
+    return result
+
+
+def nest(values: Table) -> Table:
+    """Return the tables of a job of fields by dotted name."""
+    result: Table = {}
+    for key, value in values.items():
+        table, _, field = key.rpartition(".")
+        result = overlay(result, {table: {field: value}} if table else {field: value})
     return result
 
 
@@ -176,83 +371,150 @@ def small_job(name: str, given: Table) -> Any:
 def digest(name: str, small: Table) -> str:
     """Return what changes when a row has to be made again: its jobs and its measures.
 
-    Fields outside the method and [local] count where they are set, so that a new one changes
+    Fields outside the method and [local] count only if they are set, so that a new one changes
     nothing.
     """
     row = small["rows"][name]
-    parts: list[Any] = [row["measure"]]
+    parts: list[Any] = [row["measure"], SEEDS]
     for label in ("", *row.get("references", {})):
-        job = small_job(name, fields(name, small, label))
-        own = flat(job.model_dump(mode="json", exclude_defaults=True))
-        values = {
-            field: value
-            for field, value in flat(job.identity()).items()
-            if field in own or field.startswith(("algorithm.", "local."))
-        }
-        parts += [values, job.rounds, label and measure_of(row, label)]
+        parts += describe(name, fields(name, small, label))
+        parts.append(label and measure_of(row, label))
+        parts += [label] if label and row["references"][label].get("same_time") else []
+    return hash_of(parts)
+
+
+def digest_of_choice(name: str, small: Table) -> str:
+    """Return what changes when the fields of a row's grid have to be chosen again."""
+    row = small["rows"][name]
+    parts: list[Any] = [row["measure"], CHOICE_SEED, VALIDATION, row["grid"]]
+    for label in ("", *row.get("references", {})):
+        parts += describe(name, fields(name, small, label, choice={}))
+        parts.append(row.get("references", {}).get(label, {}).get("grid"))
+    return hash_of(parts)
+
+
+def describe(name: str, given: Table) -> list[Any]:
+    """Return the fields of a job that say what it computes, and its rounds."""
+    job = small_job(name, given)
+    own = flat(job.model_dump(mode="json", exclude_defaults=True))
+    values = {
+        field: value
+        for field, value in flat(job.identity()).items()
+        if field in own or field.startswith(("algorithm.", "local."))
+    }
+    return [values, job.rounds]
+
+
+def hash_of(parts: list[Any]) -> str:
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def verdict(row: Table, values: Table) -> str:
-    """Return whether a row is above chance and meets what its paper claims over each reference."""
-    reached = values["accuracy"]
+    """Return whether a row is above chance and meets what its paper claims over each reference.
+
+    Means over the seeds are compared.
+    """
+    reached = statistics.mean(values["accuracy"])
     if not reached > row["chance"] + 2 * MARGIN:
         return "does not learn"
     words = []
-    for label, value in values["references"].items():
+    for label, accuracies in values["references"].items():
         claim = row.get("references", {}).get(label, {}).get("claim", "above")
-        if reached >= value + MARGIN:
-            found = "above"
-        elif reached > value - MARGIN:
-            found = "as good as"
+        difference = round(reached - statistics.mean(accuracies), 4)
+        if difference >= MARGIN:
+            outcome = "above"
+        elif difference > -MARGIN:
+            outcome = "as good as"
         else:
-            found = "below"
-        met = found == "above" or found == claim or claim == "none"
-        met = met or (found == "as good as" and claim == "below")
-        words.append(f"{found} {label}" + ("" if met else " (missed)"))
+            outcome = "below"
+        met = outcome in ("above", claim) or claim == "none"
+        met = met or (outcome == "as good as" and claim == "below")
+        words.append(f"{outcome} {label}" + ("" if met else " (missed)"))
     return "; ".join(words) or "learns"
 
 
 def write_table(small: Table) -> str:
     """Write the table of all rows as Markdown, and return it."""
-    rows = rows_made()
-    lines = [f"| {' | '.join((*HEADS, 'verdict', 'made small, remarks'))} |"]
-    lines.append("|---" * (len(HEADS) + 2) + "|")
-    for name, row in small["rows"].items():
-        if "cannot" in row:
-            cells = [name, *[""] * (len(HEADS) - 1), "not shown", row["cannot"]]
-        elif name not in rows:
-            cells = [name, *[""] * (len(HEADS) - 1), "not run yet", ""]
-        else:
-            cells = [name, *shown(name, small, rows[name])]
-        lines.append(f"| {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
+    text = compose_table(small)
     put(RESULTS / "table.md", text.encode())
     return text
 
 
-def shown(name: str, small: Table, values: Table) -> list[str]:
+def compose_table(small: Table) -> str:
+    """Return the table of all rows as Markdown, below a line that says of which commit it is."""
+    rows, lines = load_saved("rows"), []
+    for name, row in small["rows"].items():
+        if "cannot" in row:
+            cells = ["", "", "", "", "", "", "", "", "not shown", "", row["cannot"]]
+        elif rows.get(name, {}).get("hash") == digest(name, small):
+            cells = row_cells(name, small, rows[name])
+        else:
+            cells = ["", "", "", "", "", "", "", "", "to be run", "", ""]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    head = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    return "\n".join([name_commits(small, rows), "", *head, *lines]) + "\n"
+
+
+def name_commits(small: Table, rows: Table) -> str:
+    """Return the sentence that says at which commits of hpcfed the rows were made."""
+    names: dict[str, list[str]] = {}
+    for name in small["rows"]:
+        if name in rows:
+            names.setdefault(rows[name]["commit"][:10] or "unknown", []).append(name)
+    parts = sorted(names, key=lambda commit: -len(names[commit]))
+    if not parts:
+        return "No row has been run."
+    others = "; ".join(f"at `{commit}`: {', '.join(names[commit])}" for commit in parts[1:])
+    rest = f"; {others}" if others else ""
+    return (
+        f"Seeds {', '.join(map(str, SEEDS))}; mean ± deviation. Made at commit `{parts[0]}`{rest}."
+    )
+
+
+def row_cells(name: str, small: Table, values: Table) -> list[str]:
     """Return the cells of a row, after its name."""
     row, job = small["rows"][name], small_job(name, fields(name, small))
-    references = values["references"]
+    references, outcome = values["references"], verdict(row, values)
     labels = [
         label + ("" if measure_of(row, label) == row["measure"] else f", {measure_of(row, label)}")
         for label in references
     ]
-    stale, said = values["hash"] != digest(name, small), verdict(row, values)
-    numbers = [
-        row["measure"],
-        f"{values['accuracy']:.3f}",
-        "; ".join(labels),
-        "; ".join(f"{value:.3f}" for value in references.values()),
-        f"{row['chance']:.2f}",
+    remarks = [
+        row["why"],
+        row.get("unmet", "") if "missed" in outcome else "",
+        name_choice(name, row),
     ]
-    if stale:  # its numbers are not of the job that stands there now
-        return ["", "", "", *numbers, f"{said} (of a former job)", "To be run again."]
-    remarks = [row["why"], row.get("unmet", "") if "missed" in said else ""]
-    about = [f"{Path(job.data.name).stem}, {job.clients} clients", ", ".join(job.models.mix)]
-    return [*about, str(job.rounds), *numbers, said, " ".join(remarks).strip()]
+    return [
+        f"{Path(job.data.name).stem}, {job.clients} clients",
+        ", ".join(job.models.mix),
+        str(job.rounds),
+        row["measure"],
+        format_spread(values["accuracy"]),
+        "; ".join(labels),
+        "; ".join(map(format_spread, references.values())),
+        f"{row['chance']:.2f}",
+        outcome,
+        "validation" if "grid" in row else row.get("chosen", "not chosen"),
+        " ".join(filter(None, remarks)),
+    ]
+
+
+def format_spread(accuracies: list[float]) -> str:
+    """Return the mean, and the deviation if there are several."""
+    deviation = f" ± {statistics.stdev(accuracies):.3f}" if len(accuracies) > 1 else ""
+    return f"{statistics.mean(accuracies):.3f}{deviation}"
+
+
+def name_choice(name: str, row: Table) -> str:
+    """Return the values that a row's grid has led to, of the method and of its references."""
+    if "grid" not in row:
+        return ""
+    parts = [
+        f"{label}: " + ", ".join(f"{field} = {value}" for field, value in part["values"].items())
+        for label, part in load_choice(name).items()
+    ]
+    return f"Chosen: {'; '.join(parts)}."
 
 
 if __name__ == "__main__":
