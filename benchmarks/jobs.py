@@ -66,7 +66,7 @@ VALIDATED = {  # by what a row's fields are chosen: the model, and the column of
 }
 CUT = {"train": 6000, "test": 2000}  # images that are read of a large set
 MARGIN = 0.02  # mean accuracies that differ by less count as equal
-CLEAR = 0.05  # a first seed so far from any other verdict decides alone
+CLEAR = 0.03  # a first seed so far from any other verdict decides alone
 HEADS = (
     "job",
     "data",
