@@ -39,6 +39,7 @@ import torch
 
 import hpcfed
 from hpcfed.config.load import Given, load
+from hpcfed.core import rng
 from hpcfed.data.datasets import load as load_data
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import flat
@@ -132,7 +133,7 @@ def contradict(source: h5py.File, path: Path) -> None:
 
     They have equal parts of the examples. Five of them call each class by the name of the next.
     """
-    users, g = 10, np.random.default_rng(0)
+    users, g = 10, rng.stream(0, "owner")
     with h5py.File(path, "w") as target:
         target.attrs.update({"classes": source.attrs["classes"], "own_tests": 1})
         for split in ("train", "test"):

@@ -55,6 +55,7 @@ def test_a_small_version_is_a_job_of_the_same_method_and_says_how_it_is_measured
     small = jobs.small_job(name, jobs.fields(name, SMALL))
     assert small.algorithm.name == full.algorithm.name and small.rounds <= 4 * full.rounds
     assert row["why"] and row["measure"] in jobs.MEASURES and 0 < row["chance"] < 1
+    assert {field.partition(".")[0] for field in row.get("grid", {})} <= {"algorithm", "local"}
     for label in row.get("references", {}):
         assert jobs.measure_of(row, label) in jobs.MEASURES
         other = jobs.small_job(name, jobs.fields(name, SMALL, label))
@@ -64,11 +65,64 @@ def test_a_small_version_is_a_job_of_the_same_method_and_says_how_it_is_measured
 def test_a_verdict_says_what_is_above_chance_and_which_claims_are_missed():
     row = {"chance": 0.1, "references": {"fedavg": {}, "local": {"claim": "as good as"}}}
 
-    def said(accuracy: float, fedavg: float, local: float) -> str:
+    def said(accuracy: list[float], fedavg: list[float], local: list[float]) -> str:
         values = {"accuracy": accuracy, "references": {"fedavg": fedavg, "local": local}}
         return jobs.verdict(row, values)
 
-    assert said(0.13, 0.0, 0.0) == "does not learn"
-    assert said(0.9, 0.8, 0.91) == "above fedavg; as good as local"
-    assert said(0.8, 0.79, 0.9) == "as good as fedavg (missed); below local (missed)"
-    assert jobs.verdict(row, {"accuracy": 0.2, "references": {}}) == "learns"
+    assert said([0.13], [0.0], [0.0]) == "does not learn"
+    assert said([0.9], [0.8], [0.91]) == "above fedavg; as good as local"
+    assert said([0.8], [0.79], [0.9]) == "as good as fedavg (missed); below local (missed)"
+    assert said([0.9, 0.8], [0.8, 0.8], [0.9, 0.82]) == "above fedavg; as good as local"  # means
+    assert jobs.verdict(row, {"accuracy": [0.2], "references": {}}) == "learns"
+
+
+def test_more_seeds_follow_unless_the_first_is_far_from_another_verdict():
+    row = {"chance": 0.1, "references": {"fedavg": {}, "local": {"claim": "none"}}}
+
+    def clear(accuracy: float, fedavg: float) -> bool:
+        return jobs.is_clear(row, {"": [accuracy], "fedavg": [fedavg], "local": [accuracy]})
+
+    assert clear(0.9, 0.84) and clear(0.9, 0.92)  # above by 0.02 is the claim, 0.03 is far from it
+    assert not clear(0.9, 0.86) and not clear(0.9, 0.9)
+    assert not clear(0.16, 0.05)  # little above chance
+
+
+def test_a_row_stops_at_a_clear_first_seed_and_else_runs_all(monkeypatch):
+    small = {"all": {}, "rows": {"fedprox": {"measure": "own", "chance": 0.1,
+             "references": {"fedavg": {}}}}}  # fmt: skip
+    ran: list[tuple[str, int]] = []
+    accuracy = {"fedprox": 0.9, "fedavg": 0.5}
+
+    def run(name, job, column, folder, within):
+        method = job.get("algorithm", {}).get("name", name)
+        ran.append((method, job["seed"]))
+        return accuracy[method], 1.0
+
+    monkeypatch.setattr(jobs, "run", run)
+    values = jobs.measure("fedprox", small, Path(), {})
+    assert ran == [("fedprox", 0), ("fedavg", 0)]
+    assert values["accuracy"] == [0.9] and values["references"] == {"fedavg": [0.5]}
+    accuracy["fedavg"] = 0.89
+    assert len(jobs.measure("fedprox", small, Path(), {})["accuracy"]) == len(jobs.SEEDS) == 3
+
+
+def test_a_grid_is_chosen_from_by_validation_for_the_method_and_its_reference(monkeypatch):
+    row = {"measure": "common", "chance": 0.1, "references": {"fedavg": {}},
+           "grid": {"algorithm.mu": [0.1, 1.0], "local.lr": [0.01, 0.1]}}  # fmt: skip
+    small = {"all": {"evaluate": {"every": 1000}}, "rows": {"fedprox": row}}
+    trials = []
+
+    def run(name, job, column, folder):
+        trials.append((job["evaluate"], column, job["seed"]))
+        return job["local"]["lr"] - job.get("algorithm", {}).get("mu", 0.0), 1.0
+
+    monkeypatch.setattr(jobs, "run", run)
+    choice = jobs.choose("fedprox", small, Path())
+    assert choice["fedprox"]["values"] == {"algorithm.mu": 0.1, "local.lr": 0.1}
+    assert choice["fedavg"]["values"] == {"local.lr": 0.1}  # it has no mu
+    assert len(trials) == 4 + 2
+    scored = {"every": 1000, "validation": jobs.VALIDATION, "validation_model": "received"}
+    assert trials[0] == (scored, "rounds/accuracy_validation_pooled", jobs.CHOICE_SEED)
+    assert jobs.CHOICE_SEED not in jobs.SEEDS
+    chosen = jobs.fields("fedprox", small, choice=choice)
+    assert chosen["algorithm"]["mu"] == 0.1 and chosen["local"]["lr"] == 0.1
