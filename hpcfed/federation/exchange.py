@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Params, Per, Term
-from hpcfed.core.payload import nbytes, on_device
+from hpcfed.core.payload import on_device
 from hpcfed.federation import device_rows
 from hpcfed.federation.replay_log import AGAIN, GO, STOP, Again
 from hpcfed.machine.heartbeat import Stopped
@@ -15,10 +15,9 @@ from hpcfed.machine.heartbeat import Stopped
 if TYPE_CHECKING:
     import torch
 
-    from hpcfed.clients.client import Client, Clients
+    from hpcfed.clients.client import Clients
     from hpcfed.comm import Comm
     from hpcfed.federation.replay_log import ReplayLog
-    from hpcfed.federation.tallies import Tallies
     from hpcfed.machine.clock import Clock
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ Item = TypeVar("Item", bound=Hashable)  # item of the server's work
 class Exchange:
     """Collective operations of a federation.
 
-    `down` counts bytes. The others move what the server has received (`Uplink`), and count none.
+    They move what the server has received (`Uplink`), and count no bytes.
     Tensors that arrive are on this rank's device.
     placement: the rank of each client.
     """
@@ -41,19 +40,9 @@ class Exchange:
         device: torch.device,
         clock: Clock,
         replay: ReplayLog,
-        tallies: Tallies,
     ) -> None:
         self._comm, self._clients, self._placement = comm, clients, placement
         self._device, self._clock, self._replay = device, clock, replay
-        self._tallies = tallies
-
-    def down(self, client: Client, value: T, times: int = 1) -> T:
-        """Count the bytes of a value that the server sends to a client, and return the value.
-
-        times: number of values of this size.
-        """
-        self._tallies[client.id].down += times * nbytes(value)
-        return value
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
         """Return the exact weighted mean of all ranks' terms; collective.

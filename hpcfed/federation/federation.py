@@ -15,6 +15,7 @@ from hpcfed.clients.selection import Choice
 from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Per, Term
+from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
@@ -86,7 +87,7 @@ class Federation:
     - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
       `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several;
-    - changes of all uploads, in the order in which they are made: `transforms`.
+    - changes of all uploads and downloads, in the order in which they are made: `transforms`.
 
     The engine uses these parts: `comm`, `uplink` (the way of uploads), `exchange` (moves values),
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
@@ -142,9 +143,7 @@ class Federation:
         self.uplink = Uplink(self)
         self.replay = ReplayLog()
         self.tallies = Tallies()
-        self.exchange = Exchange(
-            comm, clients, placement, device, self.clock, self.replay, self.tallies
-        )
+        self.exchange = Exchange(comm, clients, placement, device, self.clock, self.replay)
         self.turns = Turns(
             job, comm, store, device, self.clock, self.replay, self.tallies, self.warnings
         )
@@ -364,12 +363,18 @@ class Federation:
 
     # What is received
 
-    def down(self, client: Client, value: T, times: int = 1) -> T:
-        """Count the bytes of a value that the server sends, and return what the client receives.
+    def down(self, client: Client, value: T) -> T:
+        """Send a value to a client, and return what the client receives.
 
-        times: number of values of this size.
+        It passes the downward transforms of the job. What comes through is counted, and is all that
+        the client has of the server: what it loads and computes with.
         """
-        return self.exchange.down(client, value, times)
+        bytes_: int | None = None
+        for transform in self.transforms:
+            value, size = transform.download(self, client, value)
+            bytes_ = bytes_ if size is None else size
+        self.tallies[client.id].down += nbytes(value) if bytes_ is None else bytes_
+        return value
 
     def mean(
         self,

@@ -78,7 +78,7 @@ class Upload:
 
 
 class Transform(Protocol):
-    """A change of all uploads of a job: compression, noise, clipping, a mask, an attack.
+    """A change of all uploads and downloads: compression, noise, clipping, a mask, an attack.
 
     client: it may keep state from round to round in `client.memory`.
     name: of the part; "" if the upload has only one.
@@ -92,6 +92,12 @@ class Transform(Protocol):
         It is called inside the client's turn.
         reference: `Upload.relative_to` of the part, or None.
         The bytes are None if the part travels as its tensors are.
+        """
+
+    def download(self, fed: Federation, client: Client, value: Any) -> tuple[Any, int | None]:
+        """Return what the client receives of a value that the server sends, and its bytes.
+
+        It is called inside the client's turn. The bytes are None if the value travels as it is.
         """
 
     def received(

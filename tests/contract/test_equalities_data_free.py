@@ -198,11 +198,11 @@ def test_more_passes_never_score_worse_and_come_nearer_to_the_update():
     assert scores[0] >= scores[1] >= scores[2] and cosines[2] > max(0.5, cosines[0])
 
 
-def test_bytes_are_those_of_examples_labels_a_norm_and_statistics():
+def test_bytes_are_those_of_examples_labels_norm_cosine_and_statistics():
     rounds = begun("fedsynth")  # of a model with 2 * (8 + 16) statistics
     down, up = rounds.algorithm.traffic(rounds.fed, 0)
     assert down == rounds.fed.initial().nbytes
-    assert up == 4 * (10 * (64 + 4) + 1) + 4 * 2 * (8 + 16)
+    assert up == 4 * (10 * (64 + 4) + 2) + 4 * 2 * (8 + 16)
 
 
 def test_a_record_says_how_near_the_updates_are():

@@ -5,6 +5,8 @@ receives something else than what the client has.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,6 +17,8 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import map_tensors, nbytes, tensors
+from hpcfed.core.shapes import each
+from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Upload
 from tests.contract import toy
 
@@ -37,6 +41,9 @@ class Scale:
             check_reference(part, reference)
         same = self.factor == 1 or self.name not in (None, name)
         return (part if same else scaled(part, self.factor)), None
+
+    def download(self, fed, client, value: Any) -> tuple[Any, None]:
+        return value, None
 
     def received(self, fed, name: str, parts: list) -> list:
         return parts
@@ -65,11 +72,58 @@ def check_reference(part: Any, reference: Any) -> None:
         assert all(v.shape == reference[name].shape for name, v in value.items())
 
 
-def run(method: str, *transforms: Any) -> toy.Outcome:
-    job = toy.job(method, "--rounds", str(ROUNDS), *toy.different(method))
-    rounds = toy.start(Serial(), job)
-    rounds.fed.transforms.extend(transforms)
-    return toy.outcome(rounds, [rounds.step()[0] for _ in range(ROUNDS)])
+@dataclass
+class Messages:
+    """Notes what clients send and receive, or replaces it by what they did in another run.
+
+    uploads, downloads: values by client, number of the message, and part.
+    replaced: number of values that were others.
+    """
+
+    replay_uploads: bool = False
+    replay_downloads: bool = False
+    uploads: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    downloads: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    replaced: int = 0
+    counts: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+
+    def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
+        return self._pass("up", client.id, name, part, self.uploads, self.replay_uploads), None
+
+    def download(self, fed, client, value: Any) -> tuple[Any, None]:
+        return self._pass("down", client.id, "", value, self.downloads, self.replay_downloads), None
+
+    def _pass(self, way: str, k: int, name: str, value: Any, log: dict, replay: bool) -> Any:
+        number = self.counts[way, k, name]
+        self.counts[way, k, name] += 1
+        if replay:
+            other = log[k, number, name]
+            self.replaced += bool(toy.differences(plain_value(value), plain_value(other)))
+            return deepcopy(other)
+        log[k, number, name] = deepcopy(value)
+        return value
+
+    def received(self, fed, name: str, parts: list) -> list:
+        return parts
+
+
+def plain_value(part: Any) -> Any:
+    """The values of a part, without their positions."""
+    return [t[:2] for t in part.terms] if isinstance(part, Mean) else part
+
+
+def run(
+    method: str,
+    *transforms: Any,
+    rounds: int = ROUNDS,
+    before: Callable[[Rounds], None] = lambda rounds: None,
+) -> toy.Outcome:
+    """Run the toy job of a method; before: is called when it has been set up."""
+    job = toy.job(method, "--rounds", str(rounds), *toy.different(method))
+    going = toy.start(Serial(), job)
+    going.fed.transforms.extend(transforms)
+    before(going)
+    return toy.outcome(going, [going.step()[0] for _ in range(rounds)])
 
 
 each_method = pytest.mark.parametrize("method", ALGORITHMS)
@@ -114,6 +168,34 @@ def test_the_server_uses_each_part_of_what_it_received(method: str):
     for name in sorted({name for _, name, _ in transform.seen}):
         got = run(method, Scale(1.5, name))
         assert toy.differences(results(got), results(want)) != [], name
+
+
+@each_method
+def test_the_server_knows_of_clients_what_it_received_and_nothing_else(method: str):
+    assert learnt_in_another_way(method) == []
+
+
+def test_a_server_that_reads_the_clients_models_fails():
+    assert learnt_in_another_way("tests.contract.cheats:Peeks")
+
+
+def learnt_in_another_way(method: str) -> list[str]:
+    """Differences in what the server has and sends, between clients with different data and the
+    same uploads.
+    """
+    rounds = 2  # the first uploads of peers are their common start
+    first, second = Messages(), Messages(replay_uploads=True)
+    want = run(method, first, rounds=rounds)
+    second.uploads = first.uploads
+    got = run(method, second, rounds=rounds, before=invert_inputs)
+    assert second.replaced or method in SILENT  # the clients did send something else
+    return toy.differences([got.state, second.downloads], [want.state, first.downloads])
+
+
+def invert_inputs(rounds: Rounds) -> None:
+    """Give all clients other training inputs with the same labels."""
+    for client in rounds.fed.clients.values():
+        client.train.x = each(client.train.x, lambda x: 255 - x)
 
 
 def results(outcome: toy.Outcome) -> list[Any]:

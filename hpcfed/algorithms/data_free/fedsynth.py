@@ -47,9 +47,10 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-Sent = Mapping[str, Any]  # x [n, *shape], labels [n, C], norm [], statistics by name
+# x [n, *shape], labels [n, C], norm [], statistics by name, and in a client's message how well its
+# examples represent its update, as "cosine" []
+Sent = Mapping[str, Any]
 FLOAT = 4  # bytes
-COSINE = "cosine"  # name in a client's memory: how well its examples represent its update
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class FedSynth(RoundBased):
         whole, trained = fed.shapes(k=k), fed.store.layout(fed.architectures[k]).params
         statistics = whole.pick(lambda name: name not in trained)
         values = prod(example_shape(fed)) + fed.classes
-        return whole.nbytes, FLOAT * (self.examples * values + 1) + statistics.nbytes
+        return whole.nbytes, FLOAT * (self.examples * values + 2) + statistics.nbytes
 
     def init(self, fed: Federation) -> State:
         example_shape(fed)  # raises ConfigError for texts
@@ -106,29 +107,28 @@ class FedSynth(RoundBased):
         return super().columns(fed, state) | {"cosine_updates": float(state.cosine)}
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        measured = []
+        cosines: list[tuple[int, Mean]] = []
 
         def models() -> Iterator[tuple[int, Mean]]:
             for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
                 client = fed.clients[k]
                 with fed.clock("server"):
                     model = rebuild(fed, client.architecture, state.model, sent)
-                weight, own = self.weight(client), Params(cosine=client.memory[COSINE])
-                measured.append((k, Mean.of(own, weight)))
+                weight = self.weight(client)
+                cosines.append((k, Mean.of(Params(cosine=sent["cosine"]), weight)))
                 yield k, Mean.of(model, weight)
 
         model = fed.mean(models(), keep=state.model)
-        return State(model, fed.mean(measured, keep=Params(cosine=state.cosine))["cosine"])
+        return State(model, fed.mean(cosines, keep=Params(cosine=state.cosine))["cosine"])
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         w = fed.down(client, self.offer(fed, client, state))
         self.receive(client, w)
         self.train(fed, client, w, t)
-        own, is_trained = client.params(), fed.trainable
-        made, model = self.imitate(fed, client, w, own, t)
-        update, theirs = ((w - new).pick(is_trained) for new in (own, model))
-        client.memory[COSINE] = cosine(theirs, update).float()
-        return Upload(**made)
+        trained = client.params()
+        message, model = self.imitate(fed, client, w, trained, t)
+        update, theirs = ((w - new).pick(fed.trainable) for new in (trained, model))
+        return Upload(**message, cosine=cosine(theirs, update).float())
 
     def imitate(
         self, fed: Federation, client: Client, w: Params, own: Params, t: int

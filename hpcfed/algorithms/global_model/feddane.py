@@ -114,15 +114,24 @@ class FedDANE(RoundBased):
         return client.gradient()
 
     def send_gradient(
-        self, fed: Federation, client: Client, state: Params, slopes: dict[int, Params], t: int
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        slopes: dict[int, Params],
+        second: list[int],
+        t: int,
     ) -> Upload:
         """Do the first half of a client's round: download, gradient, upload.
 
         slopes: the client's gradient is added, for the second half.
+        second: the clients that do the second half, for which they keep the model.
         """
-        given = fed.down(client, state)
-        self.receive(client, given)
-        slopes[client.id] = self.slope(fed, client, given, t)
+        model = fed.down(client, state)
+        if client.id in second:
+            client.memory["model"] = model
+        self.receive(client, model)
+        slopes[client.id] = self.slope(fed, client, model, t)
         return Upload(Mean.of(slopes[client.id], self.weight(client)))
 
     def correct(
@@ -131,31 +140,31 @@ class FedDANE(RoundBased):
         client: Client,
         state: Params,
         mean: Params,
-        own: Params | None,
+        slope: Params | None,
         again: bool,
         t: int,
     ) -> Upload:
         """Do the second half of a client's round: download the mean gradient, train, upload.
 
-        own: its gradient, if it is known from the first half in this process.
+        slope: its gradient, if it is known from the first half in this process.
         again: whether the client has done the first half.
         """
-        given = state if again else fed.down(client, state)
-        self.receive(client, given)
-        slope = own or self.slope(fed, client, given, t, counted=not again)
-        self.train(fed, client, Task(given, fed.down(client, mean) - slope), t)
-        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
+        model = Params(client.memory.pop("model")) if again else fed.down(client, state)
+        self.receive(client, model)
+        slope = slope or self.slope(fed, client, model, t, counted=not again)
+        self.train(fed, client, Task(model, fed.down(client, mean) - slope), t)
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=model)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
         if not first:  # no mean gradient, so no correction
             return state
         slopes: dict[int, Params] = {}
-        sent = fed.stream(first, partial(self.send_gradient, fed), given=(state, slopes, t))
+        sent = fed.stream(first, partial(self.send_gradient, fed), given=(state, slopes, second, t))
         mean = fed.mean(sent, keep=state.pick(fed.trainable) * 0)
 
         def correct(client: Client) -> Upload:
-            own, again = slopes.get(client.id), client.id in first
-            return self.correct(fed, client, state, mean, own, again, t)
+            slope, again = slopes.get(client.id), client.id in first
+            return self.correct(fed, client, state, mean, slope, again, t)
 
         return fed.mean(fed.stream(second, correct), keep=state)

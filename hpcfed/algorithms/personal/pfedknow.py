@@ -137,8 +137,9 @@ class PFedKnow(RoundBased):
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Return the most: a first round, with the first model and an unpruned taught one."""
         whole = fed.shapes(k=k).nbytes
-        return whole, whole + (-(-slimming(fed).channels // 8) if self.rate else 0)
+        return 2 * whole, whole + (-(-slimming(fed).channels // 8) if self.rate else 0)
 
     def init(self, fed: Federation) -> State:
         kind = fed.architectures[0]
@@ -156,8 +157,7 @@ class PFedKnow(RoundBased):
         return State(large, fed.initial(), torch.zeros(0, fed.classes, device=fed.device))
 
     def receive(self, client: Client, state: State) -> None:
-        if TIMES not in client.memory:  # otherwise it has a model of its own
-            client.load(state.small)
+        """Do nothing: a client keeps its model, which the server has taught."""
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return score_server(fed, fed.job.models.server, state.large)
@@ -176,11 +176,11 @@ class PFedKnow(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         """Train a client without labels; send its pruned model and its mask."""
         slim = slimming(fed) if self.rate else None
-        self.receive(client, state)
+        if TIMES not in client.memory:  # otherwise it has a model of its own
+            client.load(fed.down(client, state.small))
         whole = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
         mask = client.memory.get(MASK, whole).cpu()  # a client's memory is on its device
         times = client.memory.get(TIMES, 0)
-        fed.down(client, pack(slim, client.params(), mask))  # it got this model as it was taught
         z = logits(fed, client, client.train)  # of the model before this training
         data = Paired(client.train, z.argmax(1))
         self.fit(fed, client, state, t, data, kept(slim, client, mask))
@@ -256,7 +256,7 @@ class PFedKnow(RoundBased):
         peers: Peers,
         t: int,
     ) -> None:
-        """Do the server's work on one client's model, on the client's rank, and load the new model.
+        """Do the server's work on one client's model, on the client's rank, and send it the result.
 
         received: the model as the client sent it.  peers: all models of the round, this one too.
         """
@@ -294,7 +294,9 @@ class PFedKnow(RoundBased):
                 lr=self.server_lr,
                 trained=is_trained,
             )
-        client.load(new)
+        slim = slimming(fed) if self.rate else None
+        packed = fed.down(client, pack(slim, new, received.mask))
+        client.load(unfold(fed, client.id, packed, slim.window(received.mask) if slim else {}))
 
     def consensus(self, peers: Peers, k: int) -> Tensor | None:
         """Return sum_l c_l p_l of the peers of client k, [N, C]; None if it has no peers."""
@@ -327,15 +329,20 @@ def pack(slim: Slimming | None, model: Params, mask: Tensor) -> Params:
 def unpack(fed: Federation, k: int, sent: Mean, bits: Tensor) -> Received:
     """Return the model and the mask that client k sent."""
     packed, _, places = sent.terms[0]
+    channels = slimming(fed).channels if len(bits) else 0
+    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=channels)).bool()
+    return Received(unfold(fed, k, packed, places), mask)
+
+
+def unfold(fed: Federation, k: int, packed: Params, places: Mapping[str, Any]) -> Params:
+    """Return client k's model with 0 in dropped channels, from what `pack` returned of it."""
     model = fed.initial(k=k).map(torch.zeros_like)
     for name, value in packed.items():
         axes = [torch.as_tensor(axis, device=value.device) for axis in places.get(name, ())]
         # [n0, 1, 1], [n1, 1] and so on: all combinations of these positions
         at = [axis.view(-1, *[1] * (len(axes) - 1 - dim)) for dim, axis in enumerate(axes)]
         model[name][tuple(at)] = value
-    channels = slimming(fed).channels if len(bits) else 0
-    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=channels)).bool()
-    return Received(model, mask)
+    return model
 
 
 def answers(fed: Federation, k: int, received: Received) -> dict[str, Tensor]:

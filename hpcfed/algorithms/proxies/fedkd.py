@@ -179,21 +179,25 @@ class FedKD(RoundBased):
         return state.x
 
     def download(self, fed: Federation, client: Client, state: State) -> Params:
-        """Return the common model, as the client has it after its download."""
+        """Return the common model, as the client has it after its download.
+
+        A client of the last round has the model before that, and receives the change alone.
+        """
         if self.exchange == "weights":
             return unpack(fed.down(client, state.packed), state.x)
         if client.memory.get("round") != int(state.round):
             return fed.down(client, state.x)
-        fed.down(client, state.packed)  # x is the model before, which the client has, and this
-        return state.x
+        change = unpack(fed.down(client, state.packed), state.x)
+        return Params(client.memory["common"]) + change
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         given = self.download(fed, client, state)
         self.receive(client, given)
         self.train_both(fed, client, t)
-        client.memory["round"] = t
         values = client.params(self.shared)
-        values = values if self.exchange == "weights" else values - given
+        if self.exchange == "updates":
+            client.memory |= {"round": t, "common": given}
+            values = values - given
         return Upload(pack(values, self.energy(fed, t)))
 
     def parts(

@@ -1,0 +1,22 @@
+"""Methods that break the rules of what passes between clients and server, for tests."""
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean
+from hpcfed.federation.upload import Upload
+
+
+class Peeks(RoundBased):
+    """Its server reads the clients' models beside their uploads."""
+
+    def server(self, fed, state, mean, cohort):
+        models = ((client.id, Mean.of(client.params())) for client in fed.mine(cohort))
+        return 0.5 * (mean + fed.mean(models, keep=state))
+
+
+class Overhears(RoundBased):
+    """Its clients compute with the server's state beside what they receive."""
+
+    def local(self, fed, client, state, t):
+        self.receive(client, 0.5 * (fed.down(client, state) + state))
+        self.train(fed, client, state, t)
+        return Upload(Mean.of(client.params(), self.weight(client)))
