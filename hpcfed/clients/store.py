@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.payload import on_device
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
-from hpcfed.models.widths import Units, parse, structure
+from hpcfed.models.widths import Units, structure
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -127,7 +128,7 @@ class ClientStore:
 
         Raises ConfigError for an architecture that cannot be cut.
         """
-        return structure(parse(architecture).base, *self.form)
+        return structure(str(Architecture.parse(architecture).full), *self.form)
 
     def work(self, architecture: str) -> int:
         """Return the multiply-adds of one example's forward pass."""

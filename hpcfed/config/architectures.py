@@ -6,13 +6,11 @@ imported only when one of its models is built.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 from hpcfed.core import registry, user_code
+from hpcfed.core.architecture import MARKS, Architecture
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.shapes import Modality, Shapes, describe_shape
 
@@ -84,68 +82,38 @@ ENCODERS = {  # in `hpcfed.models.encoders`; a modality's default is the first t
 }
 
 
-class Modal(NamedTuple):
-    """The parts of the name of a model for several modalities.
+def modalities_of(architecture: Architecture, shapes: Shapes) -> Shapes:
+    """Return the modalities that a fusion has encoders for."""
+    return shapes.only(architecture.modalities) if architecture.modalities else shapes
 
-    "concat(skeleton=gru)[skeleton&gyroscope]" is the fusion concat with encoders of skeleton and
-    gyroscope alone. The encoder of skeleton is gru, that of gyroscope is its default.
+
+def encoders_of(architecture: Architecture, shapes: Shapes) -> dict[str, str]:
+    """Return the encoder of each modality of a fusion, by name.
+
+    Raises ConfigError for an encoder that does not exist or cannot take its modality, and for a
+    modality that the data lack.
     """
-
-    fusion: str
-    encoders: Mapping[str, str]
-    only: tuple[str, ...]
-
-    def shapes(self, shapes: Shapes) -> Shapes:
-        """Return the modalities that the model has encoders for."""
-        return shapes.only(self.only) if self.only else shapes
-
-    def kinds(self, shapes: Shapes) -> dict[str, str]:
-        """Return the encoder of each modality, by name.
-
-        Raises ConfigError for an encoder that cannot take its modality, or a modality that is not
-        there.
-        """
-        for name in (*self.encoders, *self.only):
-            if name not in shapes.names:
-                raise ConfigError(
-                    f"model {self.fusion}: there is no modality {name!r}; the data have {shapes}"
-                )
-        return {part.name: self.kind(part) for part in self.shapes(shapes)}
-
-    def kind(self, part: Modality) -> str:
-        fit = [name for name, encoder in ENCODERS.items() if encoder.takes(part)]
-        wanted = self.encoders.get(part.name) or next(iter(fit), "")
-        if wanted not in fit:
-            what = f"{'tokens' if part.vocabulary else 'inputs'} of shape {list(part.shape)}"
+    named = dict(architecture.encoders)
+    for name in (*named, *architecture.modalities):
+        if name not in shapes.names:
             raise ConfigError(
-                f"model {self.fusion}: no encoder {wanted} for {part.name}, {what}; "
-                + (f"use one of: {', '.join(fit)}" if fit else "none takes them")
+                f"model {architecture.base}: there is no modality {name!r}; the data have {shapes}"
             )
-        return wanted
+    parts = modalities_of(architecture, shapes)
+    return {part.name: encoder_of(architecture.base, part, named.get(part.name)) for part in parts}
 
 
-MODAL = re.compile(r"([^()\[\]]+)(?:\(([^()\[\]]*)\))?(?:\[([^()\[\]]*)\])?")
-
-
-@cache
-def parse_modal(name: str) -> Modal:
-    """Return the parts of a model's name; for models of one modality the name alone.
-
-    Raises ConfigError for a name that is not written so, or an encoder that does not exist.
-    """
-    found = MODAL.fullmatch(name)
-    if found is None:
+def encoder_of(fusion: str, part: Modality, wanted: str | None) -> str:
+    """Return the encoder of a modality: the wanted one, or the first that takes it."""
+    fit = [name for name, encoder in ENCODERS.items() if encoder.takes(part)]
+    wanted = wanted or next(iter(fit), "")
+    if wanted not in fit:
+        what = f"{'tokens' if part.vocabulary else 'inputs'} of shape {list(part.shape)}"
         raise ConfigError(
-            f"model {name!r}: write it as concat, or concat(MODALITY=ENCODER;MODALITY=ENCODER)"
+            f"model {fusion}: no encoder {wanted} for {part.name}, {what}; "
+            + (f"use one of: {', '.join(fit)}" if fit else "none takes them")
         )
-    fusion, given, only = found.groups()
-    encoders = {}
-    for pair in filter(None, (given or "").split(";")):
-        modality, _, kind = (part.strip() for part in pair.partition("="))
-        if kind not in ENCODERS:
-            raise ConfigError(f"model {name}: {unknown('encoder', kind, ENCODERS)}")
-        encoders[modality] = kind
-    return Modal(fusion, encoders, tuple(filter(None, (only or "").split("&"))))
+    return wanted
 
 
 def _fusion(name: str, line: str, cite: str) -> Entry:
@@ -273,22 +241,16 @@ MODELS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """Return the model of this name.
+    """Return the model that a job names.
 
-    The name is a registered one, "torchvision:NAME", "timm:NAME", "hf:NAME", "clip:FOLDER", or
-    "module:function", which takes inputs of any shape but no texts.
+    The name is a registered one, for fusions with encoders, "torchvision:NAME", "timm:NAME",
+    "hf:NAME", "clip:FOLDER", or "module:function", which takes inputs of any shape but no texts.
     Raises ConfigError if there is none.
     """
     if ":" not in name:
-        modal = parse_modal(name)
-        entry = registry.find("model", modal.fusion, MODELS)
-        if modal.fusion != name and not entry.modal:
-            raise ConfigError(
-                f"model {name}: {modal.fusion} has no encoders of modalities; take its name alone"
-            )
-        return entry
+        return find_registered(name)
     if name.startswith("clip:"):
-        if any(mark in name for mark in "@+~"):
+        if any(mark in name for mark in MARKS):
             raise ConfigError(
                 f"models.mix: {name}: folders with @, + or ~ in their names cannot be told from "
                 f"parts of a model's name; rename the folder"
@@ -304,27 +266,42 @@ def find(name: str) -> Entry:
     return OwnEntry(name, "a model of your own")
 
 
-def plain(name: str) -> str:
-    """Return a model's name without a method's changes: "cnn" for "cnn~pan_add_1_0.15"."""
-    return name.partition("~")[0]
+def find_registered(name: str) -> Entry:
+    """Return a registered model; name: its own, for a fusion also with encoders."""
+    architecture = Architecture.parse(name)
+    base = architecture.base
+    entry = registry.find("model", base, MODELS)
+    if architecture.model != architecture:
+        raise ConfigError(
+            f"model {name}: name the model alone, {base}; its width is set by models.widths, the "
+            f"second model of a pair by models.proxy"
+        )
+    if name != base and not entry.modal:
+        raise ConfigError(
+            f"model {name}: {base} has no encoders of modalities; take its name alone"
+        )
+    for _, encoder in architecture.encoders:
+        if encoder not in ENCODERS:
+            raise ConfigError(f"model {name}: {unknown('encoder', encoder, ENCODERS)}")
+    return entry
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
-    """Check that the models of this name take inputs of this shape; load nothing.
+    """Check that the models of an architecture take inputs of this shape; load nothing.
 
-    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary:
-    number of different tokens of texts; 0 for images.
-    Raises ConfigError if there is no model of that name, or it cannot take the shape.
+    shape: one example, [channels, height, width] for images.  vocabulary: number of different
+    tokens of texts; 0 for images.
+    Raises ConfigError if there is no such model, or it cannot take the shape.
     """
-    for part in name.split("+"):
-        base, at, _ = plain(part).partition("@")
-        entry = find(base)
-        if at and (entry.text or entry.modal or entry.dual or entry.table):
+    for part in Architecture.parse(name).parts:
+        base = part.base
+        entry = find(str(part.model))
+        if part.width < 1 and (entry.text or entry.modal or entry.dual or entry.table):
             why = "its gates are not cut" if entry.text else "its encoders are not cut"
             why = "its heads are not cut" if "transformer" in base else why
             raise ConfigError(f"model {base} has no sub-models, for {why}; set models.widths = [1]")
         if entry.modal and isinstance(shape, Shapes):
-            parse_modal(base).kinds(shape)
+            encoders_of(part, shape)
         if not entry.takes(shape, vocabulary):
             others = ", ".join(other for other in MODELS if MODELS[other].takes(shape, vocabulary))
             least = f" [channels, height, width] of at least {entry.least}x{entry.least} pixels"

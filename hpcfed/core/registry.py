@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError, unknown
 
 # packages whose models jobs name, as "torchvision:resnet50"
@@ -65,8 +66,7 @@ def refuse_import(
 
 def outside(name: object) -> Iterator[str]:
     """Yield each "module:attribute" in the name of a method or model that is outside hpcfed."""
-    for part in name.split("+") if isinstance(name, str) else ():
-        # of models: a+b, and sub-models a@0.5, variants a~pan
-        base = part.partition("~")[0].partition("@")[0]
-        if ":" in base and base.partition(":")[0] not in LIBRARIES:
-            yield base
+    if isinstance(name, str) and ":" in name:
+        for part in Architecture.parse(name).parts:
+            if ":" in part.base and part.base.partition(":")[0] not in LIBRARIES:
+                yield part.base

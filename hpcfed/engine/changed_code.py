@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfed.config.architectures import find, plain
+from hpcfed.config.architectures import find
 from hpcfed.core import user_code
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.code_digest import digest
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.version import __version__
@@ -24,8 +25,9 @@ def names_of(job: Job) -> list[str]:
 
 def own_names(method: str, models: Iterable[str]) -> list[str]:
     """Return those of these names that are users' own, as "module:attribute"."""
-    parts = [plain(part.partition("@")[0]) for name in models for part in name.split("+")]
-    own = [name for name in parts if ":" in name and find(name).own]
+    named = filter(None, models)
+    parts = [part.base for name in named for part in Architecture.parse(name).parts]
+    own = [base for base in parts if ":" in base and find(base).own]
     return list(dict.fromkeys([*([method] if ":" in method else []), *own]))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcfed import models
-from hpcfed.config.architectures import find, plain
+from hpcfed.config.architectures import find
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
-from hpcfed.models.widths import parse
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -73,8 +73,8 @@ def check_heads(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int
     if not reads and not adapts:
         return
     for kind in kinds:
-        for part in kind.split("+"):
-            if reason := models.missing_head(part, shape, classes, job.models.d):
+        for part in Architecture.parse(kind).parts:
+            if reason := models.missing_head(str(part), shape, classes, job.models.d):
                 who = method.name if reads else "adapt.how = 'head'"
                 raise ConfigError(
                     f"{who} needs the head of each model, its last linear layer, or what that "
@@ -88,11 +88,13 @@ def check_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int
     if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
         return
     d = job.models.d
-    bases = sorted({parse(kind).base for kind in kinds})
+    bases = sorted({str(Architecture.parse(kind).full) for kind in kinds})
     widths = {base: models.represents(base, shape, classes, d) for base in bases}
     if len(set(widths.values())) > 1:
         described = ", ".join(f"{base} {width}" for base, width in widths.items())
-        user_widths = {width for base, width in widths.items() if find(plain(base)).own}
+        user_widths = {
+            width for base, width in widths.items() if find(Architecture.parse(base).base).own
+        }
         advice = f"let the last hidden layers of your own models have {d} units (models.d)"
         if len(user_widths) == 1:
             advice = f"set models.d = {min(user_widths)}, or {advice}"

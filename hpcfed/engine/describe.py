@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.config.architectures import find, plain
+from hpcfed.config.architectures import find
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
@@ -191,8 +192,8 @@ def setting(facts: World, fed: Federation) -> list[str]:
 
 def calls(architecture: str, fed: Federation) -> list[str]:
     """Return how users' models in an architecture are called, as Net(in_channels=3)."""
-    names = [plain(part.partition("@")[0]) for part in architecture.split("+")]
-    own = [find(name) for name in names if ":" in name and find(name).own]
+    bases = [part.base for part in Architecture.parse(architecture).parts]
+    own = [find(base) for base in bases if ":" in base and find(base).own]
     return [describe_call(entry.load(), *fed.store.form) for entry in own]
 
 

@@ -10,13 +10,12 @@ import torch
 
 from hpcfed.clients.client import Client, Clients, PopulationClient, Shard
 from hpcfed.clients.store import ClientStore
+from hpcfed.core.architecture import Architecture
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.machine import speeds
 from hpcfed.machine.assignment import place
 from hpcfed.machine.device_choice import choose_device, resident_bytes
-from hpcfed.models.assign import without_modalities
 from hpcfed.models.finetuning import Finetuning
-from hpcfed.models.widths import parse
 from hpcfed.storage import names
 
 if TYPE_CHECKING:
@@ -96,9 +95,8 @@ def make_pool_client(world: World, store: ClientStore, device: torch.device, job
 
     If clients have sub-models, it has the whole model.
     """
-    own = world.architectures[0]
-    own = without_modalities(own)
-    architecture = parse(own).base if job.algorithm.accepts == "widths" else own
+    own = Architecture.parse(world.architectures[0]).only(())
+    architecture = str(own.full if job.algorithm.accepts == "widths" else own)
     train, test, rows = world.data.train, world.data.test, world.partition.everything
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
     return Client(job.clients, architecture, Shard(train.x, train.y, rows, device), nothing, store)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.architectures import MODELS as MODELS
 from hpcfed.config.architectures import Entry as Entry
 from hpcfed.config.architectures import check as check
+from hpcfed.config.architectures import encoders_of, modalities_of
 from hpcfed.config.architectures import find as find
-from hpcfed.config.architectures import parse_modal as parse_modal
-from hpcfed.config.architectures import plain as plain
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.shapes import Shapes, values
 
@@ -34,8 +34,9 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
     """
     import torch
 
-    if ":" not in name or find(plain(name)).text:
-        return values(shape) if plain(name) == "logistic" else d
+    base = Architecture.parse(name).base
+    if ":" not in base or find(base).text:
+        return values(shape) if base == "logistic" else d
     with torch.device("meta"):
         return build(name, shape, classes, d).head.in_features
 
@@ -45,14 +46,14 @@ def missing_head(name: str, shape: tuple[int, ...], classes: int, d: int) -> str
 
     What a method changes in a model or cuts from it does not count. Raises ConfigError as `build`.
     """
-    name = plain(name.partition("@")[0])
-    if ":" not in name or find(name).text:
+    model = Architecture.parse(name).model
+    if ":" not in model.base or find(model.base).text:
         return ""
     from hpcfed.core import rng
     from hpcfed.models.model import NoHead
 
     with rng.scoped(0, "head"):
-        head = build(name, shape, classes, d).head
+        head = build(str(model), shape, classes, d).head
     return head.reason if isinstance(head, NoHead) else ""
 
 
@@ -67,10 +68,8 @@ def build(
 ) -> Model | Pair:
     """Return a new model, in train mode, on torch's default device.
 
-    name: one of MODELS, "torchvision:NAME", "timm:NAME", "hf:NAME", "clip:FOLDER", or
-    "module:function" or "module:Class". "NAME@0.5" is the sub-model of half the width, "a+b" the
-    pair of the models a and b, and "NAME~..." a model that a method has changed
-    (`hpcfed.models.variants`).
+    name: an architecture (`hpcfed.core.architecture`), of one of MODELS, "torchvision:NAME",
+    "timm:NAME", "hf:NAME", "clip:FOLDER", or "module:function" or "module:Class".
     shape: one example, [channels, height, width] for images; `Shapes` for several modalities, and
     the model then takes a dict of tensors.
     classes: C.
@@ -87,16 +86,15 @@ def build(
     from hpcfed.models.model import Head, Model, Pair
 
     check(name, shape, vocabulary)
-    first, plus, proxy = name.partition("+")
-    if plus:
+    architecture = Architecture.parse(name)
+    if architecture.proxy:
         return Pair(
             *(
-                build(part, shape, classes, d, relu_head, vocabulary, names)
-                for part in (first, proxy)
+                build(str(part), shape, classes, d, relu_head, vocabulary, names)
+                for part in architecture.parts
             )  # type: ignore[arg-type]
         )
-    whole, at, width = name.partition("@")
-    base, changed, variant = whole.partition("~")
+    base = architecture.base
     entry = find(base)
     target = entry.load()
     if entry.dual:
@@ -108,19 +106,19 @@ def build(
         model = build_own(base, target, shape, classes, d, relu_head)
     else:
         if isinstance(shape, Shapes):
-            modal = parse_modal(base)
-            body = target(modal.shapes(shape), d, modal.kinds(shape))
+            encoders = encoders_of(architecture, shape)
+            body = target(modalities_of(architecture, shape), d, encoders)
         else:
             body = target(shape, d, *([vocabulary] if vocabulary else []))
         model = Model(body, Head(values(shape) if base == "logistic" else d, classes, relu_head))
-    if changed:
+    if architecture.variants:
         from hpcfed.models.variants import change
 
-        model = change(model, variant, shape)
-    if at:
+        model = change(model, architecture.variants)
+    if architecture.width != 1:
         from hpcfed.models.widths import narrow
 
-        model = narrow(model, shape, float(width))
+        model = narrow(model, shape, architecture.width)
     return model.to(memory_format=model.memory_format)  # type: ignore[call-overload]
 
 

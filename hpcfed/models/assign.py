@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
+from hpcfed.core.architecture import Architecture
 from hpcfed.models import missing_head, represents
 from hpcfed.models.variants import name_variant
-from hpcfed.models.widths import architecture_name, parse
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -36,7 +36,7 @@ def assign(
         return kinds
     known: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
     for kind, own in zip(kinds, held, strict=True):
-        name = kind if own == modalities else with_modalities(kind, own)
+        name = kind if own == modalities else str(Architecture.parse(kind).only(own))
         known.setdefault((kind, own), name)
     return tuple(known[pair] for pair in zip(kinds, held, strict=True))
 
@@ -62,31 +62,20 @@ def projections(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str
     return {name: name_variant("project", d) for name in libraries if widths[name] != d}
 
 
-def with_modalities(name: str, modalities: Sequence[str]) -> str:
-    """Return the name of this architecture with encoders of these modalities alone.
-
-    In a pair only the client's own model changes.
-    """
-    first, plus, proxy = without_modalities(name).partition("+")
-    return f"{first}[{'&'.join(modalities)}]{plus}{proxy}"
-
-
-def without_modalities(name: str) -> str:
-    """Return the name of the same architecture with encoders of all modalities."""
-    return re.sub(r"\[[^\]]*\]", "", name)
-
-
 def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
     """Return the architecture of each client by [models] alone.
 
     projected: the variants of models that have a projection.
     """
     mix, widths = job.models.mix, job.models.widths
-    proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
+    proxy = Architecture.parse(job.models.proxy) if "proxy" in job.algorithm.needs else None
     variants = job.algorithm.variants
     kinds = {  # one string shared by all clients
-        (own, width, variant): architecture_name(own + projected.get(own, "") + variant, width)
-        + proxy
+        (own, width, variant): str(
+            replace(
+                Architecture.parse(own + projected.get(own, "") + variant), width=width, proxy=proxy
+            )
+        )
         for own in mix
         for width in widths
         for variant in variants
@@ -108,4 +97,4 @@ def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
 def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
     """Return client k's architecture in round t, with a width drawn anew from models.widths."""
     width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))
-    return architecture_name(parse(architecture).base, width)
+    return str(Architecture.parse(architecture).at(width))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpcfed.core import rng
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.inputs import zeros
 from hpcfed.models import build
 from hpcfed.models.transformer import Attend
@@ -36,8 +37,8 @@ def work(
 
     Raises ConfigError as `build`.
     """
-    if "+" in name:
-        both = (work(part, shape, classes, d, vocabulary) for part in name.split("+"))
+    if len(pair := Architecture.parse(name).parts) > 1:
+        both = (work(str(part), shape, classes, d, vocabulary) for part in pair)
         return Work(*map(sum, zip(*both, strict=True)))
     parts: list[Work] = []
     # not on torch's meta device: its convolutions import sympy and its linear layers the compiler,

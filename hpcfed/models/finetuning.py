@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import only_regular
 from hpcfed.core.wording import join_few
@@ -60,9 +61,10 @@ class Finetuning:
     def of(cls, job: Job, checksums: Mapping[str, str] | None = None) -> Finetuning:
         """Return the choice of a job."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
+        names = [str(Architecture.parse(kind)) for kind in kinds]
         given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
         train = models.train or tuple(job.algorithm.trains)
-        weights = dict(zip(kinds, given, strict=False))
+        weights = dict(zip(names, given, strict=False))
         return cls(train, models.lora, weights, checksums or {})
 
     @property
@@ -102,7 +104,7 @@ class Finetuning:
 
     def start(self, model: nn.Module, architecture: str) -> None:
         """Load the weights of the architecture's file, if it has one, into a new model."""
-        name = architecture.partition("+")[0].partition("~")[0]
+        name = str(Architecture.parse(architecture).model)
         if path := self.files.get(name):
             from hpcfed.models.pretrained import load
 

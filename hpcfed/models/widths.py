@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,27 +28,6 @@ Choice = Mapping[int, np.ndarray]  # units that are kept, ascending, by group
 Window = dict[
     str, tuple[np.ndarray, ...]
 ]  # kept indices of each cut dimension, by name of the tensor; others are whole
-
-
-class Named(NamedTuple):
-    """An architecture's name in its parts: "cnn@0.5" is the model cnn at half its width."""
-
-    base: str
-    width: float
-
-
-def parse(architecture: str) -> Named:
-    """Return the model and the width in an architecture's name.
-
-    For a pair "a+b" they are those of a.
-    """
-    base, _, width = architecture.partition("+")[0].partition("@")
-    return Named(base, float(width or 1))
-
-
-def architecture_name(base: str, width: float) -> str:
-    """Return the architecture's name of a model at this width."""
-    return base + (f"@{width!r}" if width < 1 else "")
 
 
 def first(size: int, n: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hpcfed.config.architectures import plain
+from hpcfed.core.architecture import Architecture
 from hpcfed.report.catalogue import keys, registry
 from hpcfed.report.references import bibtex
 from hpcfed.storage.results import Record, load
@@ -20,7 +20,11 @@ def citation_keys(record: Record) -> list[str]:
         ("datasets", job["data"]["name"]),
         ("partitions", job["data"]["partition"]),
         ("selections", job.get("selection", {}).get("by", "uniform")),
-        *(("models", plain(name)) for name in record.header["architectures"]),
+        *(
+            ("models", part.base)
+            for name in record.header["architectures"]
+            for part in Architecture.parse(name).parts
+        ),
     ]
     entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
     profiled = ["zhao2022protea"] if job.get("system", {}).get("measured") else []

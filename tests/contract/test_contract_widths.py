@@ -5,8 +5,8 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.comm import Serial
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
-from hpcfed.models.widths import parse
 from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
@@ -87,7 +87,7 @@ def test_the_server_has_the_whole_model_and_each_width_is_evaluated():
         Serial(), job("heterofl", "--models.widths", "0.5,0.25", "--evaluate.common", "true")
     )
     row = rounds.step()[0]
-    assert parse(rounds.fed.pooled().architecture).width == 1
+    assert Architecture.parse(rounds.fed.pooled().architecture).width == 1
     wide = toy.start(Serial(), toy.job("fedavg")).state
     assert {n: v.shape for n, v in rounds.state.weights.items()} == {
         n: v.shape for n, v in wide.items()

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.algorithms.clusters import cfl, clusters
+from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.models import matching
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -282,7 +282,7 @@ def test_fesem_mas_clients_that_are_permutations_of_one_network_average_to_it_ex
     def train(fed, client, *_: object, **__: object) -> None:
         g = np.random.default_rng(client.id)
         order = {group: g.permutation(size) for group, size in units.sizes.items()}
-        client.load(matching.permute(network, units, order))
+        client.load(permutation.permute(network, units, order))
 
     monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
     rounds.step()

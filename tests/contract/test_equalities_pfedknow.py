@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.algorithms.personal import pfedknow
+from hpcfed.algorithms.personal.slimming import Slimming, similarity
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.engine.rounds import Rounds
 from hpcfed.models import build
-from hpcfed.models.slimming import Slimming, similarity
 from hpcfed.models.widths import units
 from hpcfed.training.infer import logits
 from tests.contract import toy

@@ -12,6 +12,8 @@ import torch
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.global_model import fedrare
+from hpcfed.algorithms.global_model.fedpan import encode_units
+from hpcfed.algorithms.global_model.groups import row_groups
 from hpcfed.algorithms.public_data import heterossfl
 from hpcfed.algorithms.widths import inclusivefl
 from hpcfed.comm import Serial
@@ -21,8 +23,6 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.models import build, factors, hyper
 from hpcfed.models.depths import family, find_row
 from hpcfed.models.flat import Layout
-from hpcfed.models.groups import row_groups
-from hpcfed.models.variants import encode_units
 from hpcfed.training.local import sgd
 from tests.contract import toy
 from tests.contract.test_equalities import run

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.algorithms.public_data import pfedhr
+from hpcfed.algorithms.public_data.blocks import fits, nbytes
 from hpcfed.algorithms.public_data.pfedhr import Piece, Reassembly
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.rounds import Rounds
-from hpcfed.models.blocks import fits, nbytes
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften

@@ -5,8 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpcfed.algorithms.public_data.blocks import (
+    LAST,
+    Block,
+    Row,
+    cut,
+    fits,
+    nbytes,
+    pooling,
+    stitch,
+    stitch_shape,
+)
 from hpcfed.models import build
-from hpcfed.models.blocks import LAST, Block, Row, cut, fits, nbytes, pooling, stitch, stitch_shape
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Head, Model
 

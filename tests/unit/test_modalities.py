@@ -13,6 +13,7 @@ import torch
 import hpcfed
 from hpcfed.clients.client import Shard, concat_shards
 from hpcfed.config.sections import Modalities
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError, DamagedError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.rng import scoped
@@ -21,7 +22,6 @@ from hpcfed.data import modalities, records, utd_mhad
 from hpcfed.data.dataset import Split, from_arrays, several, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.models import build
-from hpcfed.models.assign import with_modalities, without_modalities
 from hpcfed.models.cost import work
 from hpcfed.models.files import check_about, flat
 from hpcfed.results.trained.export import models
@@ -283,9 +283,10 @@ def test_a_shard_gives_its_modalities_alone_and_two_are_joined_where_they_have_t
 
 
 def test_a_models_name_says_for_which_modalities_it_has_encoders():
-    assert with_modalities("concat(a=gru)", ("a", "b")) == "concat(a=gru)[a&b]"
-    assert with_modalities("concat[a&b]+mean", ("b",)) == "concat[b]+mean"
-    assert without_modalities("concat(a=gru)[a&b]+mean") == "concat(a=gru)+mean"
+    parse = Architecture.parse
+    assert str(parse("concat(a=gru)").only(("a", "b"))) == "concat(a=gru)[a&b]"
+    assert str(parse("concat[a&b]+mean").only(("b",))) == "concat[b]+mean"
+    assert str(parse("concat(a=gru)[a&b]+mean").only(())) == "concat(a=gru)+mean"
 
 
 def test_data_that_are_not_there_say_which_files_are_expected_where(tmp_path: Path):

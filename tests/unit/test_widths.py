@@ -17,11 +17,9 @@ from hpcfed.models.cost import cost
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.model import Head, Model
 from hpcfed.models.widths import (
-    architecture_name,
     count_units,
     draw_units,
     narrow,
-    parse,
     roll_units,
     structure,
     take,
@@ -68,11 +66,6 @@ def test_ceil_decides_how_many_units_are_kept_and_one_always_is():
     assert (
         count_units(200, 0.29) == 58 and count_units(100, 0.07) == 7
     )  # 0.29 * 200 is 57.99..., 0.07 * 100 is 7.00...1
-
-
-def test_an_architecture_is_named_by_its_model_and_width():
-    assert architecture_name("cnn", 0.5) == "cnn@0.5" and architecture_name("cnn", 1.0) == "cnn"
-    assert parse("cnn@0.5") == ("cnn", 0.5) and parse("cnn") == ("cnn", 1.0) == parse("cnn+mlp")
 
 
 def test_the_groups_of_a_small_net_by_hand():

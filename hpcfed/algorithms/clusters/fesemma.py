@@ -3,7 +3,7 @@
 Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3, with the matched averaging
 of Wang et al. (FedMA), ICLR 2020, arXiv:2002.06440. In each cluster the hidden units of every model
 are reordered by the Hungarian method so that they agree best with the centre. The mean of these
-models is the new centre, and the models are matched to it again (models/matching.py).
+models is the new centre, and the models are matched to it again (matching/permutation.py).
 
 Deviations: a centre has as many units as a client's model. The priors of PFNM and FedMA (sigma,
 sigma_0 and gamma, 1 in the public code) determine how many more units it gets, and so have no
@@ -23,10 +23,10 @@ from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
+from hpcfed.algorithms.matching import permutation
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models import matching
 from hpcfed.training.server import parameters
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ class FeSEMMA(EM):
         m: int,
         centres: Params,
         units: Units,
-        counts: matching.Wanted,
+        counts: permutation.Wanted,
     ) -> Mean:
         """Return a client's part in the mean of centre m, with its units in that centre's order."""
-        model = matching.align(clusters.received(client), clusters.row(centres, m), units, counts)
+        model = permutation.align(
+            clusters.received(client), clusters.row(centres, m), units, counts
+        )
         (part,) = clusters.part(model, self.weight(client), m, centres).terms
         if self.head == "clients":
             return Mean((part,))

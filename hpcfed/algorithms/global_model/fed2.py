@@ -22,9 +22,9 @@ import numpy as np
 from pydantic import PositiveInt
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.global_model.groups import class_groups, row_groups
 from hpcfed.core.params import Mean, Params, Per
 from hpcfed.federation.upload import Upload
-from hpcfed.models.groups import class_groups, row_groups
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:

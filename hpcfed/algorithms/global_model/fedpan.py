@@ -16,15 +16,23 @@ the logits.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
+    from hpcfed.models.model import Model
+
+LAYERS = (nn.Conv2d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class FedPAN(RoundBased):
@@ -61,3 +69,40 @@ class FedPAN(RoundBased):
         if "logistic" in job.models.mix:
             found["job"] = "needs hidden layers, but logistic has none; set models.mix = ['mlp']"
         return found
+
+
+def encode_positions(model: Model, kind: str, frequency: float, amplitude: float) -> Model:
+    """Add position encodings to the units of the body, and return the model.
+
+    After each convolution and linear layer of the body, or the normalisation that follows it, h
+    becomes h + e or h (1 + e); e_j = A sin(2 pi T j / n) for unit j of n.
+    kind: add or mul.  frequency: T.  amplitude: A.  Section 4.
+    """
+    modules = [m for m in model.body.modules() if not list(m.children())]
+    for layer, following in zip(modules, [*modules[1:], None], strict=True):
+        if isinstance(layer, LAYERS):
+            encoded = following if isinstance(following, NORMS) else layer
+            encoded.register_forward_hook(encoding_hook(kind, frequency, amplitude))
+    return model
+
+
+def encoding_hook(kind: str, frequency: float, amplitude: float) -> Callable[..., Tensor]:
+    """Return a hook that encodes the positions of a layer's units (dimension 1 of its output)."""
+
+    def encode(layer: Any, given: Any, out: Tensor) -> Tensor:
+        e = encode_units(out.shape[1], frequency, amplitude, out.device)
+        e = e.to(out.dtype).view(-1, *[1] * (out.dim() - 2))
+        return out + e if kind == "add" else out * (1 + e)
+
+    return encode
+
+
+def encode_units(
+    n: int, frequency: float, amplitude: float, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return A sin(2 pi T j / n) for j = 0..n-1, float64, [n].
+
+    frequency: T.  amplitude: A.
+    """
+    places = torch.arange(n, dtype=torch.float64, device=device)
+    return amplitude * torch.sin(2 * math.pi * frequency / n * places)

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
+from hpcfed.algorithms.matching.permutation import Order
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models.matching import Order
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client

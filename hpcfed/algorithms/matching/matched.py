@@ -13,10 +13,10 @@ from torch import Tensor
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
+from hpcfed.algorithms.matching.permutation import Order
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models.matching import Order
 from hpcfed.models.widths import Units
 from hpcfed.training import evaluate
 from hpcfed.training.server import parameters, predictor

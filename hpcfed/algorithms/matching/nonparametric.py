@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.algorithms.matching.permutation import Order, Wanted, unit_vectors
 from hpcfed.core.params import Params
-from hpcfed.models.matching import Order, Wanted, unit_vectors
 from hpcfed.models.trace import FIXED, Axis
 from hpcfed.models.widths import Units
 

@@ -27,9 +27,9 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, single_step
+from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.matching.matched import Matched
 from hpcfed.core.params import Mean, Params
-from hpcfed.models import matching
 from hpcfed.models.trace import FIXED
 
 if TYPE_CHECKING:
@@ -106,14 +106,14 @@ def align(
     moved = model
     for group in units.sizes:
         ours, theirs = (
-            matching.unit_vectors(p, units, group, counts, (0,)) for p in (moved, reference)
+            permutation.unit_vectors(p, units, group, counts, (0,)) for p in (moved, reference)
         )
         cost = torch.cdist(theirs, ours, compute_mode="donot_use_mm_for_euclid_dist")
         if regularise:
             moved = mix(moved, units, group, sinkhorn(cost, regularise * float(cost.mean())))
         else:
-            order = matching.identity(units) | {group: matching.assign(cost)}
-            moved = matching.permute(moved, units, order)
+            order = permutation.identity(units) | {group: permutation.assign(cost)}
+            moved = permutation.permute(moved, units, order)
     return moved
 
 

@@ -41,11 +41,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, score_server
+from hpcfed.algorithms.personal.slimming import Slimming, similarity
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models.slimming import Slimming, similarity
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, soften

@@ -28,9 +28,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.personal.factors import SCORES, divergence
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models.factors import SCORES, divergence
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:

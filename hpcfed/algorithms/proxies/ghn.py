@@ -14,8 +14,8 @@ hyper-network are this project's.
 Deviations: edges follow the order of the layers in the network, so a shortcut is a link of that
 chain. The decoder makes 64 values at a time from a node's state and their place in the tensor, for
 all shapes alike. The weights of a unit have a mean of 0 over its inputs, and a variance of 2 /
-inputs at first (`hpcfed.models.hyper.scale`). Statistics of batch normalisation are not made and
-stay with their client.
+inputs at first (`hyper.scale`). Statistics of batch normalisation are not made and stay with their
+client.
 """
 
 from __future__ import annotations

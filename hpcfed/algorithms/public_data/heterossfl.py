@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import add_alignment
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
     from hpcfed.training.local import Loss
 
 
@@ -162,3 +163,15 @@ def fit_head(model: Any, x: Any, y: Any) -> Tensor:
     """Return the cross-entropy of the head alone; y: labels and representations."""
     labels, z = y
     return F.cross_entropy(model.head(z), labels)
+
+
+def add_predictor(model: Model) -> Model:
+    """Add a predictor beside body and head, [n, d] -> [n, d], and return the model.
+
+    Only losses use it. It has two linear layers, the hidden one with d / 4 units.
+    Chen and He (SimSiam), CVPR 2021, arXiv:2011.10566, section 3.
+    """
+    d = model.head.in_features
+    hidden = max(1, d // 4)
+    model.predictor = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
+    return model

@@ -46,6 +46,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.public_data.blocks import Block, Row, cut, fits, nbytes
 from hpcfed.algorithms.public_data.by_architecture import join_models
 from hpcfed.clients.client import Paired
 from hpcfed.core import rng
@@ -54,7 +55,6 @@ from hpcfed.core.inputs import zeros
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.shapes import each
 from hpcfed.federation.upload import Upload
-from hpcfed.models.blocks import Block, Row, cut, fits, nbytes
 from hpcfed.models.flat import Skeleton
 from hpcfed.training import similarity
 from hpcfed.training.batches import inputs

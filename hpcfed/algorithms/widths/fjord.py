@@ -25,9 +25,10 @@ from torch.func import functional_call
 from hpcfed.algorithms.base import Guide, RoundBased, single_step
 from hpcfed.algorithms.widths import submodels
 from hpcfed.core import rng
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
-from hpcfed.models.widths import Window, parse, take
+from hpcfed.models.widths import Window, take
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 
@@ -71,7 +72,11 @@ class FjORD(RoundBased):
 
     def inside(self, fed: Federation, architecture: str) -> list[str]:
         """Return the narrower architectures that a client with this one trains too."""
-        return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
+        return [
+            a
+            for a in submodels.levels(fed)
+            if Architecture.parse(a).width < Architecture.parse(architecture).width
+        ]
 
     def init(self, fed: Federation) -> submodels.Wide:
         return submodels.start(fed, submodels.levels(fed)[1:])
@@ -191,7 +196,7 @@ def name_statistics(client: Client, values: Params) -> Params:
     The whole model's keep their names.
     """
     norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
-    if parse(name).width == 1:
+    if Architecture.parse(name).width == 1:
         return values
     return Params(
         {**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")}

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.algorithms.base import score_common
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.scores import Mask, mask_logits  # noqa: F401, methods take it from here
-from hpcfed.models.widths import Choose, Window, architecture_name, first, parse, take
+from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class Wide:
 
 def base(fed: Federation) -> str:
     """Return the clients' one architecture, at full width."""
-    return parse(fed.architectures[0]).base
+    return str(Architecture.parse(fed.architectures[0]).full)
 
 
 def levels(fed: Federation) -> list[str]:
     """Return the clients' architecture at full width and at the job's widths, the widest first."""
     return [
-        architecture_name(base(fed), width)
+        str(Architecture.parse(base(fed)).at(width))
         for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
     ]
 
@@ -96,7 +97,8 @@ def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -
     Up the rows of classes that the client lacks are left out. With assignment = "dynamic" the slice
     is the widest.
     """
-    widest = "" if assignment == "fix" else architecture_name(base(fed), max(fed.job.models.widths))
+    full = Architecture.parse(base(fed))
+    widest = "" if assignment == "fix" else str(full.at(max(fed.job.models.widths)))
     values = fed.shapes(k=k, architecture=widest)
     return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
 
@@ -106,7 +108,7 @@ def window(fed: Federation, architecture: str, choose: Choose = first) -> Window
 
     The units are by default the first ones. The window is empty at full width.
     """
-    width = parse(architecture).width
+    width = Architecture.parse(architecture).width
     return fed.store.units(architecture).window(width, choose) if width < 1 else {}
 
 
@@ -141,7 +143,7 @@ def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
 
     This is HeteroFL's scaler, for training.
     """
-    width, body = parse(client.architecture).width, client.model.body
+    width, body = Architecture.parse(client.architecture).width, client.model.body
     layers = (
         [m for m in body.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
         if active and width < 1

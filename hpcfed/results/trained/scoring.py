@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Method, State
 from hpcfed.algorithms.proxies import fedgkt
+from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.finetuning import plain_state
 from hpcfed.models.model import Pair
@@ -55,7 +56,7 @@ def alone(client: Client) -> Pieces:
     """Return the client's model; of a pair its own one."""
     model, architecture = client.model, client.architecture
     if isinstance(model, Pair):
-        model, architecture = model.own, architecture.partition("+")[0]
+        model, architecture = model.own, str(Architecture.parse(architecture).own)
     return Pieces(architecture, copies("model", model))
 
 
@@ -69,7 +70,8 @@ def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pi
     """Return the client's own model, or the common one, for FML, FedKD and FedKEMF."""
     if method.inference == "own":
         return alone(client)
-    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
+    _, proxy = Architecture.parse(client.architecture).parts
+    return Pieces(str(proxy), copies("model", client.model.proxy))  # type: ignore[arg-type]
 
 
 def of_known_classes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:

@@ -170,11 +170,12 @@ class FactorConv2d(nn.Module):
         )
 
 
-def factorise(model: Model, how: How) -> Model:
+def factorise(model: Model, number: int, alpha: float, temperature: float, personal: bool) -> Model:
     """Factorise the weights of all convolutions and linear layers, and return the model.
 
-    The factors are drawn anew; biases stay.
+    The factors are drawn anew; biases stay. The other parameters are those of `How`.
     """
+    how = How(number, alpha, temperature, personal)
     for path, layer in list(model.named_modules()):
         kinds = ((Head, FactorHead), (nn.Linear, FactorLinear), (nn.Conv2d, FactorConv2d))
         make = next((made for kind, made in kinds if isinstance(layer, kind)), None)
