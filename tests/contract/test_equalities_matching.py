@@ -12,13 +12,13 @@ from torch import nn
 from hpcfed.algorithms.data_free import fedzkt
 from hpcfed.algorithms.data_free.generators import Generator
 from hpcfed.algorithms.global_model import ccvr
-from hpcfed.algorithms.matching import nonparametric, otfusion
+from hpcfed.algorithms.matching import nonparametric, otfusion, permutation
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.models import MODELS, Entry, matching
+from hpcfed.models import MODELS, Entry
 from hpcfed.models.trace import FIXED, Stretch
 from hpcfed.training.infer import represent
 from hpcfed.training.server import in_layout
@@ -156,7 +156,7 @@ def permuted(kind: str, copies: int) -> tuple[list[Params], Params, nonparametri
     """So many copies of one network with their units in orders of their own."""
     model, params, units = made(kind)
     orders = [shuffled(units, seed) for seed in range(copies)]
-    models = [matching.permute(params, units, order) for order in orders]
+    models = [permutation.permute(params, units, order) for order in orders]
     return models, params, units, parameters(model)
 
 
@@ -259,7 +259,7 @@ def test_the_precisions_of_a_unit_stand_where_unit_vectors_puts_its_class_weight
     for group, wanted in names.items():
         counts = wanted.__contains__
         unit = nonparametric.describe_unit(params, units, group, counts, prior, 2, shares)
-        vectors = matching.unit_vectors(params, units, group, counts, (0, 1))
+        vectors = permutation.unit_vectors(params, units, group, counts, (0, 1))
         assert unit.mean.shape == (vectors.shape[1],) == unit.precisions[0].shape
         bias = (vectors[0] == params[wanted[0]][0]).numpy()
         assert (unit.mean == np.where(bias, 0.1, 0)).all()

@@ -14,13 +14,15 @@ from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.global_model import fedrare
 from hpcfed.algorithms.global_model.fedpan import encode_units
 from hpcfed.algorithms.global_model.groups import row_groups
+from hpcfed.algorithms.personal import factors
+from hpcfed.algorithms.proxies import hyper
 from hpcfed.algorithms.public_data import heterossfl
 from hpcfed.algorithms.widths import inclusivefl
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
-from hpcfed.models import build, factors, hyper
+from hpcfed.models import build
 from hpcfed.models.depths import family, find_row
 from hpcfed.models.flat import Layout
 from hpcfed.training.local import sgd
