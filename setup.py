@@ -49,7 +49,6 @@ setup(
         "numpy>=1.26",
         "h5py>=3.10",
         "pydantic>=2.7",
-        "pydantic-settings>=2.6",
         "isal>=1.6",  # checksums of checkpoints at six times the speed of zlib's
         "rich>=13",
         "matplotlib>=3.8",

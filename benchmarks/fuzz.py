@@ -188,7 +188,7 @@ def kinds(fuzz: Fuzz) -> dict[str, tuple[Callable[..., None], tuple[Any, ...]]]:
     def variable(name: str, value: str) -> None:
         key = "HPCFED_" + name.upper().replace(".", "__")
         value = value.replace("\0", "0").encode("utf-8", "replace").decode()
-        os.environ[key] = value  # pydantic-settings reads no other
+        os.environ[key] = value
         try:
             fuzz.loads()
         finally:

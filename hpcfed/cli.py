@@ -128,7 +128,11 @@ def run(words: Sequence[str]) -> int:
     """The command `hpcfed run`: a run, as `python -m hpcfed.main` does it; its exit status. Without
     words it says what it does, and what to try next.
     """
-    from hpcfed.comm.connect import other_process_reports
+    from hpcfed.comm.connect import detect_launcher, other_process_reports
+    from hpcfed.config.load import refuse_early
+
+    if detect_launcher(os.environ)[1] == 1:
+        refuse_early(words)
     from hpcfed.main import program  # here: `hpcfed list` runs nothing
 
     if words or other_process_reports(os.environ):
@@ -148,23 +152,24 @@ def first_folder(method: str) -> str:
 
 
 def completion(shell: str) -> str:
-    """The command: a script of this shell, after which Tab completes commands, options, fields and
-    files.
+    """The command: a script of this shell, after which Tab completes commands, options, fields,
+    their values, names and files.
     """
     import shtab
 
-    from hpcfed.config.load import load
-    from hpcfed.storage.fields import flat
+    from hpcfed.report.completion import VALUES, field_values
 
-    fields = [f"--{name.replace('_', '-')}" for name in flat(load([]).plain())]
+    fields = field_values()
     parser = _parser()
     [commands] = [action for action in parser._actions if action.dest == "command"]
     parsers: Any = commands.choices
     for name, sub in parsers.items():
-        own = {option for action in sub._actions for option in action.option_strings}
-        for option in fields if COMMANDS[name].fields else ():
-            if option not in own:
-                sub.add_argument(option)
+        for action in sub._actions:
+            action.choices = action.choices or VALUES.get(action.dest, list)() or None
+        options = {option for action in sub._actions for option in action.option_strings}
+        for option, values in fields.items() if COMMANDS[name].fields else ():
+            if option not in options:
+                sub.add_argument(option, choices=values or None)
         if COMMANDS[name].fields:
             sub.add_argument("words", nargs="*", type=Path)
         for action in sub._actions:

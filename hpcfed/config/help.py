@@ -5,31 +5,31 @@ The values shown are those that the command would run with.
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from hpcfed.config.files import EMBEDDED, merge, read
+from hpcfed.config.fields import field_names, is_part, kind_of
+from hpcfed.config.fields import section as class_at
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
+from hpcfed.config.layers import PREFIX, Layer, origin
 from hpcfed.config.limits import limits, meaning
-from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve, split
-from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.validation_messages import PREFIX, Layer, kind_of, origin
-from hpcfed.config.validation_messages import section as class_at
+from hpcfed.config.load import DEFAULT_ALGORITHM, checked, embedded, job_model, resolve
+from hpcfed.config.methods import ALGORITHMS, registered_name
+from hpcfed.config.words import CommandLine, Flag, flag
 from hpcfed.core.errors import ConfigError, HpcfedError, unknown
 from hpcfed.storage.fields import covers
 
+Stored = Callable[[Path], dict[str, Any]]  # the job of a run's folder
 USAGE = f"usage: {PROGRAM} [--FIELD VALUE ...]"
-FLAGS = ("--help", "-h")
 TOP, ALL = "job", "all"  # topics: the fields outside all tables of the job; every field
 MAIN = {  # the fields that most users set, each in a few words
     "algorithm.name": "method (hpcfed list algorithms)",
@@ -62,91 +62,57 @@ WIDEST = 100  # characters of a line
 class Command:
     """The job that a command line would run.
 
-    mistake: why the command would be refused; the job is then the embedded one.
-    layers: the sources of values beside flags and environment, by name; the first wins.
-    files: the job files that it names.
+    job, layers, files: as in `load.Resolved`; if the command would be refused, of the embedded job.
+    mistake: why it would be.
     """
 
-    model: type[Job]
     job: Job
     layers: Sequence[Layer]
-    flags: Sequence[str]
-    mistake: str = ""
     files: Sequence[Path] = ()
+    mistake: str = ""
 
 
-def asks_for_help(words: Sequence[str]) -> bool:
-    """Return whether a command line asks for help."""
-    return any(word.partition("=")[0] in FLAGS for word in words)
-
-
-def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda path: {}) -> str:
+def help(words: CommandLine, stored: Stored = lambda path: {}) -> str:
     """Return the text that a command line with --help asks for.
 
-    words: `[JOB.toml ...] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.
     Raises ConfigError for a topic that is no field, table or method, with the nearest ones.
     """
-    job, topics = split_words(words)
     width = min(WIDEST, shutil.get_terminal_size().columns)
-    texts = [about(topic, job, stored, width) for topic in topics]
-    return "\n\n".join(texts or [brief(command(job, stored))])
+    texts = [about(topic, words, stored, width) for topic in words.topics or ()]
+    return "\n\n".join(texts or [brief(command(words, stored))])
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that belong to the job, and the topics after --help.
-
-    A .toml among the topics is a job file, after those before --help.
-    """
-    at = next(i for i, word in enumerate(words) if word.partition("=")[0] in FLAGS)
-    own = [words[at].partition("=")[2]] if "=" in words[at] else []
-    end = next((i for i, w in enumerate(words[at + 1 :], at + 1) if w.startswith("-")), len(words))
-    found = [*own, *words[at + 1 : end]]
-    files = [word for word in found if word.endswith(".toml")]
-    rest = [w for w in [*words[:at], *words[end:]] if w.partition("=")[0] not in FLAGS]
-    before = list(takewhile(lambda word: not word.startswith("-"), rest))
-    return [*before, *files, *rest[len(before) :]], [
-        word.removeprefix("--") for word in found if word not in files
-    ]
-
-
-def command(words: Sequence[str], stored: Callable[[Path], dict[str, Any]]) -> Command:
+def command(words: CommandLine, stored: Stored) -> Command:
     """Return the command that these words would run.
 
     If they are refused, it has the embedded job and the reason.
     """
     try:
-        job, layers, flags = resolve(words, stored, os.environ)
-        return Command(type(job), job, layers, flags, files=split(words)[0])
+        resolved = resolve(words, stored)
+        return Command(resolved.job, resolved.layers, resolved.files)
     except HpcfedError as error:
-        table = merge(*(values for _, values in read(EMBEDDED)))
-        name = {"name": DEFAULT_ALGORITHM}
-        job = again(merge(table, {"algorithm": name}), "the embedded job")
-        return Command(type(job), job, [("the embedded job", table)], [], str(error))
+        job = checked(job_model(DEFAULT_ALGORITHM), [embedded()])
+        return Command(job, job._layers, mistake=str(error))
 
 
-def brief(found: Command) -> str:
+def brief(shown: Command) -> str:
     """Return the short help, which fits a screen: usage, the main fields, and where the rest is."""
     most = NARROW - 4 - max(map(len, MAIN.values()))
-    flags = [cut(f"{flag(name)} {value(found.job, name)}", most) for name in MAIN]
+    flags = [cut(f"{flag(name)} {value(shown.job, name)}", most) for name in MAIN]
     wide = max(map(len, flags))
     lines = [f"  {a:<{wide}}  {b}" for a, b in zip(flags, MAIN.values(), strict=True)]
-    first = next((name for name, _ in found.layers), "defaults")
-    file = ", ".join(map(str, found.files)) or first
-    whose = "of this command" if not found.mistake else "of the embedded job"
+    below = (layer.name for layer in shown.layers if not layer.places)  # no flags or variables
+    file = ", ".join(map(str, shown.files)) or next(below, "defaults")
+    whose = "of this command" if not shown.mistake else "of the embedded job"
     head = f"{USAGE}\n\nThe main fields, with the values {whose} ({file}):\n"
     sections = textwrap.fill(
         ", ".join(tables()), NARROW, initial_indent=" " * 18, subsequent_indent=" " * 18
     )
-    return "\n".join([head, *lines, "", MORE.format(sections=sections), *refusal_lines(found)])
+    return "\n".join([head, *lines, "", MORE.format(sections=sections), *refusal_lines(shown)])
 
 
-def refusal_lines(found: Command) -> list[str]:
-    return [f"\nAs it is, the command would be refused: {found.mistake}"] * bool(found.mistake)
-
-
-def flag(name: str) -> str:
-    """Return a field as it is typed: --dry-run, --local.lr."""
-    return f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
+def refusal_lines(shown: Command) -> list[str]:
+    return [f"\nAs it is, the command would be refused: {shown.mistake}"] * bool(shown.mistake)
 
 
 def cut(text: str, most: int) -> str:
@@ -159,72 +125,54 @@ def tables() -> list[str]:
     return [TOP, "algorithm", *parts]
 
 
-def is_part(annotation: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def about(
-    topic: str, words: Sequence[str], stored: Callable[[Path], dict[str, Any]], width: int
-) -> str:
+def about(topic: str, words: CommandLine, stored: Stored, width: int) -> str:
     """Return the help for one topic, or for all topics of that name."""
-    found = command(words, stored)
+    shown = command(words, stored)
     if topic == ALL:
-        return "\n\n".join(section(found, name, width) for name in tables())
+        return "\n\n".join(section(shown, name, width) for name in tables())
     texts = []
     if topic in tables():
-        texts.append(section(found, topic, width))
-    if topic in ALGORITHMS or ":" in topic:
-        texts.append(method(topic, words, stored, width))
-    names = field_names(found.model)
+        texts.append(section(shown, topic, width))
+    name = registered_name(topic)
+    if name in ALGORITHMS or ":" in name:
+        texts.append(method(name, words, stored, width))
+    names = field_names(type(shown.job))
     exact = topic.replace("-", "_")
     fields = [exact] if exact in names else [n for n in names if n.rpartition(".")[2] == exact]
-    texts += [field(found, name, width) for name in fields]
+    texts += [field(shown, name, width) for name in fields]
     if not texts:
         choices = {*names, *(n.rpartition(".")[2] for n in names), *tables(), ALL, *ALGORITHMS}
         raise ConfigError(unknown("field, section or method", topic, choices, "--help all"))
     return "\n\n".join(texts)
 
 
-def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted names of all fields."""
-    names = []
-    for name, info in model.model_fields.items():
-        if is_part(info.annotation):
-            names += field_names(info.annotation, f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
-    return names
-
-
-def method(
-    name: str, words: Sequence[str], stored: Callable[[Path], dict[str, Any]], width: int
-) -> str:
+def method(name: str, words: CommandLine, stored: Stored, width: int) -> str:
     """Return the parameters of a method, with the values that the command would give it."""
-    found = command([*words, "--algorithm.name", name], stored)
-    if found.mistake:  # a parameter may have to be given, for example: show the defaults
-        model = algorithm_model(name)
-        infos = model.model_fields
+    chosen = Flag("algorithm.name", name, alone=False)
+    shown = command(replace(words, flags={**words.flags, chosen.name: chosen}), stored)
+    if shown.mistake:  # a parameter may have to be given, for example: show the defaults
+        infos = algorithm_model(name).model_fields
         rows = [entry(f"algorithm.{n}", usual(info), info, width) for n, info in infos.items()]
-        return "\n".join([f"method {name}:\n", *rows, *refusal_lines(found)])
-    return section(found, "algorithm", width)
+        return "\n".join([f"method {name}:\n", *rows, *refusal_lines(shown)])
+    return section(shown, "algorithm", width)
 
 
-def section(found: Command, name: str, width: int) -> str:
+def section(shown: Command, name: str, width: int) -> str:
     """Return the help for all fields of a table of the job."""
     if name == TOP:
-        fields = found.model.model_fields
+        fields = type(shown.job).model_fields
         infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
         head = "fields that stand in no table:"
     else:
-        part = table_at(found.model, [name])
+        part = table_at(type(shown.job), [name])
         infos, prefix = part.model_fields, f"{name}."
         text = (
-            f"method {found.job.algorithm.name} (more: hpcfed show {found.job.algorithm.name})"
+            f"method {shown.job.algorithm.name} (more: hpcfed show {shown.job.algorithm.name})"
             if name == "algorithm"
             else " ".join((part.__doc__ or "").split()).rstrip(".")
         )
         head = f"[{name}] {text}:"
-    rows = [entry(prefix + n, value(found.job, prefix + n), i, width) for n, i in infos.items()]
+    rows = [entry(prefix + n, value(shown.job, prefix + n), i, width) for n, i in infos.items()]
     return "\n".join([textwrap.fill(head, width), "", *rows])
 
 
@@ -237,18 +185,17 @@ def entry(name: str, shown: str, info: FieldInfo, width: int) -> str:
     return "\n".join([*lines, *text])
 
 
-def field(found: Command, name: str, width: int) -> str:
+def field(shown: Command, name: str, width: int) -> str:
     """Return the long help for one field."""
-    info = at(found.model, name)
+    info = at(type(shown.job), name)
     path = name.split(".")
-    source = origin(path, found.layers, found.flags)
-    shown, default = value(found.job, name), usual(info)
+    source = origin(path, shown.layers)
     whence = f", from {source.removesuffix(f': {name}')}" if source != name else ""
     free = "may change" if covers(FREE, name) else "stays as it was"
     table, _, last = name.rpartition(".")
     facts = [
-        ("value", f"{shown}{whence}"),
-        ("default", default),
+        ("value", f"{value(shown.job, name)}{whence}"),
+        ("default", usual(info)),
         ("type", ", ".join(filter(None, (kind_of(info.annotation), limits(info))))),
         ("job file", f"[{table}] {last} = ..." if table else f"{last} = ..., above all tables"),
         ("environment", PREFIX + name.replace(".", "__").upper()),
@@ -256,15 +203,15 @@ def field(found: Command, name: str, width: int) -> str:
     ]
     lines = [f"{a + ':':<13}{b}" for a, b in facts]
     return "\n".join(
-        [flag(name), textwrap.fill(meaning(info), width), "", *lines, *refusal_lines(found)]
+        [flag(name), textwrap.fill(meaning(info), width), "", *lines, *refusal_lines(shown)]
     )
 
 
 def table_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
     """Return the class of the table of the job at this path, which exists."""
-    found = class_at(model, path)
-    assert found is not None
-    return found
+    table = class_at(model, path)
+    assert table is not None
+    return table
 
 
 def at(model: type[BaseModel], name: str) -> FieldInfo:
@@ -277,10 +224,8 @@ def value(job: Job, name: str) -> str:
     """Return a field's value as flags take it."""
     if name == "out" and job.out is None:
         return str(job.folder)
-    found: Any = job
-    for part in name.split("."):
-        found = getattr(found, part)
-    return format_flag_value(to_jsonable_python(found))
+    field = reduce(getattr, name.split("."), job)
+    return format_flag_value(to_jsonable_python(field))
 
 
 def usual(info: FieldInfo) -> str:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Field, NonNegativeInt, PrivateAttr, create_model
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import ConfigDict, Field, NonNegativeInt, PrivateAttr, create_model
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
+from hpcfed.config.layers import Layer, origin
 from hpcfed.config.limits import FileName, Limited, PositiveInt
 from hpcfed.config.sections import (
     Checkpoint,
@@ -32,7 +32,6 @@ from hpcfed.config.sections import (
 )
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
-from hpcfed.config.validation_messages import PREFIX, Layer, origin
 from hpcfed.core import user_code
 from hpcfed.core.registry import Entry
 from hpcfed.storage.fields import flat
@@ -76,23 +75,14 @@ EXACT = {"engine": "eager, traced or graphed"}
 NO_DOCSTRINGS = {"use_attribute_docstrings": False}
 
 
-class Job(Limited, BaseSettings):
+class Job(Limited):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        env_prefix=PREFIX,
-        env_nested_delimiter="__",
-        cli_prog_name=PROGRAM,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        cli_implicit_flags=True,
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
-    # files, preset and other layers by name, of which the first wins; and the flags over them
-    _places: tuple[Sequence[Layer], Sequence[str]] = PrivateAttr(((), ()))
+    # the sources of the values, of which the first wins
+    _layers: Sequence[Layer] = PrivateAttr(())
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
@@ -172,10 +162,9 @@ class Job(Limited, BaseSettings):
         That is a flag, a variable of the environment, a file, the preset or the method. Fields at
         the job's own defaults have no entry.
         """
-        layers, flags = self._places
         found = self.sources()
         for name in flat(self.plain()):
-            place = origin(name.split("."), layers, flags)
+            place = origin(name.split("."), self._layers)
             if place != name:
                 found[name] = place.removesuffix(f": {name}")
         return found

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from hpcfed.config.check import check
+from hpcfed.comm.connect import detect_launcher
+from hpcfed.config.check import check, check_fields
+from hpcfed.config.fields import annotation_of, read_text, section
 from hpcfed.config.files import (
     EMBEDDED,
     drop_other_method,
-    merge,
     read,
     read_preset,
     without_algorithm,
 )
 from hpcfed.config.job import Job, job_model
+from hpcfed.config.layers import CALL, PREFIX, Layer, environment, merge
+from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
-from hpcfed.config.sources import given_job, stored_job
-from hpcfed.config.validation_messages import CALL, PREFIX, Layer, explain, no_field, section, stray
-from hpcfed.core.errors import ConfigError
-from hpcfed.core.registry import refuse_import
+from hpcfed.config.validation_messages import explain, no_field
+from hpcfed.config.words import CommandLine
+from hpcfed.core.errors import ConfigError, format_error
+from hpcfed.core.exit_status import WRONG
+from hpcfed.core.registry import find, refuse_import
 from hpcfed.storage.fields import at, flat
 
 DEFAULT_ALGORITHM = "fedclassavg"
@@ -66,6 +69,18 @@ class Importable:
     model: str
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """The job of a command line, with each field checked by itself.
+
+    layers: the sources of its values, of which the first wins.  files: the job files named.
+    """
+
+    job: Job
+    layers: Sequence[Layer]
+    files: Sequence[Path]
+
+
 def load(
     argv: Sequence[str],
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
@@ -86,70 +101,174 @@ def load(
     limited to those that flags, environment or job files name too.
     Raises ConfigError with all mistakes in one message.
     """
-    job, _, _ = resolve(argv, stored, environ, given, only)
+    job = resolve(CommandLine.parse(argv), stored, environ, given, only).job
     check(job, stored=bool(job.resume))
     return job
 
 
+def refuse_early(argv: Sequence[str]) -> None:
+    """Raise ConfigError for mistakes in a command that show without its method.
+
+    They are told before torch is imported, for which a user would wait.
+    """
+    words = CommandLine.parse(argv)
+    if words.topics is not None:
+        return
+    sources = layers_of(words, lambda path: {})
+    if ":" not in sources.method:
+        find("algorithm", sources.method, ALGORITHMS)
+    words.check(Job)
+    job = checked(Job, [*sources.layers, Layer("the method", {"algorithm": {}})])
+    if not job.resume:
+        check_fields(job)
+
+
+def exit_if_wrong(argv: Sequence[str]) -> None:
+    """End a program of one process for mistakes that `refuse_early` sees."""
+    try:
+        if detect_launcher(os.environ)[1] == 1:
+            refuse_early(argv)
+    except ConfigError as error:
+        print(f"hpcfed: {format_error(error)}", file=sys.stderr)
+        raise SystemExit(WRONG) from None
+
+
+class Sources(NamedTuple):
+    """The layers of a job's values, of which the first wins, and what they decide.
+
+    method: the name of the method.  only: as `load` takes it.
+    """
+
+    layers: list[Layer]
+    method: str
+    only: Importable | None
+
+
 def resolve(
-    argv: Sequence[str],
+    words: CommandLine,
     stored: Callable[[Path], dict[str, Any]],
-    environ: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
     given: Given = NOTHING,
     only: Importable | None = None,
-) -> tuple[Job, list[Layer], list[str]]:
-    """Return the job of a command line, with each field checked by itself.
+) -> Resolved:
+    """Return the job of a command line, with each field checked by itself."""
+    sources = layers_of(words, stored, environ, given, only)
+    model = job_model(sources.method)
+    words.check(model)
+    job = fill_local_defaults(checked(model, sources.layers))
+    if only := sources.only:
+        refuse_import(models_of(job), only.names, only.where, only.model)
+    return Resolved(job, job._layers, words.files)
 
-    Returns also the other sources of values (of two layers the first wins), and the flags.
-    """
-    files, flags = split(argv)
-    layers = read(*files)
+
+def layers_of(
+    words: CommandLine,
+    stored: Callable[[Path], dict[str, Any]],
+    environ: Mapping[str, str] = os.environ,
+    given: Given = NOTHING,
+    only: Importable | None = None,
+) -> Sources:
+    """Return the sources of a job's values, one over another; see `load`."""
+    check_environment(environ)
+    flags, variables = words.layer(), environment(environ)
+    call = Layer(CALL, given.fields)
+    upper = [spelt(layer) for layer in (call, flags, variables)]
+    files = read(*words.files)
     if given.job:
-        layers = [*drop_other_method(layers, given.job), ("the job", given.job)]
-    file, call = merge(*(values for _, values in layers)), given.fields
-    resume = first_text(call, "resume") or peek("resume", flags, environ, file)
-    old = (
-        stored(Path(resume))
-        if resume
-        else {}
-        if layers
-        else merge(*(values for _, values in read(EMBEDDED)))
-    )
-    name = (
-        first_text(call, "algorithm.name")
-        or peek("algorithm.name", flags, environ, file, old)
-        or DEFAULT_ALGORITHM
-    )
+        table = with_registered_name(given.job)
+        files = [*drop_other_method(files, table), Layer("the job", table)]
+    lower = files[::-1]
+
+    resume = text_at([*upper, *lower], "resume")
+    below = stored_layer(resume, stored) if resume else None if files else embedded()
+    lower += [below] if below else []
+
+    name = text_at([*upper, *lower], "algorithm.name") or DEFAULT_ALGORITHM
     if resume and not only:
-        own = user_names(flags, environ, merge(file, call))
-        only = Importable(own, f"resume: the job stored in {resume}", "--algorithm.name", MODELS)
+        names = user_names([*upper, *files])
+        only = Importable(names, f"resume: {below_name(resume)}", "--algorithm.name", MODELS)
     if only:
         refuse_import([name], only.names, only.where, only.method)
-    file, old = (about(name, table) for table in (file, old))
-    if "algorithm" not in file:
-        layers = without_algorithm(layers)
-    chosen = first_text(call, "preset") or peek("preset", flags, environ)
-    asked = chosen or peek("preset", [], {}, file, old) or "paper"
-    data = first_text(call, "data.name") or peek("data.name", flags, environ, file, old)
-    preset = read_preset(asked, name, data or Data().name)
+    lower = for_method(name, lower, len(files))
+
+    asked = text_at(upper, "preset")  # over job files; one that they name lies under them
+    preset_name = asked or text_at(lower, "preset") or "paper"
+    data = text_at([*upper, *lower], "data.name") or Data().name
+    preset = Layer(f"preset {preset_name}", read_preset(preset_name, name, data))
     # a stored job already contains its preset, and the values that override it
-    over = chosen and (layers or not resume)
-    model = job_model(name)
-    check_environment(model, environ)
-    under = f"the job stored in {resume}" if resume else "the embedded job"
-    below = [*layers[::-1], (under, old)]
-    preset_layer = (f"preset {asked}", preset)
-    places = [preset_layer, *below] if over else [*below, preset_layer]
-    places = [(name, values) for name, values in [(CALL, call), *places] if values]
+    lower = [preset, *lower] if asked and (files or not resume) else [*lower, preset]
+
+    return Sources([layer for layer in (*upper, *lower) if layer.values], name, only)
+
+
+def spelt(layer: Layer) -> Layer:
+    """Return the layer with the method's name as in the registry."""
+    return layer._replace(values=with_registered_name(layer.values))
+
+
+def below_name(resume: str) -> str:
+    return f"the job stored in {resume}"
+
+
+def stored_layer(resume: str, stored: Callable[[Path], dict[str, Any]]) -> Layer:
+    """Return the job of the run that is to be resumed."""
+    return Layer(below_name(resume), stored(Path(resume)))
+
+
+def embedded() -> Layer:
+    """Return the job that runs if none is given."""
+    return Layer("the embedded job", merge(*(layer.values for layer in read(EMBEDDED))))
+
+
+def text_at(layers: Iterable[Layer], name: str) -> str | None:
+    """Return a field that decides how the others are read, as a text, of the first layer with it.
+
+    A path is one too.
+    """
+    values = (at(layer.values, name) for layer in layers)
+    return next((str(value) for value in values if value and isinstance(value, str | Path)), None)
+
+
+def for_method(name: str, lower: list[Layer], files: int) -> list[Layer]:
+    """Return files and stored job without [algorithm] where it is another method's.
+
+    lower: the files, `files` of them, and what lies below.
+    """
+    table = merge(*(layer.values for layer in lower[:files][::-1])).get("algorithm")
+    own = lower[:files] if mine(name, table) else without_algorithm(lower[:files])
+    return own + [
+        layer if mine(name, layer.values.get("algorithm")) else without_algorithm([layer])[0]
+        for layer in lower[files:]
+    ]
+
+
+def mine(name: str, table: Any) -> bool:
+    """Return whether a table [algorithm] may be that of this method."""
+    return not isinstance(table, dict) or table.get("name", DEFAULT_ALGORITHM) == name
+
+
+def read_texts(layer: Layer, model: type[Job]) -> Layer:
+    """Return the layer with its texts as values of the types of the model's fields."""
+
+    def value(path: list[str], item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: value([*path, key], inner) for key, inner in item.items()}
+        return read_text(item, annotation_of(model, path)) if isinstance(item, str) else item
+
+    return layer._replace(values={key: value([key], item) for key, item in layer.values.items()})
+
+
+def checked(model: type[Job], layers: Sequence[Layer]) -> Job:
+    """Return the job of these layers, of which the first wins, and each field checked by itself."""
     try:
-        tables = [preset, file, old] if over else [file, old, preset]
-        job = fill_local_defaults(given_job(model, call, flags, tables))
-    except (ValidationError, SettingsError, RecursionError) as error:
-        raise ConfigError(explain(error, model, places, flags)) from error
-    job._places = (places, flags)
-    if only:
-        refuse_import(models_of(job), only.names, only.where, only.model)
-    return job, places, flags
+        typed = [read_texts(layer, model) if layer.places else layer for layer in layers]
+        job = model.model_validate(merge(*(layer.values for layer in reversed(typed))))
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, layers)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{layers[0].name}: tables are nested too deep") from error
+    job._layers = layers
+    return job
 
 
 def fill_local_defaults(job: Job) -> Job:
@@ -164,11 +283,10 @@ def models_of(job: Job) -> list[str | None]:
     return [*job.models.mix, job.models.proxy, job.models.server]
 
 
-def user_names(flags: Sequence[str], environ: Mapping[str, str], file: dict[str, Any]) -> set[str]:
-    """Return all "module:attribute" that flags, environment or job file give, in any field."""
-    given = [*flags, *(value for name, value in environ.items() if name.startswith(PREFIX))]
-    given += [str(value) for value in flat(file).values()]
-    return {name for text in given for name in MODULE.findall(text)}
+def user_names(layers: Iterable[Layer]) -> set[str]:
+    """Return all "module:attribute" that a user gives in these layers, in any field."""
+    texts = (str(value) for layer in layers for value in flat(layer.values).values())
+    return {name for text in texts for name in MODULE.findall(text)}
 
 
 def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
@@ -178,116 +296,27 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     imported.
     Raises ConfigError if this version of hpcfed does not accept the job.
     """
-    source = f"the job stored in {where}"
-    refuse_import([stored["algorithm"]["name"]], own, source, OWN)
-    model = job_model(stored["algorithm"]["name"])
-    try:
-        job = stored_job(model, stored)
-    except (ValidationError, RecursionError) as error:
-        raise ConfigError(
-            explain(error, model, [(f"the job stored in {where}", stored)], [])
-        ) from error
-    refuse_import(models_of(job), own, source, OWN)
+    layer = Layer(below_name(where), stored)
+    refuse_import([stored["algorithm"]["name"]], own, layer.name, OWN)
+    job = fill_local_defaults(checked(job_model(stored["algorithm"]["name"]), [layer]))
+    refuse_import(models_of(job), own, layer.name, OWN)
     return job
 
 
-def split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the job files, which stand before all flags, and the flags.
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for HPCFED_ variables of no field of the job.
 
-    In the names of flags - is replaced by _.
-    """
-    words = list(takewhile(lambda word: not word.startswith("-"), argv))
-    return job_files(words), latest(switches([normalise_flag(w) for w in argv[len(words) :]]))
-
-
-def job_files(words: Sequence[str]) -> list[Path]:
-    """Return the paths of job files; raise ConfigError for a word that is none."""
-    for wrong in [word for word in words if not word.endswith(".toml")]:
-        raise ConfigError(stray(wrong))
-    return [Path(word) for word in words]
-
-
-def normalise_flag(word: str) -> str:
-    """Return --dry-run as --dry_run; the no- of a switch stays."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word[2:].partition("=")
-    no = "no-" if flag.startswith("no-") else ""
-    return f"--{no}{flag.removeprefix('no-').replace('-', '_')}{equals}{value}"
-
-
-def switches(words: list[str]) -> list[str]:
-    """Return `--overwrite true` as --overwrite, and `--overwrite false` as --no-overwrite."""
-    spread = [
-        part
-        for w in words
-        for part in (w.split("=", 1) if w.lower().endswith(("=true", "=false")) else [w])
-    ]
-    result: list[str] = []
-    for word in spread:
-        value = word.lower() if result and result[-1].startswith("--") else ""
-        if value == "false":
-            result[-1] = result[-1].replace("--", "--no-", 1)
-        elif value != "true":
-            result.append(word)
-    return result
-
-
-def latest(words: list[str]) -> list[str]:
-    """Return the words with only the last of several equal flags, as in any shell.
-
-    pydantic-settings would join lists.
-    """
-    given: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--") or not given:
-            flag = word.partition("=")[0].replace("--no-", "--", 1)
-            given.pop(flag, None)
-            given[flag] = []
-        given[next(reversed(given))].append(word)
-    return [word for group in given.values() for word in group]
-
-
-def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's table for this algorithm, without the fields of another algorithm."""
-    theirs = table.get("algorithm")
-    other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
-    return {key: value for key, value in table.items() if not (other and key == "algorithm")}
-
-
-def first_text(table: dict[str, Any], field: str) -> str | None:
-    """Return a field of a table if it is a text or a path; `resume` may be either."""
-    value = at(table, field)
-    return str(value) if isinstance(value, str | Path) and str(value) else None
-
-
-def peek(
-    field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]
-) -> str | None:
-    """Return a field that decides how the rest is read, before the rest is checked."""
-    flag = f"--{field}"
-    for word, after in zip(flags[::-1], [None, *flags[::-1]], strict=False):
-        if word == flag:
-            return after
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    env = environ.get(PREFIX + field.upper().replace(".", "__"))
-    return env or next((v for v in (at(file, field) for file in files) if isinstance(v, str)), None)
-
-
-def check_environment(model: type[Job], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for HPCFED_ variables that name no field.
-
-    pydantic-settings would ignore them.
+    Fields of its tables are checked with the values.
     """
     for name in (name for name in environ if name.upper().startswith(PREFIX)):
-        # pydantic-settings would accept such a name, but other nodes would not get the variable
+        # on Linux another name, which other nodes would not get
         if name != name.upper():
             raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
         first, *others = name.removeprefix(PREFIX).lower().split("__")
-        if first not in model.model_fields:
-            raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
-        if others and not section(model, (first, *others[:-1])):
+        if first not in Job.model_fields:
+            raise ConfigError(f"environment variable {name}: {no_field(first, Job)}")
+        table = first == "algorithm" or section(Job, [first])
+        if others and not (table and len(others) == 1):
             raise ConfigError(
                 f"environment variable {name}: {first} has no fields of that kind; see --help all"
             )

@@ -6,6 +6,8 @@ A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class
 the folder where you start or anywhere on Python's path.
 """
 
+from typing import Any
+
 from hpcfed.config.sections import Section
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
@@ -403,6 +405,14 @@ ALGORITHMS = {
 }
 
 
+def bare(name: str) -> str:
+    """Return a name without case and hyphens: fedavg for FedAvg, ktpfl for KT-pFL."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+SPELLINGS = {bare(name): name for name in ALGORITHMS}
+
+
 def kind_of(entry: Entry) -> str:
     """Return the kind of a registered method, a key of KINDS: the folder of its file."""
     return entry.target.split(".")[2]
@@ -414,6 +424,22 @@ def by_kind() -> dict[str, dict[str, Entry]]:
     for name, entry in ALGORITHMS.items():
         groups[KINDS[kind_of(entry)]][name] = entry
     return {title: entries for title, entries in groups.items() if entries}
+
+
+def registered_name(name: str) -> str:
+    """Return a method's name in the registry, from any spelling: fedavg for FedAvg or Fed-Avg.
+
+    Other names are returned as they are.
+    """
+    return name if name in ALGORITHMS else SPELLINGS.get(bare(name), name)
+
+
+def with_registered_name(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested values of a job with the method's name as in the registry."""
+    table = values.get("algorithm")
+    if not (isinstance(table, dict) and isinstance(table.get("name"), str)):
+        return values
+    return values | {"algorithm": table | {"name": registered_name(table["name"])}}
 
 
 def load(name: str) -> type:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from hpcfed.config.files import merge
+from hpcfed.config.layers import merge
 from hpcfed.config.load import Given
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.errors import ConfigError

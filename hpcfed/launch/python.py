@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 from hpcfed.comm.connect import detect_launcher
 from hpcfed.comm.serial import Serial
+from hpcfed.config.layers import PREFIX
 from hpcfed.config.load import Given, load
-from hpcfed.config.validation_messages import PREFIX
 from hpcfed.config.write import to_toml
 from hpcfed.core import user_code
 from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError

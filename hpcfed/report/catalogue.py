@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
-from hpcfed.config.methods import ALGORITHMS, KINDS, by_kind, kind_of
+from hpcfed.config.methods import ALGORITHMS, KINDS, bare, by_kind, kind_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
 from hpcfed.core.shapes import Modality, Shapes
@@ -93,8 +93,8 @@ def keys(entry: Entry) -> list[str]:
 def show(name: str, json: bool = False) -> Any:
     """Return all facts about one name. Raises ConfigError for a name that no registry has."""
     known = {n: kind for kind in reversed(REGISTRIES) for n in registry(kind)}
-    spelt = {plain(n): n for n in reversed(known)}
-    name = name if name in known else spelt.get(plain(name), name)
+    spellings = {bare(n): n for n in reversed(known)}
+    name = name if name in known else spellings.get(bare(name), name)
     if name not in known:
         raise ConfigError(unknown("name", name, known, "hpcfed list"))
     kind = known[name]
@@ -109,11 +109,6 @@ def show(name: str, json: bool = False) -> Any:
     facts = {"kind": kind.removesuffix("s"), **fact(name, entry), **more(name, entry)}
     facts["bibtex"] = bibtex(facts["cite"])
     return facts if json else page(facts)
-
-
-def plain(name: str) -> str:
-    """Return a name without case and hyphens: fedavg for FedAvg, ktpfl for KT-pFL."""
-    return "".join(c for c in name.lower() if c.isalnum())
 
 
 ACCEPTS = {  # models that clients may have, as text
@@ -178,8 +173,8 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     """Return one field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
+    from hpcfed.config.fields import kind_of
     from hpcfed.config.limits import limits, meaning
-    from hpcfed.config.validation_messages import kind_of
 
     return {
         "name": name,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -195,6 +196,38 @@ def test_run_without_words_says_what_it_does_and_ends_with_three_commands_that_t
     assert [words[:2] for words in commands] == [["hpcfed", w] for w in ("run", "compare", "plot")]
     own, other = commands[1][2:]
     assert own == str(load([]).folder) and other == str(load(commands[0][2:]).folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run --algorithm.name fedpr", {"fedprox", "fedproto"}),
+        ("run --data.name cifar1", {"cifar10"}),
+        ("run --models.mix lst", {"lstm-1", "lstm-2", "lstm-char"}),
+        ("sweep --local.optimiser ", {"adam", "sgd"}),
+        ("run --algorithm.sampling ", {"uniform", "size"}),
+        ("show fedpr", {"fedprox", "fedproto"}),
+        ("table --metric kap", {"kappa"}),
+    ],
+)
+def test_completion_completes_values(completed, line, words):
+    assert completed(line) >= words and all(w.startswith(line.split(" ")[-1]) for w in words)
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """What bash offers for the last word of a command line."""
+    script = tmp_path_factory.mktemp("completion") / "hpcfed.bash"
+    script.write_text(cli.completion("bash"))
+
+    def answers(line: str) -> set[str]:
+        words = ["hpcfed", *line.split(" ")]
+        asked = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}"
+        code = f'source {script}; {asked}; _shtab_hpcfed; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    return answers
 
 
 def test_completion_knows_commands_options_and_fields(capsys):

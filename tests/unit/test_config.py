@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from hpcfed.config import files
-from hpcfed.config.help import MAIN, help
+from hpcfed.config.fields import kind_of
+from hpcfed.config.help import MAIN
+from hpcfed.config.help import help as help_of
 from hpcfed.config.job import Job
-from hpcfed.config.load import load, merge, read
-from hpcfed.config.validation_messages import kind_of
+from hpcfed.config.layers import merge
+from hpcfed.config.load import load, read
+from hpcfed.config.words import CommandLine
 from hpcfed.core.errors import ConfigError
 
 pytestmark = pytest.mark.quick
@@ -31,6 +34,10 @@ def job_file(tmp_path):
         return str(tmp_path / name)
 
     return write
+
+
+def help(words: list[str]) -> str:
+    return help_of(CommandLine.parse(words))
 
 
 def message(*words: str) -> str:
@@ -127,6 +134,52 @@ def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, 
     assert load(["--models.mix", value]).models.mix == ("mlp", "cnn")
     monkeypatch.setenv("HPCFED_MODELS__MIX", value)
     assert load([]).models.mix == ("mlp", "cnn")
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FEDAVG", "Fed-Avg", "fedavg"])
+def test_a_methods_name_is_taken_in_any_spelling(job_file, monkeypatch, name):
+    mlp = "[models]\nmix = ['mlp']\n"
+    below = job_file(f"{mlp}[algorithm]\nname = 'fedavg'\nweighting = 'uniform'\n", "a.toml")
+    path = job_file(f"extends = ['a.toml']\n[algorithm]\nname = '{name}'\n")
+    words = [below, "--algorithm.name", name]
+    for job in (load([path]), load(words)):  # the same method, whose fields stay
+        assert (job.algorithm.name, job.algorithm.weighting) == ("fedavg", "uniform")
+        assert job.plain()["algorithm"]["name"] == "fedavg"
+    assert "weighting" in help([below, "--help", name])
+    monkeypatch.setenv("HPCFED_ALGORITHM__NAME", name)
+    assert load([job_file(mlp, "b.toml")]).algorithm.name == "fedavg"
+
+
+def test_a_method_that_there_is_not_stays_unknown_in_any_spelling():
+    assert "no algorithm 'FedPox'; did you mean 'fedprox'" in message("--algorithm.name", "FedPox")
+
+
+def test_none_is_written_alike_in_environment_and_flags(job_file, monkeypatch):
+    path = job_file("out = 'x'\n[local]\nsteps = 5\n")
+    job = load([path, "--local.steps", "none"])
+    assert (job.local.steps, job.out) == (None, Path("x"))
+    monkeypatch.setenv("HPCFED_OUT", "None")
+    assert load([path]).out is None
+
+
+def test_a_variable_may_hold_a_whole_table(monkeypatch):
+    monkeypatch.setenv("HPCFED_DATA", '{"alpha": 0.25, "sizes": "free"}')
+    monkeypatch.setenv("HPCFED_DATA__SIZES", "equal")
+    job = load([])
+    assert (job.data.alpha, job.data.sizes) == (0.25, "equal")
+    assert job.origins()["data.alpha"] == "environment: HPCFED_DATA"
+    monkeypatch.setenv("HPCFED_DATA", "{")
+    assert message().startswith("environment: HPCFED_DATA: not JSON: ")
+
+
+def test_a_list_of_the_wrong_length_says_how_many_values_it_takes():
+    assert message("--local.betas", "0.9") == "command line: --local.betas: takes 2 values, got 1"
+
+
+def test_a_mistake_in_a_field_of_several_types_names_the_flag():
+    assert message("--evaluate.clients", "x").startswith(
+        "command line: --evaluate.clients: input should be 'auto', 'all' or 'cohort', got 'x'\n"
+    )
 
 
 def test_numbers_in_a_row_can_come_from_the_environment(monkeypatch):
@@ -370,7 +423,8 @@ def test_reading_a_file_tells_where_each_table_comes_from(job_file):
         job_file("seed = 1\n", "below.toml"),
         job_file("extends = ['below.toml']\nrounds = 2\n"),
     )
-    assert read(Path(top)) == [(below, {"seed": 1}), (top, {"rounds": 2})]
+    layers = [layer[:2] for layer in read(Path(top))]
+    assert layers == [(below, {"seed": 1}), (top, {"rounds": 2})]
 
 
 def test_types_are_told_in_words():

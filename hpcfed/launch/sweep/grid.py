@@ -10,15 +10,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product, takewhile
+from itertools import product
 from pathlib import Path
-from typing import get_args, get_origin
 
-from hpcfed.config.files import merge, read
-from hpcfed.config.job import FREE, Job, algorithm_model
-from hpcfed.config.load import DEFAULT_ALGORITHM, Importable, job_files, load, peek, split
-from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.validation_messages import section
+from hpcfed.config import words as typed
+from hpcfed.config.fields import annotation_of, is_list
+from hpcfed.config.files import read
+from hpcfed.config.job import FREE, Job, job_model
+from hpcfed.config.layers import environment
+from hpcfed.config.load import DEFAULT_ALGORITHM, Importable, load, text_at
+from hpcfed.config.methods import ALGORITHMS, registered_name
+from hpcfed.config.words import CommandLine, job_files
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep.search import Range, parse
 from hpcfed.storage.fields import Fields, covers, flat
@@ -33,6 +35,7 @@ OURS = {
     "dry_run",
 }  # fields of a job that a sweep sets itself
 LONG = 150  # characters of a run's name
+METHODS = "algorithm.name"
 Values = dict[str, str]  # of the fields that vary, as they are given
 
 
@@ -107,13 +110,12 @@ def define(
     return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
 
 
-def split_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+def split_files(words: Sequence[str]) -> tuple[list[Path], list[typed.Flag]]:
     """Return the job files, and the flags."""
-    names = list(takewhile(lambda word: not word.startswith("-"), words))
-    files = job_files(names)
-    for path in {path for path in files if files.count(path) > 1}:
+    line = CommandLine.parse(words)
+    for path in {path for path in line.files if line.files.count(path) > 1}:
         raise ConfigError(f"sweep: {path} is given twice; name each job file once")
-    return files, split(words[len(names) :])[1]
+    return list(line.files), list(line.flags.values())
 
 
 def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
@@ -146,7 +148,7 @@ def varied(words: Sequence[str]) -> list[str]:
 
 
 def choices(
-    paths: Sequence[Path], given: list[str], files: int, trials: Sequence[Values] = ()
+    paths: Sequence[Path], given: Sequence[typed.Flag], files: int, trials: Sequence[Values] = ()
 ) -> Iterator[tuple[list[str], Values]]:
     """Yield, for each run of one job, the words that do not vary and the values that do.
 
@@ -178,48 +180,44 @@ def file_label(path: Path | None, files: list[Path]) -> Values:
     return {"job.name": str(path.with_suffix("")) if alike else path.stem}
 
 
-def flags_of(paths: Sequence[Path], words: list[str]) -> list[Flag]:
+def flags_of(paths: Sequence[Path], given: Sequence[typed.Flag]) -> list[Flag]:
     """Return the flags, each with its values."""
-    groups: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            name, equals, value = word.partition("=")
-            groups.append([name, value] if equals else [word])
-        else:
-            groups[-1].append(word)
-    methods = methods_of(paths, words)
-    return [flag(group, methods) for group in groups]
+    methods = methods_of(paths, given)
+    return [flag(each, methods) for each in given]
 
 
-def methods_of(paths: Sequence[Path], words: list[str]) -> list[str]:
+def methods_of(paths: Sequence[Path], given: Sequence[typed.Flag]) -> list[str]:
     """Return the methods that a command line, the environment or job files name."""
-    file = merge(*(values for _, values in read(*paths)))
-    names = peek("algorithm.name", words, os.environ, file) or DEFAULT_ALGORITHM
-    return [name.strip() for name in re.split("[,;]", names) if name.strip()]
+    chosen = next((each.text for each in given if each.name == METHODS), "")
+    below = [environment(os.environ), *read(*paths)[::-1]]
+    names = chosen or text_at(below, METHODS) or DEFAULT_ALGORITHM
+    return [registered_name(name.strip()) for name in re.split("[,;]", names) if name.strip()]
 
 
-def flag(group: list[str], methods: list[str]) -> Flag:
+def flag(each: typed.Flag, methods: list[str]) -> Flag:
     """Return one flag of the command line.
 
     A comma separates alternatives. A semicolon does if there is one, or if the field is a list.
     """
-    field, of = own_field(group[0].removeprefix("--"), methods)
-    if len(group) != 2:
-        return Flag(field, group, method=of)
-    if found_range := parse(field, group[1]):
-        return Flag(field, group, range=found_range, method=of)
-    mark = ";" if ";" in group[1] or takes_list(field, [of] if of else methods) else ","
-    found = tuple(value.strip() for value in group[1].removesuffix(";").split(mark))
+    field, of = own_field(each.name, methods)
+    if each.alone:
+        return Flag(field, each.words, method=of)
+    if span := parse(field, each.text):
+        return Flag(field, each.words, range=span, method=of)
+    mark = ";" if ";" in each.text or takes_list(field, [of] if of else methods) else ","
+    values = tuple(value.strip() for value in each.text.removesuffix(";").split(mark))
+    if field == METHODS:
+        values = tuple(map(registered_name, values))
     if of:
-        return Flag(field, group, found, method=of)
-    if mark == ";" and len(found) == 1:  # a comma, or a list, as it stands
-        return Flag(field, [group[0], found[0]])
-    if len(found) > 1 and ("" in found or len(set(found)) < len(found)):
+        return Flag(field, each.words, values, method=of)
+    if mark == ";" and len(values) == 1:  # a comma, or a list, as it stands
+        return Flag(field, [each.words[0], values[0]])
+    if len(values) > 1 and ("" in values or len(set(values)) < len(values)):
         raise ConfigError(
-            f"sweep: {field}: {group[1]!r} has an empty value, or one twice; separate them by "
+            f"sweep: {field}: {each.text!r} has an empty value, or one twice; separate them by "
             f"one {mark}"
         )
-    return Flag(field, group, found if len(found) > 1 else ())
+    return Flag(field, each.words, values if len(values) > 1 else ())
 
 
 def is_own(name: str) -> bool:
@@ -236,6 +234,7 @@ def own_field(name: str, methods: list[str]) -> tuple[str, str]:
     method, _, field = name.rpartition(".")
     if not is_own(name):
         return name, ""
+    method = registered_name(method)
     if method in ALGORITHMS and method not in methods:
         raise ConfigError(
             f"sweep: --{name}: the sweep runs {', '.join(methods)} and no {method}; add it to "
@@ -247,19 +246,8 @@ def own_field(name: str, methods: list[str]) -> tuple[str, str]:
 def takes_list(field: str, methods: list[str]) -> bool:
     """Return whether a value of this field is a list, so that commas belong to the value."""
     path = field.split(".")
-    models = (
-        [algorithm_model(name) for name in methods]
-        if path[0] == "algorithm"
-        else [section(Job, path[:-1])]
-    )
-    kinds = [
-        model.model_fields[path[-1]].annotation
-        for model in models
-        if model and path[-1] in model.model_fields
-    ]
-    return any(
-        get_origin(part) in (tuple, list) for kind in kinds for part in (kind, *get_args(kind))
-    )
+    models = [job_model(name) for name in methods] if path[0] == "algorithm" else [Job]
+    return any(is_list(annotation_of(model, path)) for model in models)
 
 
 def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
