@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from hpcfed.config.architectures import MODELS
 from hpcfed.config.datasets import DATASETS
@@ -12,7 +12,7 @@ from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.metrics import METRICS
 from hpcfed.report.catalogue import REGISTRIES, registry
 
-NAMES = {  # fields that name entries of registries
+NAMES: dict[str, Collection[str]] = {  # fields that name entries of registries
     "algorithm.name": ALGORITHMS,
     "data.name": DATASETS,
     "data.public_source": DATASETS,

@@ -1,7 +1,7 @@
 """Architectures: their names in parts, and back."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcfed.config.architectures import find
@@ -28,7 +28,7 @@ def networks(draw) -> Architecture:
     return changed.only(modalities).at(width)
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(networks(), st.none() | networks())
 def test_a_name_and_its_parts_are_one_another(own, proxy):
     text = str(own) + (f"+{proxy}" if proxy else "")

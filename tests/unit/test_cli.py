@@ -180,7 +180,7 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     assert ways[0].stdout and ways[0].returncode == 0
     started = []
     monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 2)
-    for words in (own, ["--rounds", "0"], ["--help", "fedprox"]):
+    for words in (own, ["--rounds", "2"], ["--help", "fedprox"]):
         assert cli.main(["run", *words]) == 2 and started.pop() == words
 
 
