@@ -361,17 +361,19 @@ def single_step(job: Job) -> dict[str, str]:
     return {"local.momentum": why, "local.betas": why}
 
 
-def warn_of_short_run(fed: Federation, field: str, never: str) -> None:
+def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | None = None) -> None:
     """Warn if the job ends before the round, counted from 0, that a field of its method names.
 
     never: what then does not happen.
+    begins: that round, if it is not the field's value itself.
     """
     method, rounds = fed.job.algorithm, fed.job.rounds
-    begins = getattr(method, field)
+    value = getattr(method, field)
+    begins = value if begins is None else begins
     if begins >= rounds:
         fed.warnings.say(
-            f"warning: {method.name}: {never}, because algorithm.{field} = {begins} and the job "
-            f"has {rounds} rounds; set it below {rounds}, or more rounds"
+            f"warning: {method.name}: {never}, because algorithm.{field} = {value} and the job "
+            f"has {rounds} rounds; that takes {begins + 1} rounds or more"
         )
 
 

@@ -298,3 +298,31 @@ def test_an_option_beside_others_changes_what_is_computed_or_is_refused(case: st
     base = toy.given(case.split()[0], *SHORT, *CASES[case])
     own = any(flag.startswith("--local.") for flag in CASES[case])
     assert idle(base, ("local", "algorithm") if own else ("algorithm",)) == []
+
+
+SHORT_RUNS = {  # options that a run of so many rounds is too short for, and where it is long enough
+    ("mocha", "--algorithm.sigma_rounds", "4"): ("sigma_rounds = 4", 3, 4),
+    ("fedasync", "--algorithm.decay", "0.5", "--algorithm.decay_at", "1,3"): (
+        "decay_at = (1",
+        3,
+        4,
+    ),
+    ("semicyclic", "--algorithm.blocks", "3", "--algorithm.block_rounds", "2"): (
+        "blocks = 3",
+        4,
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("flags", SHORT_RUNS)
+def test_a_run_that_ends_before_an_option_has_an_effect_is_a_warning(flags, capsys):
+    words, short, enough = SHORT_RUNS[flags]
+    for rounds, warned in ((short, True), (enough, False)):
+        toy.start(
+            Serial(),
+            toy.given(flags[0], *BY_METHOD.get(flags[0], ()), *flags[1:], "--rounds", str(rounds)),
+        )
+        text = f"algorithm.{words}"
+        said = capsys.readouterr().err
+        assert (text in said and f"that takes {enough} rounds" in said) == warned

@@ -16,7 +16,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share
+from hpcfed.algorithms.base import Guide, Share, warn_of_short_run
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
@@ -75,6 +75,12 @@ class FedAsync(EventBased):
         if self.decay == 1:
             found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
         return found
+
+    def init(self, fed: Federation) -> Params:
+        if self.decay_at:
+            never = "alpha is not multiplied by decay as often as it should be"
+            warn_of_short_run(fed, "decay_at", never, begins=max(self.decay_at))
+        return super().init(fed)
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)

@@ -23,7 +23,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_common
+from hpcfed.algorithms.base import Guide, RoundBased, score_common, warn_of_short_run
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 
@@ -99,6 +99,8 @@ class SemiCyclic(RoundBased):
         return sorted(there[i] for i in chosen)
 
     def init(self, fed: Federation) -> State:
+        never = "some blocks have no round, so that their clients are never trained"
+        warn_of_short_run(fed, "blocks", never, begins=(self.blocks - 1) * self.block_rounds)
         first = fed.initial()
         chains = range(self.blocks if self.chain == "separate" else 1)
         every = [first.prefixed(f"{i}.") for i in range(self.blocks)]

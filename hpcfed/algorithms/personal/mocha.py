@@ -34,7 +34,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, warn_of_short_run
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
@@ -107,6 +107,9 @@ class MOCHA(RoundBased):
         return size + 16, size  # 16: Sigma_kk and rho
 
     def init(self, fed: Federation) -> State:
+        if self.relations == "learned":
+            never = "Sigma stays the identity, so that clients learn alone"
+            warn_of_short_run(fed, "sigma_rounds", never, begins=self.sigma_rounds - 1)
         size = sum(v.numel() for v in fed.shapes(of_head).values())
         options: dict[str, Any] = {"dtype": torch.float64, "device": fed.device}
         return State(
