@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from hpcfed.core.errors import plain
 
@@ -27,7 +28,17 @@ def track(things: Iterable[T], what: str, named: bool = False) -> Iterator[T]:
     Work of less than five seconds prints nothing if stderr is no terminal.
     """
     total = len(things) if isinstance(things, Sized) else None
-    yield from (bar if sys.stderr.isatty() else lines)(things, what, total, named)
+    yield from (bar if interactive(sys.stderr) else lines)(things, what, total, named)
+
+
+def interactive(stream: TextIO) -> bool:
+    """Return whether a stream ends at a terminal on which a bar can be redrawn.
+
+    A command in a notebook (`!hpcfed ...`) has a pseudo-terminal, but the notebook would show the
+    codes that redraw a bar.
+    """
+    notebook = "JPY_PARENT_PID" in os.environ or "inline" in os.environ.get("MPLBACKEND", "")
+    return stream.isatty() and not notebook
 
 
 def title(what: str, thing: object, named: bool) -> str:
@@ -60,7 +71,7 @@ def display() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    own = sys.stdout.isatty()  # if stdout is a terminal too, its text is printed above the bars
+    own = interactive(sys.stdout)  # if stdout is a terminal too, its text is printed above the bars
     with Progress(
         *columns, console=on_stderr(), transient=True, redirect_stdout=own, redirect_stderr=True
     ) as shown:

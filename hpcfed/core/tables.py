@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.core.errors import plain, printable
+from hpcfed.core.progress import interactive
 from hpcfed.core.wording import cut_middle
 
 LEAST = 20  # characters to which the name of a run is cut at most
@@ -53,7 +54,7 @@ def terminal() -> bool:
         )
     except OSError:  # no /proc, or a parent of another user
         beyond = "/dev/"
-    return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
+    return interactive(sys.stdout) and beyond.startswith("/dev/") and beyond != os.devnull
 
 
 class Name:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcfed.core import progress
+from hpcfed.core import progress, tables
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.job_warnings import merged_users, odd_labels
@@ -172,3 +172,18 @@ def test_natural_clients_that_fewer_clients_merge_are_named():
     )
     facts.partition = Partition((*np.split(np.arange(4), [1, 2]),), (), np.zeros(0, np.int64))
     assert merged_users(job, facts) == []
+
+
+@pytest.mark.parametrize(
+    "kernel", [("JPY_PARENT_PID", "7"), ("MPLBACKEND", "module://matplotlib_inline.backend_inline")]
+)
+def test_a_command_in_a_notebooks_cell_draws_no_bar_although_it_has_a_pseudo_terminal(
+    kernel, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv(*kernel)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    assert list(track("ab", "reading 2 runs")) == ["a", "b"]
+    assert capsys.readouterr().err == "reading 2 runs: 0 of 2 done\n"
+    assert not tables.terminal()

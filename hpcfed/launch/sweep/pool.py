@@ -18,7 +18,7 @@ from hpcfed.comm.settings import cores
 from hpcfed.core.errors import printable
 from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.core.paths import tail
-from hpcfed.core.progress import display
+from hpcfed.core.progress import display, interactive
 from hpcfed.core.tables import duration
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable
@@ -168,7 +168,7 @@ class Board:
         self.tasks: list[TaskID] = []
 
     def __enter__(self) -> Self:
-        self.bars = self.stack.enter_context(display()) if sys.stderr.isatty() else None
+        self.bars = self.stack.enter_context(display()) if interactive(sys.stderr) else None
         return self
 
     def __exit__(self, *_: object) -> None:
