@@ -321,10 +321,11 @@ class Federation:
         clients that cannot be trained together; each of them then works alone.
         task: number of the client's task, if a client may have several in a round.
         With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
-        it at their next exchange.
+        it at their next exchange, and repeat the round, in which it has no turn.
         """
         uploads: dict[int, Upload] = {}
-        for group in self.turns.grouping(list(cohort)) if together else [[k] for k in cohort]:
+        cohort = [k for k in cohort if task not in self.replay.left.get(k, ())]
+        for group in self.turns.grouping(cohort) if together else [[k] for k in cohort]:
             clients = self.mine(group)
             if not clients:
                 continue

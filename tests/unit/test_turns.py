@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import DataError, DivergedError
 from hpcfed.core.params import Mean, Params
@@ -29,17 +30,38 @@ def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
     """The turns of these clients end in the error, when their models have changed."""
     fed, stream = rounds.fed, rounds.fed.stream
 
-    def working(cohort, work, together=None, job=0, given=()):
+    def working(cohort, work, together=None, task=0, given=()):
         def broken(client):
             value = work(client, *given)
             if client.id in victims:
                 raise error
             return value
 
-        return stream(cohort, broken, None, job)
+        return stream(cohort, broken, None, task)
 
     fed.stream = working
     return rounds
+
+
+class Everyone(RoundBased):
+    """All clients train in each round, whoever is in its cohort, as FedMD's and others' begin."""
+
+    def round(self, fed, state, cohort, t):
+        def work(client):
+            self.train(fed, client, state, t)
+
+        fed.run(range(fed.K), work)
+        return state
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_client_that_has_left_the_round_has_no_turn_when_the_round_is_repeated(ranks):
+    def lost(comm):
+        rounds = started(*DROP, comm=comm, method=f"{__name__}:Everyone")
+        return failing(rounds, DivergedError("x"), 2).step()[0]["clients/lost"].nonzero()[0]
+
+    every = [lost(Serial())] if ranks == 1 else spmd(ranks, lost)
+    assert [ids.tolist() for ids in every] == [[2]] * ranks
 
 
 def test_what_clients_were_comes_back_and_those_that_had_nothing_have_nothing():
