@@ -21,6 +21,7 @@ import hpcfed
 from hpcfed.algorithms import load
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.core import rng
+from hpcfed.report.figures import plotting
 from hpcfed.storage import results
 
 ROOT = Path(__file__).parents[1]
@@ -103,12 +104,10 @@ def draw(far: dict[str, list[float]]) -> None:
     """The picture."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     ax = figure.subplots()
-    for (name, values), marker in zip(far.items(), "osv^D*", strict=True):
-        rounds = range(1, len(values) + 1)
-        ax.semilogy(rounds, values, marker=marker, markevery=5, ms=4, label=name)
-    ax.set_xlabel("round")
-    ax.set_ylabel("distance to the optimum of all clients")
-    ax.legend(frameon=False, ncols=2, fontsize=8)
+    for i, values in enumerate(far.values()):
+        ax.semilogy(range(1, len(values) + 1), values, linewidth=1.2, **plotting.style(i))
+    plotting.frame(ax, "round", "distance to the optimum of all clients")
+    plotting.legend(figure, [*far])  # beside the lines, over none of them
     figure.savefig(PICTURE, dpi=150)
 
 

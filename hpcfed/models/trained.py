@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.core.errors import CheckpointError
+from hpcfed.core.errors import CheckpointError, DataError
 from hpcfed.core.inputs import prepare
+from hpcfed.core.shapes import Shapes
 from hpcfed.models import build
 from hpcfed.models.model import Model, stem
 from hpcfed.models.scores import mask_logits, nearest
@@ -26,7 +27,8 @@ from hpcfed.models.scores import mask_logits, nearest
 class About:
     """The description of a trained model, in JSON types alone.
 
-    architecture, shape, d, relu_head, vocabulary: as `build` takes them.
+    architecture, shape, d, relu_head, vocabulary: as `build` takes them. Architectures of a width
+    of their own ignore d; `Trained.width` is that of the model.
     classes: C names.
     mean, std: of each channel of the training data, empty for tokens; by modality if `shape` has
     several.
@@ -80,8 +82,17 @@ class Trained(nn.Module):
     def forward(self, x: Any) -> Tensor:
         return self.scores(self.prepare(x))
 
+    @property
+    def width(self) -> int:
+        """The width of the representation, which the classifier reads."""
+        return int(self.model.head.in_features)
+
     def prepare(self, x: Any) -> Any:
-        """Return inputs in the form that the layers take."""
+        """Return inputs in the form that the layers take.
+
+        Raises DataError for inputs of another shape than that of the training data.
+        """
+        check_inputs(x, self.about)
         return prepare(x, self.about.mean, self.about.std)
 
     def represent(self, x: Any) -> Tensor:
@@ -147,6 +158,10 @@ class Served(Trained):
         self.server = about.build(about.more["server"], tuple(about.more["shape"]))
 
     @property
+    def width(self) -> int:
+        return int(self.server.head.in_features)
+
+    @property
     def body(self) -> nn.Module:
         return self.server.body
 
@@ -155,6 +170,24 @@ class Served(Trained):
 
     def classify(self, z: Tensor) -> Tensor:
         return self.server.head(z)
+
+
+def check_inputs(x: Any, about: About) -> None:
+    """Raise DataError unless x has the axes and channels of the data; images may be of any size.
+
+    Texts and dicts of modalities are not looked at.
+    """
+    if isinstance(x, Mapping) or about.vocabulary or isinstance(about.shape, Shapes):
+        return
+    shape = tuple(about.shape)
+    if x.ndim != len(shape) + 1 or x.shape[1] != shape[0]:
+        one = x.ndim == len(shape) and shape[0] in (1, x.shape[0])
+        axis = 0 if one and x.shape[0] == shape[0] != 1 else 1
+        raise DataError(
+            f"inputs of shape {list(x.shape)}, but {about.architecture} takes "
+            f"[n, {', '.join(map(str, shape))}], examples as the data set has them"
+            + (f"; x.unsqueeze({axis}) adds the missing axis" if one else "")
+        )
 
 
 KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": Served}

@@ -7,6 +7,8 @@ a tiny job added.
 
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -82,9 +84,36 @@ def test_a_study_runs_on_each_number_of_ranks_with_the_same_bits(desk, wanted):
     desk.open()
     (job,) = desk.submit(*RUN, "--time", "10", "--nodes", "3", "--ranks", "1,2")
     desk.done(job)
-    runs = [desk.folder / f"run-{ranks}" for ranks in (1, 2)]
+    runs = [desk.folder / f"run-ranks{ranks}" for ranks in (1, 2)]
     assert [results.load(run).header["ranks"] for run in runs] == [1, 2]
     assert [digest(run) for run in runs] == [wanted, wanted]
+
+
+def test_a_folder_whose_job_waits_in_the_queue_is_refused_until_that_job_is_cancelled(desk):
+    later = ["--sbatch=--begin=now+1hour", "--time", "10"]
+    (job,) = desk.submit(*RUN, *later)
+    assert desk.show(job)["JobState"] == "PENDING"
+    again = [sys.executable, "-m", "hpcfed.cli", "submit", *RUN, *later]
+    where = {"cwd": desk.folder, "env": desk.env, "capture_output": True, "text": True}
+    second = subprocess.run(again, **where, timeout=LIMIT)
+    assert second.returncode == 2 and f"job {job} in the queue is to run in run" in second.stderr
+    (other,) = desk.submit(*JOB, "--out", "another", *later)
+    desk.call("scancel", job)
+    assert desk.ended(job)["JobState"] == "CANCELLED"
+    (third,) = desk.submit(*RUN, *later)
+    desk.call("scancel", other, third)
+
+
+def test_a_requeued_job_that_waits_again_is_seen_too(desk):
+    (job,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
+    desk.waiting(job)
+    desk.call("scontrol", "requeuehold", job)
+    desk.until(lambda: desk.show(job)["JobState"] == "PENDING", "not back in the queue")
+    again = [sys.executable, "-m", "hpcfed.cli", "submit", *RUN, "--rounds", "1", "--time", "10"]
+    where = {"cwd": desk.folder, "env": desk.env, "capture_output": True, "text": True}
+    second = subprocess.run(again, **where, timeout=LIMIT)
+    assert second.returncode == 2 and f"scancel {job}" in second.stderr
+    desk.call("scancel", job)
 
 
 def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_once(chain, wanted):

@@ -129,6 +129,20 @@ def test_a_page_of_another_metric_has_it_in_curves_tables_and_heads_and_the_othe
         run.with_metric("f2")
 
 
+def test_a_page_of_several_metrics_has_a_chooser_and_the_curves_and_tables_of_each():
+    one = record(metrics=["accuracy", "f1"])
+    one.columns["clients/f1"] = one.columns["clients/accuracy"] / 2
+    page = render_page([shown("a", one)])
+    assert '<option value="accuracy">accuracy</option><option value="f1">F1</option>' in page
+    assert '<div data-metric="accuracy">' in page and '<div data-metric="f1" hidden>' in page
+    assert '<figure data-metric="accuracy">' in page and '<figure data-metric="f1" hidden>' in page
+    assert "Accuracy by architecture" in page and "F1 by architecture" in page
+    values = curves.by_client(one, "accuracy", ["f1"])
+    assert np.array_equal(values["f1"], values["accuracy"] / 2, equal_nan=True)
+    assert {"f1", "f1_std"} <= {*curves.of_run(one, values, "accuracy", ["f1"])}
+    assert 'id="metric"' not in render_page([shown("a", record())])
+
+
 def test_the_traffic_of_a_client_adds_up():
     assert curves.by_client(record())["traffic"].tolist() == [[15, 15, 0], [15, 30, 15]]
 

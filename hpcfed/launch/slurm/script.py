@@ -116,7 +116,7 @@ def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int
         batch,
         quote_words(fields),
         options="-n $ranks",
-        last=f" --out {quote_words([folder])}-$ranks",
+        last=f" --out {quote_words([folder])}-ranks$ranks",
         indent="  ",
     )
     numbers = " ".join(map(str, counts))

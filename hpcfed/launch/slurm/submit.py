@@ -55,7 +55,7 @@ def submit(
     batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
-        jobs = load_jobs(words, [["--out", f"{own}-{n}"] for n in numbers])
+        jobs = load_jobs(words, [["--out", f"{own}-ranks{n}"] for n in numbers])
     text = partial(make_script, batch, words, tasks, str(own), numbers)
     if dry_run:
         return text([]).rstrip("\n")

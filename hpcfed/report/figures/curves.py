@@ -75,20 +75,22 @@ class Axis:
 
     name: of a field of Curve.
     unit: of its ticks, "" for plain numbers.
+    none: what a run of a level line lacks, in words.
     """
 
     name: str
     text: str
     unit: str = ""
+    none: str = ""
 
     def of(self, curve: Curve) -> np.ndarray:
         return getattr(curve, self.name)
 
 
 ROUNDS = Axis("rounds", "round")
-EPOCHS = Axis("epochs", "local epochs per client")
-TRAFFIC = Axis("traffic", "traffic per client, down + up", "B")
-SECONDS = Axis("seconds", "virtual time", "s")
+EPOCHS = Axis("epochs", "local epochs per client", none="no local training")
+TRAFFIC = Axis("traffic", "traffic per client, down + up", "B", "no traffic")
+SECONDS = Axis("seconds", "virtual time", "s", "no virtual time")
 
 
 def numbers(runs: Sequence[Run]) -> list[Curve]:
@@ -127,6 +129,7 @@ def figure(runs: Sequence[Run]) -> Figure:
             axis
             for axis in (EPOCHS, TRAFFIC, SECONDS)
             if any(axis.of(curve).any() for curve in found)
+            and not (axis is EPOCHS and all(np.allclose(c.epochs, c.rounds) for c in found))
         ),
     ]
     below = plotting.lines(texts, plotting.PAGE) if len(runs) > 1 else 1
@@ -209,4 +212,4 @@ def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
     elif axis.unit:
         plotting.unit(ax.xaxis, axis.unit)
     if len(totals) < curves:
-        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: none)", fontsize=plotting.LETTERS)
+        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: {axis.none})", fontsize=plotting.LETTERS)

@@ -24,6 +24,7 @@ THIN = 0.1  # inches, the width of a scale
 BAR = 0.9  # inches of a scale with its labels
 CELLS = 12  # classes up to which shares are written into the cells
 WIDE = 96  # letters of a title above a figure as wide as a page
+NEAR = 0.05  # checkpoints that are less than this share of the rounds apart show the same
 DARK = 0.55  # share above which text in a cell is white
 
 
@@ -164,7 +165,18 @@ def compare_clients(name: str, found: Probe) -> Alike:
     means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
     K = len(found.clients)
     some = found.of(K) if K < found.header.get("of", K) else ""
-    return Alike(name, found.clients, found.rounds, found.cka, means, some)
+    shown = apart(found.rounds)
+    return Alike(name, found.clients, found.rounds[shown], found.cka[shown], means[shown], some)
+
+
+def apart(rounds: np.ndarray) -> np.ndarray:
+    """Return the positions of the rounds that are not just before the next one.
+
+    The last two checkpoints of a run may be a round apart, in which nothing changes.
+    rounds: [P], ascending.
+    """
+    gaps = np.diff(rounds, append=np.inf)
+    return np.flatnonzero(gaps > NEAR * rounds.max(initial=0))
 
 
 def cka(runs: Sequence[Run]) -> Figure:
@@ -177,13 +189,13 @@ def cka(runs: Sequence[Run]) -> Figure:
     across = most if most > 1 else min(len(found), BESIDE)
     cells = [(one, p) for one in found for p in range(most)]
     drawing, axes = squares(len(cells), across, 2.4)
-    shown = []
+    shown, least = [], np.floor(10 * min(one.cka.min() for one in found)) / 10
     for i, (ax, (one, p)) in enumerate(zip(axes, cells, strict=True)):
         if p >= len(one.rounds):  # this run has fewer checkpoints
             ax.remove()
             continue
         shown.append(ax)
-        seen = heat(ax, one.cka[p], "viridis")
+        seen = heat(ax, one.cka[p], "viridis", least)
         at = plotting.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
         ax.set_xticks(at, one.clients[at])
         ax.set_yticks(at, one.clients[at])
@@ -209,9 +221,9 @@ def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
     return plotting.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
 
 
-def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
-    """Draw a table of shares, 0..1, as colours."""
-    return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
+def heat(ax: Axes, table: np.ndarray, scale: str, least: float = 0.0) -> AxesImage:
+    """Draw a table of shares, from the least up to 1, as colours."""
+    return ax.imshow(table, cmap=scale, vmin=least, vmax=1, interpolation="nearest")
 
 
 def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> Colorbar:

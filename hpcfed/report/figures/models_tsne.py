@@ -117,32 +117,34 @@ def figure(runs: Sequence[Run]) -> Figure:
     found = blocks(numbers(runs))
     across = max(map(len, found))
     width = max(plotting.COLUMN, min(plotting.PAGE, 2.2 * across + 1.0))
-    drawing = Figure(
-        figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained"
-    )
-    axes = drawing.subplots(2 * len(found), across, squeeze=False).reshape(len(found), 2, across)
-    for two, block in zip(axes, found, strict=True):
-        for ax in two[:, len(block) :].ravel():
+    side = (width - 1.0) / across
+    drawing = Figure(figsize=(width, len(found) * (2 * side + 0.6)), layout="constrained")
+    ratios = [side] * across + [THIN]  # the last column has the colour scales
+    axes = drawing.subplots(2 * len(found), across + 1, squeeze=False, width_ratios=ratios)
+    before = None
+    for two, block in zip(axes.reshape(len(found), 2, across + 1), found, strict=True):
+        for ax in two[:, len(block) : across].ravel():
             ax.remove()
-        draw(
-            drawing,
-            two[:, : len(block)],
-            block,
-            drawing.get_figheight() / 2 / len(found),
-            WIDE // max(2, across),
-        )
+        draw(two[:, : len(block)], block, WIDE // max(2, across))
+        if before and alike(before, block[0]):  # its scales are those above
+            for ax in two[:, across]:
+                ax.remove()
+        else:
+            scales(drawing, two[:, across], block[0], side)
+        before = block[0]
     return drawing
 
 
 def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
     """Return consecutive runs that share their colour scales, a few in each block.
 
-    They have the same classes and clients.
+    They have the same classes and clients. Four are two blocks of two.
     """
     made: list[list[Plane]] = []
+    most = 2 if len(found) == 4 else BESIDE
     for one in found:
         before = made[-1] if made else []
-        if before and len(before) < BESIDE and alike(before[0], one):
+        if before and len(before) < most and alike(before[0], one):
             before.append(one)
         else:
             made.append([one])
@@ -153,12 +155,9 @@ def alike(one: Plane, other: Plane) -> bool:
     return one.classes == other.classes and np.array_equal(one.clients, other.clients)
 
 
-def draw(
-    drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int
-) -> None:
-    """Draw one block.
+def draw(two: np.ndarray, block: Sequence[Plane], letters: int) -> None:
+    """Draw one block into its two rows of axes.
 
-    two: its two rows of axes, each `height` inches high.
     letters: number of letters of a title.
     """
     classes, clients = block[0].classes, block[0].clients
@@ -166,9 +165,13 @@ def draw(
         scatter(column[0], one.xy, one.labels, *palette(len(classes)))
         scatter(column[1], one.xy, order(one), *palette(len(clients)))
         set_titles(column[0], one.title, letters=letters)
-    names = [plotting.plain(plotting.short(name, 12)) for name in classes]
+
+
+def scales(drawing: Figure, two: np.ndarray, one: Plane, height: float) -> None:
+    """Draw the colour scales of classes and clients into these axes, `height` inches high."""
+    names = [plotting.plain(plotting.short(name, 12)) for name in one.classes]
     bar(drawing, two[0], height, "class", names)
-    bar(drawing, two[1], height, "client", [str(k) for k in clients])
+    bar(drawing, two[1], height, "client", [str(k) for k in one.clients])
 
 
 def order(one: Plane) -> np.ndarray:
@@ -197,12 +200,12 @@ def scatter(
     ax.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # t-SNE's axes have no unit
 
 
-def bar(drawing: Figure, axes: np.ndarray, height: float, text: str, names: Sequence[str]) -> None:
+def bar(drawing: Figure, ax: Axes, height: float, text: str, names: Sequence[str]) -> None:
     """Draw the colour scale of a row of panels, `height` inches high."""
     colours, norm = palette(len(names))
     scale = matplotlib.cm.ScalarMappable(norm, colours)
     at = plotting.places(len(names), int(height / LINE))
-    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=height / THIN, pad=0.02)
+    shown = drawing.colorbar(scale, cax=ax, ticks=at)
     shown.ax.set_yticklabels([names[i] for i in at], fontsize=plotting.SMALL)
     shown.ax.invert_yaxis()
     shown.ax.tick_params(length=0)

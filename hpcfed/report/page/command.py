@@ -12,7 +12,6 @@ from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report import colours
 from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
-from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.results.state import RECENT
 from hpcfed.storage import names
@@ -59,14 +58,12 @@ def render_page(
     absent: a sentence for each run that has no results.
     live: further data of a page that is served (`report/watch/web.py`); None for a file.
     """
-    metric = tables.page_metric(found)
-    axes = curves.y_axes(metric) if found else {}
+    metric, others = tables.page_metric(found), tables.further_metrics(found)
+    axes = curves.y_axes(metric, others) if found else {}
     known = changes(found, absent, live is not None)
     above, below = known.pop("above"), known.pop("below")
     return write.page(
-        known
-        | constants(metric, axes, tables.further_metrics(found))
-        | ({"live": live} if live else {}),
+        known | constants(metric, axes, others) | ({"live": live} if live else {}),
         above,
         below,
         live=live is not None,
@@ -75,7 +72,8 @@ def render_page(
         version=__version__,
         y=axes,
         parts=parts(bool(found), "<li>" in above),
-        metric=metric_words(metric),
+        metric=methods.metric_words(metric),
+        choices=[(name, methods.metric_words(name)["title"]) for name in (metric, *others)],
         resolution=known["resolution"],
         recent=RECENT,
     )
@@ -93,6 +91,7 @@ def constants(
     return {
         "x": curves.X,
         "y": axes,
+        "metrics": [metric, *others],
         "steps": encode.STEPS,
         **colours.for_scripts(),
         "heads": {
@@ -110,7 +109,8 @@ def changes(found: Sequence[Run], absent: Sequence[str] = (), live: bool = False
     runs elsewhere than in its warnings.
     above, below: sections as HTML, with their text escaped.
     """
-    metric, groups = tables.page_metric(found), methods.seeds(found)
+    metric, others = tables.page_metric(found), tables.further_metrics(found)
+    groups = methods.seeds(found)
     choices = [curves.choose_curves(run.record, len(found), live) for run in found]
     facts = [
         ("job", "Job", job.jobs(found)),
@@ -121,34 +121,28 @@ def changes(found: Sequence[Run], absent: Sequence[str] = (), live: bool = False
         "resolution": resolution(found, choices),
         "methods": [{"name": name, "runs": places} for name, places in groups],
         "rows": [tables.run(run, metric) for run in found],
-        "runs": [content(run, choice, metric) for run, choice in zip(found, choices, strict=True)],
+        "runs": [
+            content(run, choice, metric, others) for run, choice in zip(found, choices, strict=True)
+        ],
         "above": write.section(
             "above.html",
             begun=bool(found),
             notes=notes.notes(found, absent, states=not live),
-            comparison=methods.comparison(found),
-            architectures=methods.by_architecture(found, groups),
+            chosen=methods.by_chosen_metric(found, metric, others),
             metrics=methods.by_metric(found, groups),
-            metric=metric_words(metric),
         ),
         "below": write.section("below.html", facts=facts if found else [], single=len(found) == 1),
     }
 
 
-def metric_words(metric: str) -> dict[str, str]:
-    """Return a metric's name for running text, and for the start of a sentence."""
-    title = title_metric(metric)
-    return {"title": title, "capital": title[0].upper() + title[1:]}
-
-
-def content(run: Run, choice: curves.Chosen, metric: str) -> dict[str, Any]:
-    """Return the data of one run."""
+def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str]) -> dict[str, Any]:
+    """Return the data of one run. others: further metrics of the page."""
     record, ids = run.record, choice.clients
     return {
         "name": run.name,
         "ids": ids.tolist(),
         "some": some(run, len(ids)),
-        "curves": curves.content(record, choice, metric),
+        "curves": curves.content(record, choice, metric, others),
         "table": tables.clients(record, ids, metric),
         "labels": tables.labels(record, ids),
         "phases": tables.phases(record),

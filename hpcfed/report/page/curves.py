@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,9 @@ Y = {  # and quantities
 }
 
 
-def y_axes(metric: str) -> dict[str, tuple[str, str]]:
-    """Return the quantities drawn, with this metric in place of accuracy."""
-    return {metric: (f"test {title_metric(metric)}", "")} | {
+def y_axes(metric: str, others: Sequence[str] = ()) -> dict[str, tuple[str, str]]:
+    """Return the quantities drawn, with this metric and others in place of accuracy."""
+    return {name: (f"test {title_metric(name)}", "") for name in (metric, *others)} | {
         name: words for name, words in Y.items() if name != "accuracy"
     }
 
@@ -71,11 +72,14 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
     return Chosen(t, evenly(K, max(1, room)))
 
 
-def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]:
+def by_client(
+    record: Record, metric: str = "accuracy", others: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Return the quantities of clients, each [T, K]; nan if a client has no value in a round.
 
-    metric: the name of the run's first metric on the page.
+    metric: the name of the run's first metric on the page.  others: further metrics of the page.
     """
+    further = {name: column(record, f"clients/{name}") for name in others}
     names = (main_metric(record), "train_loss", "seconds", "examples", "down", "up")
     main, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
     traffic = np.nancumsum(down + up, 0)
@@ -84,7 +88,8 @@ def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]
         if "clients/examples" in record.columns
         else seconds
     )
-    return {metric: main, "train_loss": loss, "traffic": traffic, "seconds": worked}
+    rest = {"train_loss": loss, "traffic": traffic, "seconds": worked}
+    return {metric: main} | further | rest
 
 
 def axes(record: Record) -> dict[str, np.ndarray]:
@@ -94,7 +99,10 @@ def axes(record: Record) -> dict[str, np.ndarray]:
 
 
 def of_run(
-    record: Record, clients: dict[str, np.ndarray], metric: str = "accuracy"
+    record: Record,
+    clients: dict[str, np.ndarray],
+    metric: str = "accuracy",
+    others: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Return the quantities of the run itself, each [T].
 
@@ -102,16 +110,18 @@ def of_run(
     """
     x = axes(record)
     bands = {}
-    for name in (metric, "train_loss"):
+    for name in (metric, *others, "train_loss"):
         bands[name], bands[f"{name}_std"] = mean_and_std(clients[name])
     drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
     return {f"x_{name}": values for name, values in x.items()} | drawn
 
 
-def content(record: Record, choice: Chosen, metric: str = "accuracy") -> dict[str, Any]:
+def content(
+    record: Record, choice: Chosen, metric: str = "accuracy", others: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the curves in the format of the page."""
-    values = by_client(record, metric)
-    run = of_run(record, values, metric)
+    values = by_client(record, metric, others)
+    run = of_run(record, values, metric, others)
     t, k = choice.rounds, choice.clients
     table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
     of_clients = (

@@ -42,6 +42,47 @@ class Compared:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class ByMetric:
+    """What the page says of methods by one metric.
+
+    name: of the metric.  title, capital: its name in running text, and at the start of a sentence.
+    """
+
+    name: str
+    title: str
+    capital: str
+    comparison: Compared
+    architectures: Lines
+
+
+def by_chosen_metric(found: Sequence[Run], metric: str, others: Sequence[str]) -> list[ByMetric]:
+    """Return the sections of the page's metric, and of the others that may be chosen instead.
+
+    A section is of the runs that have measured its metric.
+    """
+    if not found:
+        return []
+    chosen = [(metric, list(found))]
+    for name in others:
+        chosen.append((name, [run.with_metric(name) for run in found if name in run.metrics]))
+    return [
+        ByMetric(
+            name,
+            **metric_words(name),
+            comparison=comparison(runs),
+            architectures=by_architecture(runs, seeds(runs)),
+        )
+        for name, runs in chosen
+    ]
+
+
+def metric_words(metric: str) -> dict[str, str]:
+    """Return a metric's name for running text, and for the start of a sentence."""
+    title = title_metric(metric)
+    return {"title": title, "capital": title[0].upper() + title[1:]}
+
+
 def comparison(found: Sequence[Run]) -> Compared:
     """Return the comparison of all methods' finished runs with those of the first run's method."""
     if not found:

@@ -99,6 +99,7 @@ function replaceSections(part, text) {
   const scrolled = [scrollX, scrollY];
   const before = $(part).offsetHeight;
   $(part).replaceChildren(...made.childNodes);
+  showMetric();
   // what is looked at stays where it is when a part above it grows
   if ($(part).getBoundingClientRect().top < 0 && part === "above")
     scrollTo(scrolled[0], scrolled[1] + $(part).offsetHeight - before);

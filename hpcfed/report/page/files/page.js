@@ -116,8 +116,15 @@ function openControls() {
   $("filter-clients").addEventListener("input", filterClients);
   $("architecture").addEventListener("change", filterClients);
   for (const make of [csvOfRuns, csvOfRounds, csvOfClients, csvOfCurves]) $(make.name).addEventListener("click", make);
+  $("metric")?.addEventListener("change", () => { showMetric(); dispatchEvent(new Event("resize")); });
   $("of-rounds")?.addEventListener("change", () => { legend(); drawPhases(); markAcross(); });
   addEventListener("resize", markAcross);
+}
+
+// Comparison, tables by architecture and curves of the chosen metric; those of the others are hidden.
+function showMetric() {
+  const chosen = $("metric")?.value ?? PAGE.metrics[0];
+  for (const part of document.querySelectorAll("[data-metric]")) part.hidden = part.dataset.metric !== chosen;
 }
 
 function openGround() {
