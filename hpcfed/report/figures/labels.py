@@ -15,6 +15,7 @@ from hpcfed.report.figures.plotting import COLOURS, COLUMN, LETTERS, PAGE, SMALL
 from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
 
+GAP = 4  # points between the key's largest dot and the panel
 KEY = 20  # points between a panel and its title, for dots of up to a quarter of an inch
 
 
@@ -88,6 +89,7 @@ def dots(ax: Axes, counts: np.ndarray) -> None:
     K, C = counts.shape
     panel = ax.get_window_extent()
     cell = min(panel.width / (K + 0.2), panel.height / (C + 0.2)) * 72 / ax.figure.dpi  # points
+    cell = min(cell, KEY - GAP)  # or the key's largest dot would touch the panel
     k, c = counts.nonzero()
     most = counts.max()
     if not most:
