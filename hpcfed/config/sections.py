@@ -306,8 +306,10 @@ class Checkpoint(Section):
     """Save after every so many rounds, and after the last; 0: only the last."""
     minutes: NonNegative = 30.0
     """Save also when so many minutes have passed since the last save; 0: never for that reason."""
-    keep: PositiveInt = 2
-    """How many of the newest checkpoints are kept; while one is written the disk holds one more."""
+    keep: PositiveInt | None = None
+    """How many of the newest checkpoints are kept; while one is written the disk holds one more.
+    Default: 2 while the run continues, and the last one when it is finished.
+    """
     required: bool = False
     """Stop when checkpoint or results cannot be written; else the run warns, goes on, and tries
     again next time.

@@ -127,8 +127,9 @@ class Loop:
         refused: why results or the last checkpoint are not on disk; "" if they are.
         """
         if not refused:
-            drawn = picture if self.job.log.picture else None
-            self.output.progress.finish(self.output.results, drawn)
+            self.checkpoints.keep_last()
+            draw = picture if self.job.log.picture else None
+            self.output.progress.finish(self.output.results, draw)
             return DONE
         if not self.checkpoints.saver.exists:
             raise save_restore.everywhere(WriteError(refused))

@@ -26,7 +26,8 @@ COMMANDS = ("summary", "plot", "cite", "digest")
 def made(tmp_path_factory) -> Path:
     """A run of two rounds, with a checkpoint after each."""
     folder = tmp_path_factory.mktemp("made") / "run"
-    words = [*TINY, "--rounds", "2", "--checkpoint.every", "1", "--out", str(folder)]
+    words = [*TINY, "--rounds", "2", "--out", str(folder)]
+    words += ["--checkpoint.every", "1", "--checkpoint.keep", "2"]
     assert run(*words).status == 0
     for name in COMMANDS:  # each works, and has imported what it needs
         assert command(name, str(folder)).status == 0

@@ -22,7 +22,7 @@ JOBS = {
     "swift": f"--algorithm.name swift --models.mix mlp --rounds {ROUNDS}",
 }
 # Name: method, ranks, who dies where and when, further flags, who is left, and the rounds from
-# which it goes on: one of two where a checkpoint is on its way, of which all parts may be there or
+# which it goes on: one of two where a checkpoint is on its way, of which the index may be there or
 # not.
 FAULTS = {
     "training, and two at once in a collective": (

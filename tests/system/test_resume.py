@@ -18,7 +18,7 @@ from tests.system.several import LIMIT, SMALL, Outcome, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 DONE, LONGER = 4, 6  # rounds
-JOB = [*SMALL, "--checkpoint.every", "1", "--data.alpha", "0.6"]
+JOB = [*SMALL, "--checkpoint.every", "1", "--checkpoint.keep", "2", "--data.alpha", "0.6"]
 COPIES = (
     "more",
     "earlier",

@@ -223,7 +223,7 @@ def test_a_copy_of_the_results_beside_an_unfinished_checkpoint_serves_before_it_
     tmp_path, clean
 ):
     """So it is where rank 0 dies between the copy and the index."""
-    whole_run(tmp_path)
+    whole_run(tmp_path, "--checkpoint.keep", "2")
     last, before = checkpoint.saved(tmp_path)
     last.unlink()
     names.part_file(names.parts_folder(last), 0).unlink()
@@ -232,6 +232,34 @@ def test_a_copy_of_the_results_beside_an_unfinished_checkpoint_serves_before_it_
     again = toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path))
     assert run.run(again, Serial()) == DONE
     assert digest(tmp_path) == clean
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"), [((), [6]), (("--checkpoint.keep", "2"), [6, 5])], ids=["default", "two"]
+)
+def test_a_finished_run_has_its_last_checkpoint_alone_unless_the_job_says_how_many(
+    tmp_path, monkeypatch, flags, left
+):
+    """Until its results are finished it has two; it may be extended from the one that is left."""
+    conclude, before = loop.Loop.conclude, []
+
+    def noting(going: loop.Loop) -> None:
+        before.extend(map(checkpoint.rounds_of, checkpoint.saved(tmp_path)))
+        conclude(going)
+
+    monkeypatch.setattr(loop.Loop, "conclude", noting)
+    whole_run(tmp_path, *flags)
+    assert before == [6, 5]
+    assert [*map(checkpoint.rounds_of, checkpoint.saved(tmp_path))] == left
+    more = toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path), "--rounds", "7")
+    assert run.run(more, Serial()) == DONE
+    assert checkpoint.saved_rounds(tmp_path) == results.load(tmp_path).rounds == 7
+
+
+def test_a_run_whose_end_is_not_on_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    refusing(monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "6" in str(path))
+    assert whole_run(tmp_path) == RESUME_ME
+    assert [*map(checkpoint.rounds_of, checkpoint.saved(tmp_path))] == [5, 4]
 
 
 def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):
@@ -295,6 +323,8 @@ def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_
         "--resume",
         str(first),
         "--rounds",
+        "2",
+        "--checkpoint.keep",
         "2",
         "--checkpoint.every",
         "0",

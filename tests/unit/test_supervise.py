@@ -14,13 +14,9 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.comm import Serial
-from hpcfed.core.exit_status import DONE
-from hpcfed.engine import run
 from hpcfed.storage import names
 from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED
 from hpcfed.storage.results import Results
-from tests.contract import toy
 from tests.mpirun import environment
 
 # A run that ends as a plan says: each start takes the next [status, files], and notes its
@@ -137,21 +133,6 @@ def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
     os.utime(results, (0, 0))
     assert main(case.words()) == 2
     assert case.starts() == ["--out", "--out"]
-
-
-def test_a_checkpoint_of_which_only_the_index_is_missing_is_gone_on_with_and_left_as_it_is(
-    tmp_path,
-):
-    case = Case(tmp_path, [0, 6])
-    job = toy.job(
-        "local", "--models.mix", "mlp", "--rounds", "1", "--quiet", "--out", str(case.run)
-    )
-    assert run.run(job, Serial()) == DONE
-    names.checkpoint_file(case.run, 1).unlink()
-    assert main(case.words()) == 0
-    assert case.starts() == ["--resume"]
-    # ranks without a launcher may still be about to write it; the run that goes on makes it
-    assert not names.checkpoint_file(case.run, 1).exists()
 
 
 def test_a_launcher_that_finds_nothing_wrong_with_killed_ranks_is_not_believed(tmp_path):

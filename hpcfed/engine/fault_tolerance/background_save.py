@@ -6,7 +6,7 @@ exists. At most one checkpoint is being written at a time.
 Memory: in addition to the run's own, a snapshot (`snapshot.take_snapshot`) until the part is
 written, and one client's parcel while the file is verified. If clients are kept on disk
 (run.resident) nothing is copied: the round waits for the part.
-Disk: checkpoint.keep checkpoints and one more, because the oldest is deleted after the newest
+Disk: checkpoint.keep checkpoints, and one more, because the oldest is deleted after the newest
 exists.
 """
 
@@ -26,6 +26,9 @@ from hpcfed.storage import checkpoint, checkpoint_parts, names
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
     from hpcfed.storage.results import Results
+
+# checkpoints of a run that continues: the newest may be found to be damaged when it is needed
+KEEP = 2
 
 
 class BackgroundSave:
@@ -158,5 +161,5 @@ class BackgroundSave:
         if error:
             checkpoint.remove_parts(self.folder)
         else:
-            checkpoint.prune(self.run, self.rounds.fed.job.checkpoint.keep)
+            checkpoint.prune(self.run, self.rounds.fed.job.checkpoint.keep or KEEP)
         return error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hpcfed.core.errors import WriteError
 from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
+from hpcfed.storage import checkpoint
 
 if TYPE_CHECKING:
     from hpcfed.engine.fault_tolerance.recover import Course
@@ -83,6 +84,15 @@ class Checkpoints:
                 f"{warnings.last_checkpoint}"
             )
         return error
+
+    def keep_last(self) -> None:
+        """Remove all checkpoints of a finished run but the last, unless the job says how many.
+
+        The last one is intact: it was compared with memory when it was written, or the run was
+        restored from it.
+        """
+        if self.comm.rank == 0 and self.wanted.keep is None:
+            checkpoint.prune(self.saver.run, keep=1)
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
         """Let the ranks copy their state into one another's memory, if the job uses buddy copies.
