@@ -34,10 +34,10 @@ from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.append_log import unpack
 from hpcfed.storage.atomic import replace_file
+from hpcfed.storage.checkpoint import Reader
 from hpcfed.storage.checksum import BLOCK, identity
 from hpcfed.storage.columns import concat_columns
 from hpcfed.storage.header import check_header
-from hpcfed.storage.reader import Reader
 from hpcfed.storage.results import Results
 from tests import records
 

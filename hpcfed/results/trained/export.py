@@ -11,7 +11,7 @@ from hpcfed.models import files
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
-from hpcfed.storage.reader import Reader
+from hpcfed.storage.checkpoint import Reader
 
 WHAT = {
     True: "each as it was after its local training",

@@ -30,7 +30,7 @@ from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
-from hpcfed.storage.reader import Reader
+from hpcfed.storage.checkpoint import Reader
 
 T = TypeVar("T")
 OWN, RECEIVED = (

@@ -26,9 +26,9 @@ from hpcfed.models.trained import Trained
 from hpcfed.results.trained.export import numbers
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import checkpoint, names, probe
+from hpcfed.storage.checkpoint import Reader
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.probe import Probe
-from hpcfed.storage.reader import Reader
 from hpcfed.training.similarity import pairwise_cka
 
 STEPS = 50  # steps of the path from the baseline to the image, for conductance

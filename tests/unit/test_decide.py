@@ -1,0 +1,88 @@
+"""Set-up: rank 0 decides, all ranks have the same world, and the same error."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import DataError, HpcfedError
+from hpcfed.data import datasets
+from hpcfed.engine import checks, decide
+from hpcfed.engine.decide import world
+from hpcfed.engine.world import from_codes, to_codes
+from tests.contract import toy
+
+pytestmark = pytest.mark.quick
+MLP = ("--models.mix", "mlp")
+
+
+def test_rank_0_alone_checks_and_each_node_reads_the_data_once(monkeypatch: pytest.MonkeyPatch):
+    check, load, calls = checks.check_views, datasets.load_for, []
+    job = toy.job("fedavg", *MLP)
+    monkeypatch.setattr(checks, "check_views", lambda *a: (calls.append("check"), check(*a)))
+    monkeypatch.setattr(datasets, "load_for", lambda *a: (calls.append("read"), load(*a))[1])
+    spmd(6, lambda comm: world(job, comm), nodes=2)
+    assert sorted(calls) == ["check", "read", "read"]
+
+
+def test_ranks_of_a_node_share_the_examples_and_all_ranks_have_the_same_world():
+    job = toy.job("fedavg", *MLP, "--evaluate.validation", "0.2", "--data.wrong_labels", "0.5")
+    first, second, other = spmd(3, lambda comm: world(job, comm), nodes=2)
+    assert np.shares_memory(first.data.train.x, second.data.train.x) != np.shares_memory(
+        first.data.train.x, other.data.train.x
+    )
+    alone = world(job, Serial())
+    for ours in (first, second, other):
+        assert toy.differences(ours.to_tree(), alone.to_tree()) == []
+        assert ours.data.train.y.tolist() == alone.data.train.y.tolist()
+    public = alone.data.train.y[alone.public]
+    assert (alone.open.y != alone.data.train.y).any() and (
+        alone.open.y[alone.public] == public
+    ).all()
+
+
+def test_a_job_that_cannot_be_run_is_refused_on_all_ranks_with_one_message():
+    job = toy.job("fedavg", *MLP, "--evaluate.metrics", "c_index")
+
+    def refused(comm) -> str:
+        with pytest.raises(HpcfedError) as error:
+            world(job, comm)
+        assert error.value.everywhere
+        return str(error.value)
+
+    said = spmd(4, refused, nodes=2)
+    assert len(set(said)) == 1 and not said[0].startswith("rank ")
+
+
+def test_a_node_that_cannot_read_the_data_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch):
+    job, read, here = toy.job("fedavg", *MLP), decide.read, threading.local()
+
+    def read_on_one_node(job):
+        if here.rank == 2:
+            raise DataError("data.npz: no such file")
+        return read(job)
+
+    def refused(comm) -> str:
+        here.rank = comm.rank
+        with pytest.raises(HpcfedError) as error:
+            world(job, comm)
+        return str(error.value)
+
+    monkeypatch.setattr(decide, "read", read_on_one_node)
+    assert spmd(4, refused, nodes=2) == 4 * ["rank 2: data.npz: no such file"]
+
+
+@pytest.mark.parametrize("labels", [("a", "b", "a"), (("x", "y"), ("x",), ("x", "y"))])
+def test_labels_of_clients_are_sent_once_and_shared(labels):
+    codes, numbers = to_codes(labels)
+    again = from_codes((codes, numbers))
+    assert again == labels and again[0] is again[2] and numbers.nbytes == 4 * len(labels)
+
+
+def test_errors_are_shared_among_ranks_at_ten_places_at_most():
+    """Each is a collective: what can be checked is checked in `decide`, before any of them."""
+    package = Path(decide.__file__).parents[1]
+    texts = [path.read_text() for path in package.rglob("*.py")]
+    assert sum(text.count("on_all_ranks(") for text in texts) - 1 <= 10  # less its definition
