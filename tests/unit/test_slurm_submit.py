@@ -171,11 +171,11 @@ def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
 def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
     assert [line[4:7] + line[-2:] for line in told(bin)] == [
-        ["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"
+        ["mpirun", "-n", n, "--out", f"a b-ranks{n}"] for n in "14"
     ]
     (bin / "told").unlink()
     assert execute(script.study(Batch("x"), ["--data.name", "a\nb"], "x", [1]), bin, status=0) == 0
-    assert told(bin)[0][-4:] == ["--data.name", "a\nb", "--out", "x-1"]
+    assert told(bin)[0][-4:] == ["--data.name", "a\nb", "--out", "x-ranks1"]
     (bin / "told").unlink()
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=1) == 1
     assert len(told(bin)) == 1
