@@ -79,7 +79,8 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
         parser.print_help()
         raise SystemExit(0)
     if not given[0].startswith("-") and given[0] not in COMMANDS:
-        parser.error(unknown("command", given[0], COMMANDS, "hpcfed --help"))
+        message = unknown("command", given[0], COMMANDS, "hpcfed --help")
+        parser.error(message.replace("\n  ", "; "))  # `Parser.error` prints one line
     known, others = parser.parse_known_args(words)
     if COMMANDS[known.command].fields:
         own_folder()

@@ -20,8 +20,11 @@ NASTY = '<script>window.harmed = 1</script><img src=x onerror="window.harmed=1">
 T, K, C = 6, 4, 3
 
 
-def run(folder: Path, level: float, seed: int = 0) -> Path:
-    """A run whose client k has accuracy level + k / 100 + t / 1000 after round t, from 1."""
+def run(folder: Path, level: float, seed: int = 0, f1: bool = False) -> Path:
+    """A run whose client k has accuracy level + k / 100 + t / 1000 after round t, from 1.
+
+    f1: whether it has measured F1 too, which is half of that.
+    """
     folder.mkdir()
     job = {
         "algorithm": {"name": "fedavg"},
@@ -39,12 +42,14 @@ def run(folder: Path, level: float, seed: int = 0) -> Path:
         "hardware": {"cpu": NASTY},
         "commit": "abc+",
         "ended": "finished",
-    }
+    } | ({"metrics": ["accuracy", "f1"]} if f1 else {})
     results = Results(folder, header, {"label_counts": np.arange(K * C).reshape(K, C)})
     for t in range(1, T + 1):
+        accuracy = level + np.arange(K) / 100 + t / 1000
         results.append(
-            {
-                "clients/accuracy": level + np.arange(K) / 100 + t / 1000,
+            ({"clients/f1": accuracy / 2} if f1 else {})
+            | {
+                "clients/accuracy": accuracy,
                 "clients/train_loss": np.full(K, 1 / t),
                 "clients/down": np.full(K, 1000),
                 "clients/up": np.full(K, 500),
@@ -212,6 +217,21 @@ def test_seeds_of_a_method_are_one_line_until_they_are_asked_for(browser, tmp_pa
     browser.click("#seeds")
     assert lines(browser, "lines-accuracy")["name"] == ["a", "c"]
     assert "0.6210 ± 0.1000 (3 seeds)" in browser.texts("#methods tbody tr")[0]
+    assert browser.complaints() == [] and browser.requests() == []
+
+
+def test_the_metric_of_comparison_and_curves_is_chosen(browser, tmp_path):
+    browser.open(Path(report([run(tmp_path / "a", 0.5, f1=True)], tmp_path / "report.html")))
+    shown = "return [...document.querySelectorAll('{}')].filter(f => f.clientHeight).map(f => f.id)"
+    charts = shown.format(".charts [id^=chart-]")
+    assert "chart-accuracy" in browser.do(charts) and "chart-f1" not in browser.do(charts)
+    browser.click("#metric option[value=f1]")
+    assert "chart-f1" in browser.do(charts) and "chart-accuracy" not in browser.do(charts)
+    assert lines(browser, "lines-f1")["ys"][0][0] == pytest.approx(0.258)
+    heads = [text for text in browser.texts("#methods h3") if text]
+    assert heads == ["F1 by architecture", "Metrics"]
+    height = browser.do("return document.querySelector('#chart-f1').clientHeight")
+    assert height > 250
     assert browser.complaints() == [] and browser.requests() == []
 
 
