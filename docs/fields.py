@@ -48,7 +48,7 @@ def section(name: str, part: type[BaseModel]) -> str:
 
 def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
     """The fields of one table of the job."""
-    return table(HEAD, (row(prefix, parameter(name, part.model_fields[name])) for name in names))
+    return table(HEAD, (row(prefix, parameter(part, name)) for name in names))
 
 
 def row(prefix: str, facts: dict) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
 from hpcfed.config.methods import by_kind
-from hpcfed.report.catalogue import ACCEPTS, NEEDS, format_flag_value, keys, parameter
+from hpcfed.report.catalogue import ACCEPTS, NEEDS, format_flag_value, keys, parameter, unused
 from hpcfed.report.references import bibtex
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +112,7 @@ def conditions(own: Method) -> str:
             f"`local.{name} = {format_flag_value(v)}`" for name, v in own.local_defaults.items()
         )
         facts["Defaults of its own"] = ", ".join(usual)
+    facts |= {f"`{name}`": prose(text) for name, text in unused(type(own)).items()}
     return "\n".join(f"- {what}: {value}" for what, value in facts.items())
 
 
@@ -119,7 +120,7 @@ def fields(cls: type[Method]) -> str:
     """The method's fields in a job."""
     rows = (
         (anchored(f["name"], f["name"]), kind(f), default(f), prose(f["meaning"]))
-        for f in (parameter(name, field) for name, field in cls.model_fields.items())
+        for f in (parameter(cls, name) for name in cls.model_fields)
     )
     return table(("`algorithm.`", "type, limits", "default", "meaning"), rows)
 

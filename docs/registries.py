@@ -81,8 +81,7 @@ def partition(name: str) -> str:
         for how, fn in drawn.items()
         if fn
     ]
-    known = (parameter(n, field) for n, field in Data.model_fields.items())
-    mine = [f for f in known if concerns(name, f["meaning"])]
+    mine = [parameter(Data, field) for field in Data.model_fields if concerns(name, field)]
     rows = (
         (f"[`data.{f['name']}`](job.md#data-{f['name']})", code(f["default"]), prose(f["meaning"]))
         for f in mine

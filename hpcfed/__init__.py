@@ -16,9 +16,21 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import RoundBased, Share, State
+    from hpcfed.algorithms.base import Guide, RoundBased, Share, State
     from hpcfed.algorithms.events import EventBased
     from hpcfed.clients.client import Client, Paired
+    from hpcfed.config.conditions import (
+        SET,
+        SEVERAL,
+        UNSET,
+        Unused,
+        above,
+        at_most,
+        below,
+        field,
+        other_than,
+        unless,
+    )
     from hpcfed.core import rng
     from hpcfed.core.errors import (
         CheckpointError,
@@ -37,6 +49,9 @@ if TYPE_CHECKING:
     from hpcfed.training.local import LocalSteps, sgd
 
 __all__ = [
+    "SET",
+    "SEVERAL",
+    "UNSET",
     "CheckpointError",
     "Client",
     "ConfigError",
@@ -44,6 +59,7 @@ __all__ = [
     "DivergedError",
     "EventBased",
     "Federation",
+    "Guide",
     "HpcfedError",
     "LocalSteps",
     "Mean",
@@ -55,17 +71,27 @@ __all__ = [
     "State",
     "StoppedError",
     "Trained",
+    "Unused",
     "Upload",
     "__version__",
+    "above",
+    "at_most",
+    "below",
+    "field",
     "infer",
     "load",
     "load_model",
     "losses",
+    "other_than",
     "rng",
     "run",
     "sgd",
+    "unless",
 ]
 PLACES = {  # of the names above that are imported when they are asked for
+    "SET": "hpcfed.config.conditions",
+    "SEVERAL": "hpcfed.config.conditions",
+    "UNSET": "hpcfed.config.conditions",
     "CheckpointError": "hpcfed.core.errors",
     "Client": "hpcfed.clients.client",
     "ConfigError": "hpcfed.core.errors",
@@ -73,6 +99,7 @@ PLACES = {  # of the names above that are imported when they are asked for
     "DivergedError": "hpcfed.core.errors",
     "EventBased": "hpcfed.algorithms.events",
     "Federation": "hpcfed.federation.federation",
+    "Guide": "hpcfed.algorithms.base",
     "HpcfedError": "hpcfed.core.errors",
     "LocalSteps": "hpcfed.training.local",
     "Mean": "hpcfed.core.params",
@@ -84,11 +111,18 @@ PLACES = {  # of the names above that are imported when they are asked for
     "State": "hpcfed.algorithms.base",
     "StoppedError": "hpcfed.core.errors",
     "Trained": "hpcfed.models.trained",
+    "Unused": "hpcfed.config.conditions",
     "Upload": "hpcfed.federation.upload",
+    "above": "hpcfed.config.conditions",
+    "at_most": "hpcfed.config.conditions",
+    "below": "hpcfed.config.conditions",
+    "field": "hpcfed.config.conditions",
     "infer": "hpcfed.training",
     "losses": "hpcfed.training",
+    "other_than": "hpcfed.config.conditions",
     "rng": "hpcfed.core",
     "sgd": "hpcfed.training.local",
+    "unless": "hpcfed.config.conditions",
 }
 
 

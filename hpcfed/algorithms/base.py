@@ -22,9 +22,9 @@ the hooks in this order:
 `model` says what of the state is the model. The method `weight`, a client's weight in the mean,
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
-`local_defaults`, `keeps_stragglers`, `keeps_weights`, `trains_parts`, `trains`, `draws_widths`,
-`samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`, `variants`, `per`. Each is a
-ClassVar, or a property if it depends on an option.
+`local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`, `trains_parts`,
+`trains`, `draws_widths`, `samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`,
+`variants`, `per`. Each is a ClassVar, or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -35,6 +35,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from hpcfed.config.conditions import (  # methods take these from here
+    SET as SET,
+)
+from hpcfed.config.conditions import (
+    SEVERAL as SEVERAL,
+)
+from hpcfed.config.conditions import (
+    Unused as Unused,
+)
+from hpcfed.config.conditions import above as above
+from hpcfed.config.conditions import at_most as at_most
+from hpcfed.config.conditions import below as below
+from hpcfed.config.conditions import check_conditions
+from hpcfed.config.conditions import field as field
+from hpcfed.config.conditions import other_than as other_than
+from hpcfed.config.conditions import unless as unless
+from hpcfed.config.job import Job
 from hpcfed.config.sections import Section, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -45,7 +62,6 @@ from hpcfed.training.losses import objective
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 State = (
@@ -90,6 +106,13 @@ class Method(Section):
     views: ClassVar[Any] = 1
     # dict, values of [local] for jobs that do not set them
     local_defaults: ClassVar[Any] = {}
+    # dict, fields that have no effect with this method, with the reason, or with the condition
+    # under which they have one: unless(...). Fields of [local] as "local.epochs", inherited ones as
+    # "weighting". A subclass adds its own
+    unused: ClassVar[Unused] = {}
+    # bool, whether a client's round is one training, so that momentum does not matter if it has one
+    # step
+    trains_once: ClassVar[Any] = True
     # bool, whether the method works if only a part of each model is trained (models.train,
     # models.lora)
     trains_parts: ClassVar[Any] = True
@@ -117,6 +140,11 @@ class Method(Section):
     # `shared`
     keeps_weights: ClassVar[bool | None] = None
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the conditions of the fields as the class is defined."""
+        check_conditions(cls, Job)
+
     @property
     def default_client_round(self) -> bool:
         """Whether clients use the round of RoundBased: receive, train on `loss`, send.
@@ -126,34 +154,24 @@ class Method(Section):
         return False
 
     def refuses(self, job: Job) -> dict[str, str]:
-        """Return reasons to refuse the job, by subject.
+        """Return reasons to refuse the job, by subject, beside the conditions of fields.
 
         Methods add their reasons to those of `super()`.
         "job": why the method with these settings cannot run it, beyond `accepts` and `needs`. The
         text is "needs ..., but ...; what to set instead" and follows the method's name in the
         message.
-        "local.momentum" and so on, a field of [local] or of the method: why it has no effect here.
-        Only a job that sets such a field is refused.
+        "local.momentum" and so on, a field of the job: why it has no effect, where no condition
+        (`field`, `unused`) can say it. Only a job that sets such a field is refused.
         """
-        local, found = job.local, {}
-        if local.optimiser == "adam":
-            found["local.momentum"] = "local.optimiser = 'adam' has moments of its own"
-        else:
-            found["local.betas"] = "only Adam uses them, but local.optimiser = 'sgd'"
-            if not local.momentum:
-                found["local.keep_optimiser"] = "SGD without momentum has no state to keep"
-        if local.steps is not None:
-            found["local.epochs"] = "local.steps is set and replaces them"
-        if local.schedule != "step":
-            why = f"local.schedule = {local.schedule!r} has no milestones"
-            found |= {"local.milestones": why, "local.decay": why}
-        elif not local.milestones:
-            why = "without local.milestones the learning rate never falls"
-            found |= {"local.schedule": why, "local.decay": why}
+        local = job.local
+        reasons: dict[str, str] = {}
+        if self.trains_once and local.steps == 1 and not local.keep_optimiser:
+            why = "each round is the first step of a new optimiser; set local.keep_optimiser = true"
+            reasons |= {"local.momentum": why, "local.betas": why}
         if self.keeps_stragglers and (local.steps or local.epochs) == 1:
             why = "stragglers do at least one epoch or step, which is all of the work"
-            found["local.stragglers"] = why
-        return found
+            reasons["local.stragglers"] = why
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes that client k receives and sends in one round.
@@ -253,10 +271,6 @@ class RoundBased(Method):
         same = own.server is RoundBased.server and own.averaged is RoundBased.averaged
         return "models" if same and self.per == "mean" else "sums"
 
-    def refuses(self, job: Job) -> dict[str, str]:
-        """Return the general reasons, and those against options that a single step does not use."""
-        return super().refuses(job) | (single_step(job) if self.default_client_round else {})
-
     def cohort(self, fed: Federation, t: int) -> list[int]:
         """Return the clients of round t, in id order, the same on all ranks."""
         return fed.sample(t)
@@ -353,14 +367,6 @@ def score_server(fed: Federation, architecture: str, params: Params) -> dict[str
     return {"accuracy_common": evaluate.common(fed, pooled.model)}
 
 
-def single_step(job: Job) -> dict[str, str]:
-    """Return the fields without effect where each round is one step of a new optimiser, and why."""
-    if job.local.steps != 1 or job.local.keep_optimiser:
-        return {}
-    why = "each round is the first step of a new optimiser; set local.keep_optimiser = true"
-    return {"local.momentum": why, "local.betas": why}
-
-
 def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | None = None) -> None:
     """Warn if the job ends before the round, counted from 0, that a field of its method names.
 
@@ -377,7 +383,7 @@ def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | Non
         )
 
 
-def one_gradient(job: Job) -> dict[str, str]:
-    """Return the fields without effect where clients send one gradient each round, and why."""
-    names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
-    return {f"local.{name}": "a client sends its plain gradient once per round" for name in names}
+PLAIN_GRADIENT = dict.fromkeys(  # `unused` of methods whose clients send one gradient each round
+    (f"local.{name}" for name in ("optimiser", "weight_decay", "epochs", "steps")),
+    "a client sends its plain gradient once per round",
+)

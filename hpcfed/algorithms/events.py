@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Method, State, single_step
+from hpcfed.algorithms.base import Method, State
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
@@ -143,15 +143,14 @@ class EventBased(Method):
     """Number of merges that make one round of the record; none: as many as a cohort has clients."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        """Return the general reasons, those against a deadline, and those of a single step."""
-        same = type(self).work is EventBased.work
-        found = super().refuses(job) | (single_step(job) if same else {})
+        """Return the general reasons, and one against a deadline."""
+        reasons = super().refuses(job)
         if job.system.deadline is not None:
-            found["job"] = (
+            reasons["job"] = (
                 "needs no deadline, for it has no rounds that could close; set "
                 "system.deadline to none"
             )
-        return found
+        return reasons
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
         """Return the virtual seconds of one job of client k with so many examples."""

@@ -4,7 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from hpcfed.config.conditions import field, other_than
 from hpcfed.config.sections import Section
+
+ADAPTS = {"how": other_than("none")}
 
 
 class Adapt(Section):
@@ -17,15 +20,15 @@ class Adapt(Section):
     """None; fine-tuning of all layers, or of the head alone; of all with elastic weight
     consolidation, or with distillation from the model as it was.
     """
-    epochs: NonNegativeInt = 1
+    epochs: NonNegativeInt = field(1, used_if=ADAPTS)
     """Epochs over the client's data; 0 leaves the model as it is."""
-    lr: PositiveFloat | None = None
+    lr: PositiveFloat | None = field(None, used_if=ADAPTS)
     """Learning rate; none: that of local training."""
-    lam: NonNegativeFloat = 5000.0
+    lam: NonNegativeFloat = field(5000.0, used_if={"how": "ewc"})
     """Ewc: weight of the penalty; 0 is fine-tuning."""
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.95
+    alpha: Annotated[float, Field(ge=0, le=1)] = field(0.95, used_if={"how": "distil"})
     """Distil: weight of the distillation; 0 is fine-tuning."""
-    tau: PositiveFloat = 6.0
+    tau: PositiveFloat = field(6.0, used_if={"how": "distil"})
     """Distil: temperature."""
-    save: bool = False
+    save: bool = field(False, used_if=ADAPTS)
     """Write the adapted models into the run's folder `adapted`; needs hpcfed[models]."""

@@ -12,10 +12,10 @@ from pydantic_core import to_jsonable_python
 
 from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
+from hpcfed.config.effects import refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -43,29 +43,28 @@ def check(job: Job, stored: bool = False) -> None:
     fields without effect.
     stored: the job is that of an existing run, which may go on as it was.
     """
-    check_fields(job, stored)
+    check_fields(job)
     check_method(job)
     check_selection(job)
-    check_edges(job, stored)
+    check_edges(job)
     if not stored:
         refuse_idle_fields(job)
 
 
-def check_fields(job: Job, stored: bool = False) -> None:
+def check_fields(job: Job) -> None:
     """Check the fields of a job that mean the same with all methods; see `check`."""
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
     for name in filter(None, (job.data.name, job.data.public_source)):
         check_data_name(name, job.data.root)
     check_columns(job)
-    check_partition(job)
     check_metrics(job.evaluate.metrics)
     check_listed(job)
     check_modalities(job)
     check_weights(job)
     population(job)
-    check_validation(job, stored)
-    check_adapt(job, stored)
+    check_validation(job)
+    check_adapt(job)
 
 
 def check_data_name(name: str, root: Path) -> None:
@@ -102,26 +101,6 @@ def check_columns(job: Job) -> None:
             )
 
 
-def check_partition(job: Job) -> None:
-    """Raise ConfigError for a field of [data] that only other partitions read."""
-    data = job.data
-    readers = {
-        "client_sizes": ("sizes", "inner-dirichlet"),
-        "class_choice": ("pathological",),
-        "distribution": ("distribution",),
-        "preassigned": ("distribution",),
-        "rescale": ("distribution",),
-    }
-    for name, partitions in readers.items():
-        value, usual = getattr(data, name), type(data).model_fields[name].get_default()
-        if value != usual and data.partition not in partitions:
-            raise ConfigError(
-                f"data.{name} = {format_value(to_jsonable_python(value))} has no effect with "
-                f"data.partition = {data.partition!r}; set that to {' or '.join(partitions)}, or "
-                f"leave {name} away"
-            )
-
-
 def check_metrics(names: Sequence[str]) -> None:
     """Raise ConfigError for a metric that does not exist, or is named twice.
 
@@ -149,17 +128,8 @@ def check_weights(job: Job) -> None:
         )
 
 
-def check_validation(job: Job, stored: bool = False) -> None:
-    """Raise ConfigError if validation examples are wanted, but clients make their examples.
-
-    Also if a model is named for a validation that there is none of.
-    """
-    chosen = job.evaluate.validation_model
-    if chosen != "own" and not job.evaluate.validation and not stored:
-        raise ConfigError(
-            f"evaluate.validation_model = {chosen!r} has no effect with evaluate.validation = 0; "
-            f"leave it away, or set evaluate.validation = 0.2"
-        )
+def check_validation(job: Job) -> None:
+    """Raise ConfigError if validation examples are wanted, but clients make their examples."""
     if job.evaluate.validation and job.data.name == "synthetic":
         raise ConfigError(
             f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
@@ -167,24 +137,13 @@ def check_validation(job: Job, stored: bool = False) -> None:
         )
 
 
-def check_adapt(job: Job, stored: bool = False) -> None:
-    """Raise ConfigError for an adaptation that lacks what it needs, or fields without effect."""
-    adapt = job.adapt
-    if adapt.how == "ewc" and not job.data.public:
+def check_adapt(job: Job) -> None:
+    """Raise ConfigError for an adaptation that lacks what it needs."""
+    if job.adapt.how == "ewc" and not job.data.public:
         raise ConfigError(
             "adapt.how = 'ewc' needs public data, of which the Fisher information is; set "
             "data.public to the number of public examples"
         )
-    own = {"lam": ("ewc",), "alpha": ("distil",), "tau": ("distil",)}
-    usual = type(adapt)()
-    for name in type(adapt).model_fields:
-        kinds = own.get(name, ("all", "head", "ewc", "distil"))
-        value, default = getattr(adapt, name), getattr(usual, name)
-        if name != "how" and not stored and adapt.how not in kinds and value != default:
-            raise ConfigError(
-                f"adapt.{name} = {format_value(value)} has no effect: adapt.how = {adapt.how!r}\n"
-                f"  leave it away, or set its default, {format_value(default)}"
-            )
 
 
 def check_listed(job: Job) -> None:
@@ -196,26 +155,8 @@ def check_listed(job: Job) -> None:
 
 
 def check_modalities(job: Job) -> None:
-    """Raise ConfigError for fields of [modalities] that contradict each other or have no effect."""
+    """Raise ConfigError for fields of [modalities] that contradict each other."""
     m = job.modalities
-    need = {
-        "rate": (m.rate != 1, m.clients == "drawn" and not m.sets, "clients = 'drawn', no sets"),
-        "sets": (m.sets, m.clients in ("drawn", "listed"), "clients = 'drawn' or 'listed'"),
-        "shares": (m.shares, m.clients == "drawn" and m.sets, "clients = 'drawn' and sets"),
-    }
-    for name, (given, used, wants) in need.items():
-        if given and not used:
-            value = format_value(getattr(m, name))
-            raise ConfigError(
-                f"modalities.{name} = {value} has no effect without modalities.{wants}; leave it "
-                f"away, or set that"
-            )
-    for name in ("least", "missing_labels"):
-        if (value := getattr(job.data, name)) and job.data.partition_file:
-            raise ConfigError(
-                f"data.{name} = {value} has no effect on a partition that is read; leave it away, "
-                f"or data.partition_file"
-            )
     if m.clients == "listed" and not m.sets:
         raise ConfigError(
             "modalities.clients = 'listed' needs modalities.sets, as ['audio', 'audio+video']"
@@ -232,11 +173,6 @@ def check_modalities(job: Job) -> None:
         raise ConfigError(
             f"modalities.sets lists {len(m.sets)} clients, the job has {job.clients}; list as many"
         )
-    if m.encoders == "own" and m.clients == "all":
-        raise ConfigError(
-            "modalities.encoders = 'own' has no effect where modalities.clients = 'all'; leave it "
-            "away, or say which clients have which"
-        )
 
 
 def population(job: Job) -> None:
@@ -249,25 +185,6 @@ def population(job: Job) -> None:
         )
     if data.name != "synthetic":
         return
-    wrong = {
-        name: getattr(data, name)
-        for name in (
-            "partition_file",
-            "train_limit",
-            "sort_clients",
-            "halve",
-            "least",
-            "wrong_labels",
-            "missing_labels",
-        )
-        if getattr(data, name)
-    }
-    if data.imbalance > 1:
-        wrong["imbalance"] = data.imbalance
-    for name, value in wrong.items():
-        raise ConfigError(
-            f"data.{name} = {value}: there is nothing to share out in synthetic; leave {name} away"
-        )
     if data.partition != "natural":
         raise ConfigError(
             f"data.partition = {data.partition!r}: the clients of synthetic make their own "
@@ -283,21 +200,8 @@ def population(job: Job) -> None:
 
 def check_selection(job: Job) -> None:
     """Raise ConfigError for a selection of cohorts that is impossible or has no effect."""
-    chosen, usual = job.selection, type(job.selection)()
+    chosen = job.selection
     where = f"selection.by = {chosen.by!r}"
-    owners = {"candidates": "power-of-choice"}
-    owners |= dict.fromkeys(("quota", "quota_after", "eta"), "e3cs")
-    for name, by in owners.items():
-        if chosen.by != by and getattr(chosen, name) != getattr(usual, name):
-            raise ConfigError(
-                f"selection.{name} = {getattr(chosen, name)} has no effect with {where}; leave it "
-                f"away, or set selection.by = {by!r}"
-            )
-    if chosen.quota_after and not chosen.quota:
-        raise ConfigError(
-            f"selection.quota_after = {chosen.quota_after:g} has no effect with "
-            f"selection.quota = 0; leave it away, or set a quota"
-        )
     if chosen.by == "uniform":
         return
     m = job.cohort_size
@@ -323,21 +227,14 @@ def check_selection(job: Job) -> None:
         )
 
 
-def check_edges(job: Job, stored: bool = False) -> None:
+def check_edges(job: Job) -> None:
     """Raise ConfigError for edge servers that cannot work.
 
-    That is the case if fields are missing, contradict each other or have no effect, or if the
-    method cannot be used with edge servers.
+    That is the case if fields contradict each other, or if the method cannot be used with edge
+    servers.
     """
-    edges, usual = job.edges, type(job.edges)()
+    edges = job.edges
     if not edges.number:
-        for name in type(edges).model_fields:
-            value = getattr(edges, name)
-            if value != getattr(usual, name) and not stored:
-                raise ConfigError(
-                    f"edges.{name} = {format_value(to_jsonable_python(value))} has no effect "
-                    f"without edge servers; set edges.number, or leave it away"
-                )
         return
     if edges.number > job.clients:
         raise ConfigError(
@@ -380,36 +277,6 @@ def check_method(job: Job) -> None:
     raise ConfigError(
         f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}"
     )
-
-
-def refuse_idle_fields(job: Job) -> None:
-    """Raise ConfigError for fields that are set, though they change nothing in this job."""
-    idle = {name: why for name, why in job.algorithm.refuses(job).items() if name != "job"}
-    fields, usual = flat(job.plain()), defaults(job)
-    kept = job.sources()  # values of a preset or a method, which the user has not set
-    wrong = [name for name in idle if name not in kept and fields[name] != usual[name]]
-    if wrong:
-        method = job.algorithm.name
-        lines = (
-            f"{method}: {name} = {format_value(fields[name])} has no effect: {idle[name]}\n"
-            f"  leave it away, or set its default, {format_value(usual[name])}"
-            for name in wrong
-        )
-        raise ConfigError("\n".join(lines))
-
-
-def defaults(job: Job) -> dict[str, Any]:
-    """Return the defaults of the fields of [local] and of the method, by name."""
-    parts = {"local": job.local, "algorithm": job.algorithm}
-    return {
-        f"{part}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
-        for part, values in parts.items()
-        for name, field in type(values).model_fields.items()
-        if not field.is_required()
-    } | {
-        f"local.{name}": to_jsonable_python(value)
-        for name, value in job.algorithm.local_defaults.items()
-    }
 
 
 def format_value(value: Any) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from annotated_types import Ge
 from pydantic import Field, PositiveFloat, model_validator
 
+from hpcfed.config.conditions import field
 from hpcfed.config.limits import Count, FileName, PositiveInt
 from hpcfed.config.sections import NonNegative, Section
 
@@ -14,15 +15,19 @@ class Edges(Section):
 
     number: Count = 0
     """Number of edge servers; 0: clients talk to the server."""
-    clients: tuple[Annotated[int, Ge(0)], ...] = ()
+    clients: tuple[Annotated[int, Ge(0)], ...] = field((), used_if="number")
     """The edge server of each client, in id order; default: client k has edge k modulo number."""
-    file: FileName | None = None
+    file: FileName | None = field(None, used_if="number")
     """CSV with the edge server of each client instead: client,edge."""
-    rounds: PositiveInt = 1
+    rounds: PositiveInt = field(1, used_if="number")
     """Rounds after which the server aggregates the edges; till then each has a model of its own."""
-    bandwidth: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1e7,)
+    bandwidth: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = field(
+        (1e7,), used_if="number"
+    )
     """Bytes per second between an edge and the server, up and down; one number, or one an edge."""
-    latency: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.1,)
+    latency: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = field(
+        (0.1,), used_if="number"
+    )
     """Seconds of one exchange of an edge with the server, beside its bytes; as bandwidth."""
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hpcfed.config.conditions import field
 from hpcfed.config.limits import Names, PositiveInt
 from hpcfed.config.sections import Section
 
@@ -29,7 +30,7 @@ class Evaluate(Section):
     """Share of each client's training examples that are held out to choose values by: models are
     scored on them too.
     """
-    validation_model: Literal["own", "received"] = "own"
+    validation_model: Literal["own", "received"] = field("own", used_if="validation")
     """Which model is scored on them: a client's own, in its round that of its local training; or
     what it would receive next, so that values are chosen for the server's model.
     """

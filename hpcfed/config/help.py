@@ -17,11 +17,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from hpcfed.config.conditions import meaning
 from hpcfed.config.fields import field_names, is_part, kind_of
 from hpcfed.config.fields import section as class_at
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
 from hpcfed.config.layers import PREFIX, Layer, origin
-from hpcfed.config.limits import limits, meaning
+from hpcfed.config.limits import limits
 from hpcfed.config.load import DEFAULT_ALGORITHM, checked, embedded, job_model, resolve
 from hpcfed.config.methods import ALGORITHMS, registered_name
 from hpcfed.config.words import CommandLine, Flag, flag
@@ -151,44 +152,52 @@ def method(name: str, words: CommandLine, stored: Stored, width: int) -> str:
     chosen = Flag("algorithm.name", name, alone=False)
     shown = command(replace(words, flags={**words.flags, chosen.name: chosen}), stored)
     if shown.mistake:  # a parameter may have to be given, for example: show the defaults
-        infos = algorithm_model(name).model_fields
-        rows = [entry(f"algorithm.{n}", usual(info), info, width) for n, info in infos.items()]
+        model = algorithm_model(name)
+        infos = model.model_fields
+        rows = [entry(f"algorithm.{n}", usual(infos[n]), model, n, width) for n in infos]
         return "\n".join([f"method {name}:\n", *rows, *refusal_lines(shown)])
     return section(shown, "algorithm", width)
 
 
 def section(shown: Command, name: str, width: int) -> str:
     """Return the help for all fields of a table of the job."""
+    part: type[BaseModel] = type(shown.job)
+    names = [n for n, info in part.model_fields.items() if not is_part(info.annotation)]
+    prefix = ""
     if name == TOP:
-        fields = type(shown.job).model_fields
-        infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
         head = "fields that stand in no table:"
     else:
-        part = table_at(type(shown.job), [name])
-        infos, prefix = part.model_fields, f"{name}."
+        part = table_at(part, [name])
+        names, prefix = list(part.model_fields), f"{name}."
         text = (
             f"method {shown.job.algorithm.name} (more: hpcfed show {shown.job.algorithm.name})"
             if name == "algorithm"
             else " ".join((part.__doc__ or "").split()).rstrip(".")
         )
         head = f"[{name}] {text}:"
-    rows = [entry(prefix + n, value(shown.job, prefix + n), i, width) for n, i in infos.items()]
+    rows = [entry(prefix + n, value(shown.job, prefix + n), part, n, width) for n in names]
     return "\n".join([textwrap.fill(head, width), "", *rows])
 
 
-def entry(name: str, shown: str, info: FieldInfo, width: int) -> str:
-    """Return one field of a table in two lines: flag, value, type and range; and its meaning."""
+def entry(name: str, shown: str, part: type[BaseModel], last: str, width: int) -> str:
+    """Return one field of a table in two lines: flag, value, type and range; and its meaning.
+
+    part: the table's class.  last: the field's name in it.
+    """
+    info = part.model_fields[last]
     first = f"  {flag(name)} {shown}"
     kind = f"  ({', '.join(filter(None, (kind_of(info.annotation), limits(info))))})"
     lines = textwrap.wrap(first + kind, width, subsequent_indent=" " * 8)
-    text = textwrap.wrap(meaning(info), width, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join([*lines, *text])
+    text = meaning(part, last, Job)
+    lines += textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines)
 
 
 def field(shown: Command, name: str, width: int) -> str:
     """Return the long help for one field."""
-    info = at(type(shown.job), name)
     path = name.split(".")
+    part = table_at(type(shown.job), path[:-1])
+    info = part.model_fields[path[-1]]
     source = origin(path, shown.layers)
     whence = f", from {source.removesuffix(f': {name}')}" if source != name else ""
     free = "may change" if covers(FREE, name) else "stays as it was"
@@ -202,9 +211,8 @@ def field(shown: Command, name: str, width: int) -> str:
         ("on --resume", free),
     ]
     lines = [f"{a + ':':<13}{b}" for a, b in facts]
-    return "\n".join(
-        [flag(name), textwrap.fill(meaning(info), width), "", *lines, *refusal_lines(shown)]
-    )
+    text = textwrap.fill(meaning(part, path[-1], Job), width)
+    return "\n".join([flag(name), text, "", *lines, *refusal_lines(shown)])
 
 
 def table_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
@@ -212,12 +220,6 @@ def table_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
     table = class_at(model, path)
     assert table is not None
     return table
-
-
-def at(model: type[BaseModel], name: str) -> FieldInfo:
-    """Return the description of the field with this dotted name."""
-    *tables, last = name.split(".")
-    return table_at(model, tables).model_fields[last]
 
 
 def value(job: Job, name: str) -> str:

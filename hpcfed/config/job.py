@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PrivateAttr, create_mode
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
+from hpcfed.config.conditions import check_conditions
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
@@ -189,6 +190,11 @@ class Job(Limited):
             table.pop(last)
         own = self.training.engine == "stacked"
         return plain | {"training": self.training.model_dump() if own else EXACT}
+
+
+for part in Job.model_fields.values():
+    if isinstance(part.annotation, type) and issubclass(part.annotation, Section):
+        check_conditions(part.annotation, Job)
 
 
 def algorithm_model(name: str) -> type[Section]:

@@ -67,8 +67,3 @@ def limits(field: FieldInfo) -> str:
     named = [(type(bound).__name__, bound) for bound in (*field.metadata, *inner)]
     known = [(SIGNS[n], getattr(bound, n.lower())) for n, bound in named if n in SIGNS]
     return ", ".join(dict.fromkeys(f"{sign} {value:g}" for sign, value in known if value != MOST))
-
-
-def meaning(field: FieldInfo) -> str:
-    """Return the text of a field in one line."""
-    return " ".join((field.description or "").split())

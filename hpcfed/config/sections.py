@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic import NonNegativeFloat as NonNegative
 
+from hpcfed.config.conditions import SET, UNSET, field, other_than
 from hpcfed.config.limits import (
     Count,
     FileName,
@@ -33,6 +34,11 @@ class Section(Limited):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+# the data are divided among clients, who do not make their own; by a partition drawn here
+DIVIDED = {"name": other_than("synthetic")}
+DRAWN = {"name": other_than("synthetic"), "partition_file": None}
 
 
 class Data(Section):
@@ -74,18 +80,22 @@ class Data(Section):
     """Dirichlet: all clients of one size, or sizes as they are drawn."""
     alpha: PositiveFloat = 0.5
     """Dirichlet, inner-dirichlet: concentration; smaller is more skewed."""
-    client_sizes: tuple[PositiveInt, ...] = ()
-    """Sizes, inner-dirichlet: examples of each client; of inner-dirichlet none: all alike."""
+    client_sizes: tuple[PositiveInt, ...] = field(
+        (), used_if={"partition": ("sizes", "inner-dirichlet")}
+    )
+    """Examples of each client; of inner-dirichlet none: all alike."""
     classes_per_client: PositiveInt = 2
     """Classes, pathological, distribution: how many classes each client holds."""
-    class_choice: Literal["random", "first-deterministic", "deterministic"] = "random"
-    """Pathological: classes are drawn; the first is k modulo C for client k; all follow from k."""
-    distribution: FileName | None = None
-    """Distribution: a .csv file of numbers, a row for each class; none: drawn log-normal."""
-    preassigned: Count = 0
-    """Distribution: examples of each of its classes that a client has beforehand."""
-    rescale: bool = True
-    """Distribution: the rows of the table are proportions; else numbers of examples."""
+    class_choice: Literal["random", "first-deterministic", "deterministic"] = field(
+        "random", used_if={"partition": "pathological"}
+    )
+    """Classes are drawn; the first is k modulo C for client k; all follow from k."""
+    distribution: FileName | None = field(None, used_if={"partition": "distribution"})
+    """A .csv file of numbers, a row for each class; none: drawn log-normal."""
+    preassigned: Count = field(0, used_if={"partition": "distribution"})
+    """Examples of each of its classes that a client has beforehand."""
+    rescale: bool = field(True, used_if={"partition": "distribution"})
+    """The rows of the table are proportions; else numbers of examples."""
     shards_per_client: PositiveInt = 2
     """Shards: how many label-sorted shards each client gets."""
     spread: NonNegative = 1.0
@@ -94,23 +104,23 @@ class Data(Section):
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
     examples: PositiveInt | None = None
     """Synthetic: training examples of each client, instead of log-normal sizes."""
-    halve: Share = 0.0
+    halve: Share = field(0.0, used_if=DIVIDED)
     """Share of the clients that keep only half of their examples."""
-    least: Count = 0
+    least: Count = field(0, used_if=DRAWN)
     """Natural: users with fewer training examples are left out."""
-    wrong_labels: Share = 0.0
+    wrong_labels: Share = field(0.0, used_if=DIVIDED)
     """Share of each client's training examples, drawn, whose label is another class, drawn too."""
-    missing_labels: Share = 0.0
+    missing_labels: Share = field(0.0, used_if=DRAWN)
     """Share of each client's training examples, drawn, that have no label and are not used."""
-    partition_file: FileName | None = None
+    partition_file: FileName | None = field(None, used_if=DIVIDED)
     """Load the partition from this file instead of drawing it."""
-    train_limit: PositiveInt | None = None
+    train_limit: PositiveInt | None = field(None, used_if=DIVIDED)
     """Use only so many training examples in all, drawn class by class."""
-    imbalance: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    imbalance: Annotated[float, Field(ge=1, le=1e6)] = field(1.0, used_if=DIVIDED)
     """Long tail: class c keeps the share imbalance^(-c / (C - 1)) of its training examples, one at
     least, so that the last class is so many times as rare as the first. 1: all are kept.
     """
-    sort_clients: bool = False
+    sort_clients: bool = field(False, used_if=DIVIDED)
     """Number the clients by their most frequent label, then by the mean of their labels, so that
     neighbours in number (a block of the day, a ring) hold similar labels.
     """
@@ -192,19 +202,21 @@ class Modalities(Section):
     """Which of them a client has: all; drawn; client k the k-th of `sets` (modulo length); those of
     its own examples.
     """
-    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    rate: Annotated[float, Field(gt=0, le=1)] = field(
+        1.0, used_if={"clients": "drawn", "sets": UNSET}
+    )
     """Drawn: probability of each modality at each client; who would have none gets one, drawn."""
-    sets: Names = ()
+    sets: Names = field((), used_if={"clients": ("drawn", "listed")})
     """Drawn or listed: what clients may have, as accelerometer,accelerometer+skeleton; drawn: it
     stands for rate.
     """
-    shares: tuple[PositiveFloat, ...] = ()
+    shares: tuple[PositiveFloat, ...] = field((), used_if={"clients": "drawn", "sets": SET})
     """Drawn: how often each of `sets` is drawn, relative to one another; default: alike."""
     missing: Share = 0.0
     """Probability of each modality of each client to be missing in its training examples; tests
     have all that it has.
     """
-    encoders: Literal["all", "own"] = "all"
+    encoders: Literal["all", "own"] = field("all", used_if={"clients": other_than("all")})
     """Encoders in a client's model: of all modalities that are used, or of those that it has."""
 
 
@@ -255,27 +267,31 @@ class Local(Section):
     """Local optimiser."""
     lr: PositiveFloat = 1e-3
     """Learning rate."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Adam: decay rates of the two moments."""
-    momentum: Share = 0.0
-    """SGD: momentum."""
+    betas: tuple[Share, Share] = field((0.9, 0.999), used_if={"optimiser": "adam"})
+    """Decay rates of the two moments."""
+    momentum: Share = field(0.0, used_if={"optimiser": "sgd"})
+    """Momentum."""
     weight_decay: NonNegative = 0.0
     """Weight of the L2 penalty."""
     batch: PositiveInt = 64
     """Examples in one local step; a client with fewer takes all it has."""
-    epochs: PositiveInt = 1
+    epochs: PositiveInt = field(1, used_if={"steps": None})
     """Passes over the client's data in one round."""
     steps: PositiveInt | None = None
     """Local steps in one round, instead of epochs."""
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "step"] = field(
+        "constant",
+        used_if=({"schedule": other_than("step")}, "milestones"),
+        why="without local.milestones the learning rate never falls",
+    )
     """Learning rate over rounds: cosine falls to 0 at the last; step is multiplied by decay at each
     milestone.
     """
-    milestones: tuple[PositiveInt, ...] = ()
-    """Step schedule: the rounds at which the learning rate falls."""
-    decay: PositiveFloat = 0.1
-    """Step schedule: factor at each milestone."""
-    keep_optimiser: bool = False
+    milestones: tuple[PositiveInt, ...] = field((), used_if={"schedule": "step"})
+    """Rounds at which the learning rate falls."""
+    decay: PositiveFloat = field(0.1, used_if="milestones")
+    """Factor at each milestone."""
+    keep_optimiser: bool = field(False, used_if=({"optimiser": "adam"}, "momentum"))
     """Keep the optimiser's moments from round to round instead of starting anew."""
     augment: Literal["auto", "none", "crop-flip", "simclr", "affine"] = "auto"
     """Augmentation; auto: affine for digits, simclr where the algorithm wants two views, else

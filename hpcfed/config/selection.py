@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from hpcfed.config.conditions import field
 from hpcfed.config.sections import Section, Share
 from hpcfed.core.registry import Entry
 
@@ -28,15 +29,15 @@ class Selection(Section):
     """Alike; in proportion to examples (use weighting = 'uniform'); highest losses of some
     candidates, which are drawn in proportion to examples (likewise); E3CS: who reports.
     """
-    candidates: PositiveInt | None = None
+    candidates: PositiveInt | None = field(None, used_if={"by": "power-of-choice"})
     """Power of choice: clients drawn by size, of which those with the highest losses train.
     Default: two cohorts.
     """
-    quota: Share = 0.5
+    quota: Share = field(0.5, used_if={"by": "e3cs"})
     """E3CS: least probability of each client, over that of a uniform choice."""
-    quota_after: Share = 0.0
+    quota_after: Share = field(0.0, used_if="quota")
     """E3CS: share of the run's rounds before the quota begins; until then it is 0. Authors' "inc":
     0.25, with quota = 1.
     """
-    eta: PositiveFloat = 0.5
+    eta: PositiveFloat = field(0.5, used_if={"by": "e3cs"})
     """E3CS: learning rate of its weights."""

@@ -20,7 +20,7 @@ from hpcfed.core.tables import table, terminal
 from hpcfed.report.references import bibtex
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from pydantic import BaseModel
 
 REGISTRIES = {
     "algorithms": "hpcfed.algorithms:ALGORITHMS",
@@ -128,7 +128,7 @@ NEEDS = {  # requirements of methods, as text
 def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     """Return an algorithm's parameters, accepted models, defaults, and the text of its file."""
     cls = entry.load()
-    parameters = [parameter(n, field) for n, field in cls.model_fields.items()]
+    parameters = [parameter(cls, field) for field in cls.model_fields]
     text = import_module(cls.__module__).__doc__
     own = cls()
     needs = [NEEDS[need] for need in own.needs]
@@ -136,10 +136,19 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
         "accepts": own.accepts,
         "needs": needs,
         "local_defaults": own.local_defaults,
+        "unused": unused(cls),
         "guide": own.guide._asdict(),
         "parameters": parameters,
         "text": (text or "").strip(),
     }
+
+
+def unused(cls: Any) -> dict[str, str]:
+    """Return the fields of other sections that have no effect with a method, and why."""
+    from hpcfed.config.conditions import conditions, usage
+    from hpcfed.config.job import Job
+
+    return {n: usage(cls, n, Job) for n in conditions(cls) if n not in cls.model_fields}
 
 
 GUIDE = {  # what helps to choose a method, as text
@@ -156,32 +165,39 @@ def data_fields(name: str, entry: Entry) -> dict[str, Any]:
     """
     from hpcfed.config.sections import Data
 
-    own = {n: info for n, info in Data.model_fields.items() if concerns(name, info.description)}
-    return {"parameters": [parameter(n, info) for n, info in own.items()]}
+    return {"parameters": [parameter(Data, n) for n in Data.model_fields if concerns(name, n)]}
 
 
-def concerns(name: str, meaning: str | None) -> bool:
-    """Return whether a field applies to this partition or data set.
+def concerns(name: str, field: str) -> bool:
+    """Return whether a field of [data] applies to this partition or data set.
 
-    Its help then begins with names, followed by a colon.
+    Its condition then names it, or its help begins with names, followed by a colon.
     """
-    names, colon, _ = (meaning or "").lower().partition(":")
-    return bool(colon) and name in names.split(", ")
+    from hpcfed.config.conditions import conditions
+    from hpcfed.config.sections import Data
+
+    names, colon, _ = (Data.model_fields[field].description or "").lower().partition(":")
+    checks = [pair for one in conditions(Data).get(field, ()) for pair in one.checks()]
+    partitions = [v for other, check in checks if other == "partition" for v in check.bound]
+    return name in partitions or (bool(colon) and name in names.split(", "))
 
 
-def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
-    """Return one field of a part of a job as JSON."""
+def parameter(part: type[BaseModel], name: str) -> dict[str, Any]:
+    """Return one field of a section of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
+    from hpcfed.config.conditions import meaning
     from hpcfed.config.fields import kind_of
-    from hpcfed.config.limits import limits, meaning
+    from hpcfed.config.job import Job
+    from hpcfed.config.limits import limits
 
+    field = part.model_fields[name]
     return {
         "name": name,
         "type": kind_of(field.annotation),
         "range": limits(field),
         "default": to_jsonable_python(field.get_default(call_default_factory=True)),
-        "meaning": meaning(field),
+        "meaning": meaning(part, name, Job),
     }
 
 
@@ -226,7 +242,8 @@ def page(facts: dict[str, Any]) -> RenderableType:
         parts.append(Text(unwrap(facts["text"]) + "\n"))
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
         parts += [Text(f"{GUIDE[n]}: {words}") for n, words in facts["guide"].items()]
-        parts.append(Text(f"models: {accepts}{needs}{usual}\n"))
+        idle = "".join(f"\n{n}: {text}" for n, text in facts["unused"].items())
+        parts.append(Text(f"models: {accepts}{needs}{usual}{idle}\n"))
     if facts.get("parameters"):
         where = "algorithm" if facts["kind"] == "algorithm" else "data"
         for p in facts["parameters"]:

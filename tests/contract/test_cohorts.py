@@ -61,7 +61,10 @@ def test_fedprox_by_size_is_the_choice_by_size():
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (("fedavg", "--selection.eta", "0.1"), "selection.eta = 0.1 has no effect with"),
+        (
+            ("fedavg", "--selection.eta", "0.1"),
+            "selection.eta = 0.1 has no effect: selection.by = 'uniform'",
+        ),
         (("fedavg", "--selection.by", "size", "--participation", "1"), "has no effect where all 6"),
         (("fedasync", "--selection.by", "size"), "fedasync says itself who works when"),
         (("cyclic", "--selection.by", "e3cs"), "cyclic says itself who works when"),

@@ -212,7 +212,7 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (("fedavg", "--edges.rounds", "2"), "edges.rounds = 2 has no effect without edge servers"),
+        (("fedavg", "--edges.rounds", "2"), "edges.rounds = 2 has no effect: edges.number = 0"),
         (("fedavg", "--edges.number", "7"), "edges.number = 7: there are 6 clients"),
         (("fedavg", *THREE, "--edges.clients", "0,1"), "names the edge of 2 clients, the job has"),
         (("fedopt", *THREE, "--edges.rounds", "2"), "set edges.rounds = 1"),

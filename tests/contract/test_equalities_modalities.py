@@ -150,7 +150,9 @@ def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one(capsys):
     assert not capsys.readouterr().err
     begun("harmony", *LISTED, "--algorithm.stage1_rounds", "2", "--algorithm.clusters", "4")
     assert "algorithm.clusters = 4 for the 4 clients with several" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="clusters = 4 has no effect: stage1_rounds = 19"):
+    with pytest.raises(
+        ConfigError, match="clusters = 4 has no effect: algorithm.stage1_rounds = 19"
+    ):
         begun("harmony", *LISTED, "--algorithm.clusters", "4")
 
 
@@ -183,7 +185,7 @@ def test_fedcovid_says_where_small_clients_never_train(capsys):
     assert "only the 2 largest of 6 clients train" in capsys.readouterr().err
     begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.warmup", "1")
     assert not capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"small_lr = 0.1 has no effect: warmup = 200"):
+    with pytest.raises(ConfigError, match=r"small_lr = 0.1 has no effect: algorithm.warmup = 200"):
         begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.small_lr", "0.1")
 
 

@@ -178,7 +178,7 @@ def test_methods_of_each_kind_run_on_modalities_or_says_what_to_set(method: str)
         (("--models.mix", "mean(note"), "write it as concat, or concat"),
         (("--models.widths", "0.5"), "model concat.* has no sub-models"),
         (("--modalities.use", "smell"), "modality 'smell': senses has motion, note, table"),
-        (("--modalities.rate", "0.5"), "modalities.rate = 0.5 has no effect without"),
+        (("--modalities.rate", "0.5"), "modalities.rate = 0.5 has no effect: modalities.clients"),
         (("--modalities.clients", "listed"), "needs modalities.sets"),
         (
             ("--modalities.clients", "listed", "--modalities.sets", "note+smell"),

@@ -150,8 +150,8 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "semicyclic": ("--rounds", "4"),  # two days
 }
 SAME = (  # what makes of [local] what a method's clients do
-    *("receive", "local", "round", "refuses"),
-    *("keeps_stragglers", "views", "local_defaults"),
+    *("receive", "local", "round", "refuses", "unused"),
+    *("keeps_stragglers", "views", "local_defaults", "trains_once"),
 )
 CASES = {  # claim: flags; what other options depend on is on in one case and off in another
     **{

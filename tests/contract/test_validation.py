@@ -104,7 +104,7 @@ def test_received_models_are_validated_with_the_same_bits_on_any_ranks():
 
 
 def test_a_model_for_a_validation_that_there_is_none_of_is_refused():
-    with pytest.raises(ConfigError, match="validation_model = 'received' has no effect"):
+    with pytest.raises(ConfigError, match='validation_model = "received" has no effect'):
         toy.job("fedavg", "--evaluate.validation_model", "received")
 
 

@@ -108,8 +108,8 @@ def test_a_methods_own_defaults_of_local_training_lie_below_all_else(job_file):
 
 def test_an_option_without_effect_is_refused_with_the_reason(job_file):
     assert message("--local.momentum", "0.9") == (
-        "fedclassavg: local.momentum = 0.9 has no effect: local.optimiser = 'adam' has moments of "
-        "its own\n  leave it away, or set its default, 0.0"
+        "local.momentum = 0.9 has no effect: local.optimiser = 'adam'\n"
+        "  leave it away, or set its default, 0.0; it is used only if local.optimiser = 'sgd'"
     )
     said = message("--algorithm.contrastive", "false", "--algorithm.tau", "1", "--local.decay", "2")
     assert said.count("has no effect") == 2

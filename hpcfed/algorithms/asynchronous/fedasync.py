@@ -16,14 +16,13 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share, warn_of_short_run
+from hpcfed.algorithms.base import Guide, Share, field, other_than, warn_of_short_run
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -48,33 +47,20 @@ class FedAsync(EventBased):
     """How the weight falls with the staleness s: not at all, as (s + 1)^-a, or after b merges as 1
     / (a (s - b) + 1).
     """
-    a: NonNegativeFloat = 0.5
+    a: NonNegativeFloat = field(0.5, used_if={"staleness": other_than("const")})
     """Poly and hinge: a, how fast the weight falls; the paper has 0.5 for poly, 10 for hinge."""
-    b: NonNegativeInt = 4
+    b: NonNegativeInt = field(4, used_if={"staleness": "hinge"})
     """Hinge: staleness up to which a model has its full weight."""
     rho: NonNegativeFloat = 0.005
     """Weight of the proximal term, rho / 2 times the squared distance to the download."""
     max_staleness: NonNegativeInt | None = None
     """Models of larger staleness are rejected; their traffic counts."""
-    decay: PositiveFloat = 1.0
+    decay: PositiveFloat = field(1.0, used_if="decay_at")
     """Factor of alpha at each of decay_at."""
-    decay_at: tuple[PositiveInt, ...] = ()
+    decay_at: tuple[PositiveInt, ...] = field((), used_if={"decay": other_than(1)})
     """Rounds, of `merges` merges each, after which alpha is multiplied by decay; the paper: 0.5
     after 800 merges.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        why = f"staleness = {self.staleness!r} does not use it"
-        if self.staleness != "hinge":
-            found["algorithm.b"] = why
-        if self.staleness == "const":
-            found["algorithm.a"] = why
-        if not self.decay_at:
-            found["algorithm.decay"] = "decay_at is empty"
-        if self.decay == 1:
-            found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
-        return found
 
     def init(self, fed: Federation) -> Params:
         if self.decay_at:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share
+from hpcfed.algorithms.base import Guide, Share, field, other_than
 from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work, train
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
@@ -99,23 +99,21 @@ class FedBuff(EventBased):
     """Momentum of the server's steps, as in FLSim."""
     staleness: Literal["const", "poly"] = "poly"
     """How the weight of an update falls with its staleness s: not at all, or as (s + 1)^-a."""
-    a: NonNegativeFloat = 0.5
+    a: NonNegativeFloat = field(0.5, used_if={"staleness": other_than("const")})
     """Poly: a, how fast the weight falls."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not use it"
+        reasons = super().refuses(job)
         edges = job.edges.number or 1
         merges = job.rounds * (self.merges or job.cohort_size) // edges
         if self.K > merges:
             where = f" at each of {edges} edges" if edges > 1 else ""
-            found["job"] = (
+            reasons["job"] = (
                 f"needs at least algorithm.K = {self.K} merges for a new model, but the job's "
                 f"{job.rounds} rounds have {merges}{where}; set a smaller algorithm.K, or more "
                 f"rounds"
             )
-        return found
+        return reasons
 
     @property
     def coordinator(self) -> Buffer:

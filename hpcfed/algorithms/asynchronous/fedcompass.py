@@ -34,7 +34,7 @@ from annotated_types import Ge
 from pydantic import NonNegativeFloat, PositiveInt
 
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share
+from hpcfed.algorithms.base import Guide, Share, field, other_than
 from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
 from hpcfed.core.params import Params
 
@@ -232,7 +232,7 @@ class FedCompass(EventBased):
     """Total weight of all clients' models in a new model."""
     staleness: Literal["const", "poly"] = "poly"
     """How the weight of a model falls with its staleness s: not at all, or as (s + 1)^-a."""
-    a: NonNegativeFloat = 0.5
+    a: NonNegativeFloat = field(0.5, used_if={"staleness": other_than("const")})
     """Poly: a, how fast the weight falls."""
     min_steps: PositiveInt = 20
     """Fewest steps with which a client joins a group."""
@@ -242,18 +242,18 @@ class FedCompass(EventBased):
     """Weight of the newest measurement in a client's seconds per step."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.staleness == "const":
-            found["algorithm.a"] = "staleness = 'const' does not use it"
+        reasons = super().refuses(job)
         steps = job.local.steps
         if steps is None:
-            found["job"] = "needs jobs counted in steps; set local.steps to the most steps of a job"
+            reasons["job"] = (
+                "needs jobs counted in steps; set local.steps to the most steps of a job"
+            )
         elif steps < self.min_steps:
-            found["job"] = (
+            reasons["job"] = (
                 f"needs algorithm.min_steps = {self.min_steps} of at most local.steps = {steps}; "
                 f"lower algorithm.min_steps"
             )
-        return found
+        return reasons
 
     @property
     def coordinator(self) -> Compass:

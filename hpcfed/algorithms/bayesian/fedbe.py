@@ -22,7 +22,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, field, other_than
 from hpcfed.algorithms.bayesian import posterior
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
@@ -46,53 +46,38 @@ class FedBE(RoundBased):
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
 
-    posterior: Literal["gaussian", "dirichlet", "directions"] = "gaussian"
+    posterior: Literal["gaussian", "dirichlet", "directions"] = field("gaussian", used_if="samples")
     """Models are drawn from a Gaussian of each value, as mixtures of the clients' models with
     Dirichlet weights, or from the Gaussian of the authors' code.
     """
-    samples: NonNegativeInt = 10
+    samples: NonNegativeInt = field(10, used_if="server_epochs")
     """Number of models that are drawn in a round."""
-    std_scale: NonNegativeFloat = 1.0
+    std_scale: NonNegativeFloat = field(1.0, used_if={"posterior": other_than("dirichlet")})
     """Factor of the Gaussian's standard deviation; 0: all drawn models are its mean."""
-    alpha: PositiveFloat = 1.0
+    alpha: PositiveFloat = field(1.0, used_if={"posterior": "dirichlet"})
     """Dirichlet: concentration of the weights."""
-    sharpen: PositiveFloat = 0.5
+    sharpen: PositiveFloat = field(0.5, used_if="server_epochs")
     """Temperature of the teachers' mean prediction p: p^(1 / sharpen), normalised; 1: p itself."""
     server_epochs: NonNegativeInt = 20
     """Passes of the server over the public data."""
-    server_lr: PositiveFloat = 1e-3
+    server_lr: PositiveFloat = field(1e-3, used_if="server_epochs")
     """Learning rate of the server."""
-    server_momentum: Share = 0.9
+    server_momentum: Share = field(0.9, used_if="server_epochs")
     """Momentum of the server's SGD."""
-    server_batch: PositiveInt = 128
+    server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Public examples in one step of the server."""
-    swa_start: NonNegativeInt = 500
+    swa_start: NonNegativeInt = field(500, used_if="swa_every")
     """Steps before the first model that counts in the SWA average."""
-    swa_every: NonNegativeInt = 25
+    swa_every: NonNegativeInt = field(25, used_if="server_epochs")
     """Steps between the models of the SWA average; 0, or too few steps: the last model is taken."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if not self.server_epochs:
-            names = {"posterior", "samples", "std_scale", "alpha", "sharpen", "server_lr"}
-            names |= {"server_momentum", "server_batch", "swa_start", "swa_every"}
-            return found | {
-                f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names
-            }
-        if not self.samples:
-            why = "samples = 0: no model is drawn"
-            found |= {f"algorithm.{name}": why for name in ("posterior", "std_scale", "alpha")}
-        elif self.posterior == "dirichlet":
-            found["algorithm.std_scale"] = "posterior = 'dirichlet' has no variance"
-        else:
-            found["algorithm.alpha"] = f"posterior = {self.posterior!r} draws no mixtures"
+        reasons = super().refuses(job)
         steps = self.server_epochs * math.ceil(job.data.public / self.server_batch)
-        if not self.swa_every:
-            found["algorithm.swa_start"] = "swa_every = 0: there is no SWA average"
-        elif steps < self.swa_start + self.swa_every:
+        if self.server_epochs and self.swa_every and steps < self.swa_start + self.swa_every:
             why = f"the server takes {steps} steps, too few for a SWA average"
-            found |= {"algorithm.swa_start": why, "algorithm.swa_every": why}
-        return found
+            reasons |= {"algorithm.swa_start": why, "algorithm.swa_every": why}
+        return reasons
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))

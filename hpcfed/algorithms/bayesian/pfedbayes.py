@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, field
 from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -34,7 +34,6 @@ from hpcfed.training.optimisers import Optimiser, keep_moments
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -53,15 +52,15 @@ class PFedBayes(RoundBased):
 
     keeps_weights: ClassVar[bool | None] = True
 
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="beta")
     """Weight of a client in the mean: its number of training examples, or 1."""
     zeta: NonNegativeFloat = 10.0
     """Weight of the divergence between personal and common distribution; 0: they are independent,
     and the common one never moves.
     """
-    divisor: NonNegativeInt = 0
+    divisor: NonNegativeInt = field(0, used_if="zeta")
     """Number that zeta is divided by; 0: the client's number of training examples, n."""
-    rho: float = -3.0
+    rho: float = field(-3.0, used_if=("eps_std", "zeta"))
     """Initial value of all rho: standard deviations of softplus(rho), 0.05 for -3."""
     eps_std: NonNegativeFloat = 1.0
     """Standard deviation of the noise with which weights are drawn; 0: they are the means."""
@@ -69,21 +68,13 @@ class PFedBayes(RoundBased):
     """Steps of the personal distribution on each batch, before one step of the copy of the common
     one.
     """
-    beta: Share = 1.0
+    beta: Share = field(1.0, used_if="zeta")
     """The server's step from its old distribution to the mean; 1 is the mean itself."""
 
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.inner_steps == 1:
-            found |= single_step(job)
-        if not self.eps_std and not self.zeta:
-            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: standard deviations are not used"
-        if not self.zeta:
-            why = "zeta = 0: the common distribution never moves"
-            found |= {f"algorithm.{name}": why for name in ("weighting", "beta", "divisor")}
-        elif not self.beta:
-            found["algorithm.weighting"] = "beta = 0: the server's distribution never moves"
-        return found
+    @property
+    def trains_once(self) -> bool:
+        """Whether a personal distribution takes one step per batch."""
+        return self.inner_steps == 1
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes,) * 2

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Guide, Share, single_step, warn_of_short_run
+from hpcfed.algorithms.base import Guide, Share, at_most, below, field, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Mean, Params
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
-OPTIONS = ("after", "every", "min_size", "rule", "eps1", "eps2", "gamma", "linkage", "scope")
+# clusters are split
+SPLITS = {"after": below("rounds"), "min_size": at_most("clients")}
 
 
 class CFL(Centred):
@@ -53,29 +54,29 @@ class CFL(Centred):
 
     keeps_weights: ClassVar[bool | None] = False
 
-    rule: Literal["norms", "gap"] = "norms"
+    rule: Literal["norms", "gap"] = field("norms", used_if=SPLITS)
     """A cluster is split by the lengths of its updates, or where similarities across the split are
     small.
     """
-    eps1: NonNegativeFloat = 0.4
+    eps1: NonNegativeFloat = field(0.4, used_if={**SPLITS, "rule": "norms"})
     """norms: a cluster is split only if its mean update is shorter than this."""
-    eps2: NonNegativeFloat = 1.6
+    eps2: NonNegativeFloat = field(1.6, used_if={**SPLITS, "rule": "norms"})
     """norms: a cluster is split only if the update of one of its clients is longer than this."""
-    gamma: Share = 0.5
+    gamma: Share = field(0.5, used_if={**SPLITS, "rule": "gap"})
     """gap: least sqrt((1 - s) / 2), where s is the largest similarity across the split; neither
     source gives a value.
     """
-    linkage: Literal["complete", "average"] = "complete"
+    linkage: Literal["complete", "average"] = field("complete", used_if=SPLITS)
     """Similarity of two groups when they are joined: that of their least similar pair, or the
     average.
     """
-    scope: Literal["all", "head"] = "all"
+    scope: Literal["all", "head"] = field("all", used_if=SPLITS)
     """Updates are compared in all parameters, or in the last layer's weight matrix alone."""
-    after: NonNegativeInt = 20
+    after: NonNegativeInt = field(20, used_if=SPLITS)
     """Rounds before the first in which a cluster may be split."""
-    every: PositiveInt = 1
+    every: PositiveInt = field(1, used_if=SPLITS)
     """Rounds from one in which clusters may be split to the next."""
-    min_size: Annotated[int, Field(ge=2)] = 3
+    min_size: Annotated[int, Field(ge=2)] = field(3, used_if=SPLITS)
     """Clusters of fewer clients are not split."""
 
     @property
@@ -84,20 +85,12 @@ class CFL(Centred):
         return self.scope == "head"
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        idle = ("gamma",) if self.rule == "norms" else ("eps1", "eps2")
-        found |= {f"algorithm.{name}": f"rule = {self.rule!r} does not use it" for name in idle}
-        if self.after >= job.rounds:
-            why = f"after = {self.after}, and there are {job.rounds} rounds: no cluster is split"
-            found |= {f"algorithm.{name}": why for name in OPTIONS}
-        elif self.min_size > job.clients:
-            why = f"min_size = {self.min_size}, and there are {job.clients} clients"
-            found |= {f"algorithm.{name}": f"{why}: no cluster is split" for name in OPTIONS}
-        elif self.after + self.every >= job.rounds:
-            found["algorithm.every"] = (
+        reasons = super().refuses(job)
+        if self.after < job.rounds <= self.after + self.every:
+            reasons["algorithm.every"] = (
                 f"after = {self.after}, and there are {job.rounds} rounds: clusters are tested once"
             )
-        return found
+        return reasons
 
     def init(self, fed: Federation) -> State:
         warn_of_short_run(fed, "after", "no cluster is split")

@@ -12,7 +12,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.base import above, field
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Params
@@ -20,7 +20,6 @@ from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -36,12 +35,12 @@ class EM(Centred):
     """Weight of a client in its centre: its number of training examples, or 1."""
     clusters: PositiveInt = 3
     """Number of centres, M."""
-    scope: Literal["all", "head"] = "all"
+    scope: Literal["all", "head"] = field("all", used_if={"clusters": above(1)})
     """Distances are over all parameters, or over the last layer's weight matrix alone."""
-    start: Literal["k-means++", "clients"] = "k-means++"
+    start: Literal["k-means++", "clients"] = field("k-means++", used_if={"clusters": above(1)})
     """First centres: models of clients that are far from one another, or of any different clients.
     """
-    empty: Literal["keep", "farthest"] = "keep"
+    empty: Literal["keep", "farthest"] = field("keep", used_if={"clusters": above(1)})
     """A centre without clients stays as it is, or moves to the client that is farthest from its own
     centre.
     """
@@ -52,13 +51,6 @@ class EM(Centred):
     def reads_head(self) -> bool:
         """Whether clusters are found by the head."""
         return self.scope == "head"
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.clusters == 1:
-            why = "there is one centre"
-            found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
-        return found
 
     def init(self, fed: Federation) -> State:
         centres = clusters.stack([fed.initial()] * self.clusters)

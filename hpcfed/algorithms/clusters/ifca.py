@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
-from hpcfed.algorithms.base import Guide, RoundBased, one_gradient, single_step
+from hpcfed.algorithms.base import (
+    PLAIN_GRADIENT,
+    Guide,
+    RoundBased,
+    Unused,
+    above,
+    field,
+    other_than,
+    unless,
+)
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -24,7 +33,6 @@ from hpcfed.training.local import gradient, learning_rate
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -46,16 +54,19 @@ class IFCA(RoundBased):
     """Clients train locally and send models, or take one step of local.lr down the gradient over
     all their examples.
     """
-    share_body: bool = False
+    share_body: bool = field(False, used_if={"clusters": above(1)})
     """Clusters differ in their heads alone; one common body is averaged over all clients."""
-    start: Literal["random", "perturbed"] = "random"
+    start: Literal["random", "perturbed"] = field("random", used_if={"clusters": above(1)})
     """Models start from different random weights, or all but the first start from the first one
     plus noise.
     """
-    sigma: NonNegativeFloat = 0.01
+    sigma: NonNegativeFloat = field(0.01, used_if={"start": other_than("random")})
     """Perturbed: standard deviation of the noise."""
 
     keeps_weights: ClassVar[bool | None] = False
+    unused: ClassVar[Unused] = {
+        name: unless({"averaging": "models"}, why) for name, why in PLAIN_GRADIENT.items()
+    }
 
     @property
     def local_defaults(self) -> dict[str, Any]:
@@ -65,16 +76,6 @@ class IFCA(RoundBased):
     def reads_head(self) -> bool:
         """Whether only heads differ between clusters."""
         return self.share_body
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        models = self.averaging == "models"
-        found = super().refuses(job) | (single_step if models else one_gradient)(job)
-        if self.start == "random" or self.clusters == 1:
-            found["algorithm.sigma"] = "no model starts from another one plus noise"
-        if self.clusters == 1:
-            why = "there is one cluster"
-            found |= {"algorithm.start": why, "algorithm.share_body": why}
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)

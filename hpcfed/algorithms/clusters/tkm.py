@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Guide, single_step
+from hpcfed.algorithms.base import Guide, Unused, above, field
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core import rng
@@ -26,7 +26,6 @@ from hpcfed.core.params import Params
 from hpcfed.training.server import parameters
 
 if TYPE_CHECKING:
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -44,29 +43,22 @@ class TKM(Centred):
     )
 
     gathers_uploads: ClassVar[bool] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "a robust centre gives all clients equal weights",
+    }
 
     clusters: PositiveInt = 3
     """Number of clusters, M."""
     estimator: Literal["trimmed", "median"] = "trimmed"
     """A centre is the coordinate-wise trimmed mean of its clients' models, or their median."""
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.05
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(0.05, used_if={"estimator": "trimmed"})
     """Share of the smallest and of the largest values that the trimmed mean leaves out."""
-    iterations: PositiveInt = 8
+    iterations: PositiveInt = field(8, used_if={"clusters": above(1)})
     """Iterations of K-means in each round until all clients have trained."""
-    later: NonNegativeInt = 0
+    later: NonNegativeInt = field(0, used_if={"clusters": above(1)})
     """Iterations in each later round; 0: clusters are fixed, and their centres follow their
     clients.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "a robust centre gives all clients equal weights"
-        if self.estimator == "median":
-            found["algorithm.trim"] = "estimator = 'median' does not trim"
-        if self.clusters == 1:
-            why = "there is one cluster"
-            found |= {"algorithm.iterations": why, "algorithm.later": why}
-        return found
 
     def init(self, fed: Federation) -> State:
         centres = clusters.stack([fed.initial()] * self.clusters)

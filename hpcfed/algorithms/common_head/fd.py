@@ -24,7 +24,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, above, field
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, logits
@@ -57,33 +57,26 @@ class FD(RoundBased):
 
     accepts: ClassVar[str] = "any models"
 
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="gamma")
     """Weight of a client in the mean of a class: 1, or its number of examples of the class."""
-    gamma: NonNegativeFloat = 1.0
+    gamma: NonNegativeFloat = field(1.0, used_if={"clients": above(1)})
     """Weight of the distance to the other clients' mean output; 0 is local training."""
-    distance: Literal["kl", "mse"] = "kl"
+    distance: Literal["kl", "mse"] = field("kl", used_if="gamma")
     """Distance to the others' mean output: KL divergence, or squared difference of probabilities.
     """
-    outputs: Literal["during", "after"] = "during"
+    outputs: Literal["during", "after"] = field("during", used_if="gamma")
     """Outputs are averaged over all local steps, as in the paper, or over all examples after these
     steps.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
+        reasons = super().refuses(job)
         if self.outputs == "during" and job.local.steps:
-            found["job"] = (
+            reasons["job"] = (
                 "needs whole epochs to see all classes of a client; set local.epochs instead of "
                 "steps, or algorithm.outputs = 'after'"
             )
-        if job.clients == 1:
-            why = "there is one client, which has no others to learn from"
-            idle = ("gamma", "distance", "outputs", "weighting")
-            found |= {f"algorithm.{name}": why for name in idle}
-        elif not self.gamma:
-            names = ("distance", "outputs", "weighting")
-            found |= {f"algorithm.{name}": "gamma = 0: nothing is learnt" for name in names}
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return False

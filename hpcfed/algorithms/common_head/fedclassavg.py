@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
 from hpcfed.core.params import Params
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -44,27 +43,30 @@ class FedClassAvg(RoundBased):
     )
 
     edges: ClassVar[str] = "sums"
+    unused: ClassVar[Unused] = {
+        "weighting": unless("averaging"),
+    }
 
-    share: Literal["head", "all"] = "head"
+    share: Literal["head", "all"] = field("head", used_if="averaging")
     """Exchange the classifier only, or all weights ("+weight", one architecture)."""
     averaging: bool = True
     """CA: exchange and average; if false, clients train alone and the proximal term has no anchor.
     """
-    rho: NonNegativeFloat = 0.1
+    rho: NonNegativeFloat = field(0.1, used_if="averaging")
     """PR: weight of the proximal term on the classifier; 0 switches it off."""
-    prox: Literal["norm", "squared", "mse"] = "norm"
+    prox: Literal["norm", "squared", "mse"] = field("norm", used_if="rho")
     """Proximal term: the distance (eq. 5), half its square, or half the sum of mean squares
     (authors' code).
     """
     contrastive: bool = True
     """CL: two augmented views and the supervised contrastive loss."""
-    tau: PositiveFloat = 0.07
+    tau: PositiveFloat = field(0.07, used_if="contrastive")
     """Temperature of the contrastive loss."""
-    tau_base: PositiveFloat | None = None
+    tau_base: PositiveFloat | None = field(None, used_if="contrastive")
     """The contrastive loss is multiplied by tau / tau_base; none: by 1."""
-    normalise: bool = True
+    normalise: bool = field(True, used_if="contrastive")
     """Scale representations to length 1 in the contrastive loss."""
-    pretrain_epochs: NonNegativeInt = 0
+    pretrain_epochs: NonNegativeInt = field(0, used_if=({"averaging": False}, {"share": "head"}))
     """Epochs that every client trains alone before the first round; without effect where all
     weights are shared.
     """
@@ -79,21 +81,10 @@ class FedClassAvg(RoundBased):
     def views(self) -> int:
         return 2 if self.contrastive else 1
 
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.pretrain_epochs or self.share == "all":  # otherwise that phase has more steps
-            found |= single_step(job)
-        if not self.averaging:
-            why = "averaging is false, nothing is received"
-            found |= {f"algorithm.{name}": why for name in ("share", "rho", "weighting")}
-        if not (self.averaging and self.rho):
-            found["algorithm.prox"] = "there is no proximal term"
-        if not self.contrastive:
-            names = ("tau", "tau_base", "normalise")
-            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
-        if self.averaging and self.share == "all":
-            found["algorithm.pretrain_epochs"] = "share = 'all' replaces what is trained before"
-        return found
+    @property
+    def trains_once(self) -> bool:
+        """Whether the head is not trained alone beforehand."""
+        return not self.pretrain_epochs or self.share == "all"
 
     def shared(self, name: str) -> bool:
         return self.averaging and (self.share == "all" or name.startswith("head."))

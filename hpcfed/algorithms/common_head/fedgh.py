@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, represent
@@ -27,7 +27,6 @@ from hpcfed.training.server import fit
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -45,21 +44,16 @@ class FedGH(RoundBased):
 
     gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "a common head"
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged over clients",
+    }
 
     server_epochs: NonNegativeInt = 100
     """Passes of the server over the class means of a round."""
-    server_lr: PositiveFloat = 0.01
+    server_lr: PositiveFloat = field(0.01, used_if="server_epochs")
     """Learning rate of the server."""
-    server_batch: PositiveInt = 10
+    server_batch: PositiveInt = field(10, used_if="server_epochs")
     """Class means in one step of the server."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "nothing is averaged over clients"
-        if not self.server_epochs:
-            why = "server_epochs = 0: the header is not trained"
-            found |= {"algorithm.server_lr": why, "algorithm.server_batch": why}
-        return found
 
     def shared(self, name: str) -> bool:
         return name.startswith("head.")

@@ -24,7 +24,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, other_than, unless
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, represent
@@ -55,6 +55,9 @@ class FedProto(RoundBased):
     edges: ClassVar[str] = ""  # the sum of several clients' class means has more rows than each
     accepts: ClassVar[str] = "a common head"
     per: ClassVar[str] = "row"
+    unused: ClassVar[Unused] = {
+        "weighting": unless(("lam", {"inference": other_than("head")})),
+    }
 
     lam: NonNegativeFloat = 1.0
     """Weight of the distance of representations to their class's prototype; 0 is local training."""
@@ -64,20 +67,19 @@ class FedProto(RoundBased):
     """
     inference: Literal["prototype", "head"] = "prototype"
     """Predict the class of the nearest prototype, or with the client's own head."""
-    prototypes: Literal["after", "during"] = "after"
+    prototypes: Literal["after", "during"] = field(
+        "after", used_if=("lam", {"inference": other_than("head")})
+    )
     """Class means are computed over all examples after local training, or batch by batch during it.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if not self.lam and self.inference == "head":
-            why = "lam = 0 with inference = 'head' uses no prototypes"
-            found |= {"algorithm.prototypes": why, "algorithm.weighting": why}
+        reasons = super().refuses(job)
         if self.prototypes == "during" and job.local.steps:
-            found["job"] = (
+            reasons["job"] = (
                 "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
             )
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return False

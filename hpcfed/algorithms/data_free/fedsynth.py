@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -44,7 +44,6 @@ from hpcfed.training.server import call, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 # x [n, *shape], labels [n, C], norm [], statistics by name, and in a client's message how well its
@@ -86,9 +85,6 @@ class FedSynth(RoundBased):
     """Steps of Adam in each pass."""
     examples_lr: PositiveFloat = 0.1
     """Learning rate of examples and labels, by Adam."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | single_step(job)
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         whole, trained = fed.shapes(k=k), fed.store.layout(fed.architectures[k]).params

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, score_server
 from hpcfed.algorithms.data_free.generators import Generator, check_finite
 from hpcfed.core import rng
 from hpcfed.core.params import Params
@@ -71,6 +71,9 @@ class FedZKT(RoundBased):
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("server",)
     keeps_weights: ClassVar[bool | None] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "all models of the ensemble have equal weights",
+    }
 
     mu: NonNegativeFloat = 0.01
     """Weight of the squared distance to the received weights in a client's loss."""
@@ -78,31 +81,23 @@ class FedZKT(RoundBased):
     """Steps of the generator in a round; the server's model takes as many."""
     distil_steps: NonNegativeInt = 50
     """Steps in which the server's model teaches each client's model."""
-    server_lr: PositiveFloat = 0.01
+    server_lr: PositiveFloat = field(0.01, used_if=("server_steps", "distil_steps"))
     """Learning rate of the server's model and of the clients' models that it teaches, by plain SGD.
     """
-    generator_lr: PositiveFloat = 1e-3
+    generator_lr: PositiveFloat = field(1e-3, used_if="server_steps")
     """Learning rate of the generator, by Adam."""
-    server_batch: PositiveInt = 256
+    server_batch: PositiveInt = field(256, used_if=("server_steps", "distil_steps"))
     """Generated examples in one step of the server; normalisation needs more than one."""
-    noise: PositiveInt = 100
+    noise: PositiveInt = field(100, used_if=("server_steps", "distil_steps"))
     """Number of noise values from which the generator makes an example."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        found["algorithm.weighting"] = "all models of the ensemble have equal weights"
-        if not self.server_steps:
-            why = "server_steps = 0: the generator is not trained"
-            found["algorithm.generator_lr"] = why
-        if not self.server_steps and not self.distil_steps:
-            why = "server_steps = distil_steps = 0: the server learns nothing"
-            names = ("server_lr", "server_batch", "noise")
-            found |= {f"algorithm.{name}": why for name in names}
+        reasons = super().refuses(job)
         if self.server_batch == 1:
-            found["job"] = (
+            reasons["job"] = (
                 "needs two made examples in a step, but has one; set algorithm.server_batch = 2"
             )
-        return found
+        return reasons
 
     def init(self, fed: Federation) -> State:
         generator = Generator(fed, self.noise).initial()

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step, warn_of_short_run
+from hpcfed.algorithms.base import Guide, RoundBased, field, warn_of_short_run
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.algorithms.data_free.inversion import Inversion
 from hpcfed.clients.client import Extended, Shard
@@ -42,7 +42,6 @@ from hpcfed.training.server import call, fit, parameters
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 Made = tuple[Tensor, Tensor]  # examples as models take them, [n, *shape], and their classes, [n]
@@ -60,58 +59,39 @@ class ZeroShot(RoundBased):
         won="fairness over clients without public data",
     )
 
-    at: Literal["clients", "server"] = "clients"
+    at: Literal["clients", "server"] = field("clients", used_if="samples")
     """Where examples are made: at the clients (Fed-ZDAC), or at the server (Fed-ZDAS)."""
     samples: NonNegativeInt = 20
     """Synthetic examples per class: at a client the most that it adds of each class, at the server
     the number from each model.
     """
-    after: NonNegativeInt = 1
+    after: NonNegativeInt = field(1, used_if="samples")
     """Rounds before the first examples are made."""
-    by: Literal["examples", "generator"] = "examples"
+    by: Literal["examples", "generator"] = field("examples", used_if="samples")
     """What is optimised: the values of the examples, or a generator that makes them from noise."""
-    steps: PositiveInt = 100
+    steps: PositiveInt = field(100, used_if="samples")
     """Steps of optimisation of the examples."""
-    examples_lr: PositiveFloat = 0.1
+    examples_lr: PositiveFloat = field(0.1, used_if={"by": "examples"})
     """Learning rate of the examples, by Adam."""
-    generator_lr: PositiveFloat = 1e-3
+    generator_lr: PositiveFloat = field(1e-3, used_if={"by": "generator"})
     """Learning rate of the generator, by Adam."""
-    noise: PositiveInt = 100
+    noise: PositiveInt = field(100, used_if={"by": "generator"})
     """Number of noise values from which the generator makes an example."""
-    moments: NonNegativeFloat = 0.1
+    moments: NonNegativeFloat = field(0.1, used_if="samples")
     """lam, weight of the distance to the stored statistics; it has no effect on models without
     them.
     """
-    prior: NonNegativeFloat = 1e-3
+    prior: NonNegativeFloat = field(1e-3, used_if="samples")
     """Weight of the mean square of the examples' normalised values."""
-    source: Literal["each", "mean"] = "each"
+    source: Literal["each", "mean"] = field("each", used_if={"at": "server"})
     """The server makes examples from each uploaded model, or from their mean, then of all classes.
     """
-    server_epochs: PositiveInt = 1
+    server_epochs: PositiveInt = field(1, used_if={"at": "server"})
     """Epochs of the server over the synthetic examples of a round."""
-    server_lr: PositiveFloat = 0.01
+    server_lr: PositiveFloat = field(0.01, used_if={"at": "server"})
     """Learning rate of the server, by plain SGD."""
-    server_batch: PositiveInt = 64
+    server_batch: PositiveInt = field(64, used_if={"at": "server"})
     """Synthetic examples in one step of the server."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.by == "generator":
-            found["algorithm.examples_lr"] = "by = 'generator': the examples are not changed"
-        else:
-            why = "by = 'examples': there is no generator"
-            found |= {f"algorithm.{name}": why for name in ("generator_lr", "noise")}
-        if self.at == "clients":
-            why = "at = 'clients': the server only averages"
-            names = ("source", "server_epochs", "server_lr", "server_batch")
-            found |= {f"algorithm.{name}": why for name in names}
-        if not self.samples:
-            why = "samples = 0: no example is made"
-            others = (
-                n for n in type(self).model_fields if n not in ("name", "weighting", "samples")
-            )
-            found |= {f"algorithm.{name}": why for name in others}
-        return found
 
     @property
     def tells_classes(self) -> bool:

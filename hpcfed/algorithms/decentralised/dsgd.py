@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, Unused
 from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -41,6 +40,9 @@ class DSGD(Peers, RoundBased):
     )
 
     gathers_uploads: ClassVar[bool] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "averages are weighted by links",
+    }
 
     weights: Literal["metropolis", "uniform"] = "metropolis"
     """Weights of neighbours; uniform is doubly stochastic only where all clients have equally many.
@@ -49,9 +51,6 @@ class DSGD(Peers, RoundBased):
     """The local step is computed at the old model, or at the averaged one, or models are averaged
     after it.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | {"algorithm.weighting": "averages are weighted by links"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes

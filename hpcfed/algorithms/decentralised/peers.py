@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Share, single_step
+from hpcfed.algorithms.base import Share, field
 from hpcfed.algorithms.decentralised.topology import Topology, graph
 from hpcfed.config.sections import Section
 from hpcfed.core.params import Mean, Params
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -31,27 +30,17 @@ class Peers(Section):
 
     topology: Topology = "ring"
     """Graph that defines the neighbours."""
-    cliques: PositiveInt = 3
+    cliques: PositiveInt = field(3, used_if={"topology": "clique-ring"})
     """Clique-ring: number of cliques."""
-    density: Share = 0.3
+    density: Share = field(0.3, used_if={"topology": "erdos-renyi"})
     """Erdos-renyi: probability of each link."""
     i1: NonNegativeInt = 0
     """Consecutive local steps."""
-    i2: PositiveInt = 1
+    i2: PositiveInt = field(1, used_if="i1")
     """Steps with averaging after the local ones."""
 
     keeps_weights: ClassVar[bool | None] = True
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)  # type: ignore[misc]  # a method's
-        if self.topology != "clique-ring":
-            found["algorithm.cliques"] = f"topology = {self.topology!r} has none"
-        if self.topology != "erdos-renyi":
-            found["algorithm.density"] = f"the links of topology = {self.topology!r} are given"
-        if not self.i1:
-            found["algorithm.i2"] = "i1 = 0: every step is one with averaging"
-        return found
 
     def averages(self, number: int) -> bool:
         """Return whether the step of this number, from 0, is one with averaging."""

@@ -24,7 +24,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
@@ -53,6 +53,9 @@ class State:
     clients: Tensor
 
 
+PLAIN = "clients take plain steps with the learned rates"
+
+
 class ARUBA(RoundBased):
     """FedAvg with learned local learning rates; learn = false is FedAvg, bit for bit."""
 
@@ -66,38 +69,31 @@ class ARUBA(RoundBased):
 
     learn: bool = True
     """Learn the rates; otherwise they stay at local.lr, and clients send only models."""
-    scope: Literal["weight", "all"] = "weight"
+    scope: Literal["weight", "all"] = field("weight", used_if="learn")
     """What has its own rate: each weight, or all weights together (isotropic)."""
-    zeta: PositiveFloat = 1.0
+    zeta: PositiveFloat = field(1.0, used_if="learn")
     """Initial size of the sums: the larger, the more slowly rates change from local.lr."""
-    p: NonNegativeFloat = 1.0
+    p: NonNegativeFloat = field(1.0, used_if="learn")
     """How fast the constant that is added to the sums for each client falls."""
-    final_epochs: NonNegativeInt = 0
+    final_epochs: NonNegativeInt = field(0, used_if={"learn": True, "adapt.how": "none"})
     """ARUBA++: epochs in which all clients personalise the model after the last round."""
-    c: NonNegativeFloat = 0.0
+    c: NonNegativeFloat = field(0.0, used_if="final_epochs")
     """ARUBA++: weight of a client's own squared gradients; 0: learned rates stay as they are."""
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+    unused: ClassVar[Unused] = {
+        "local.momentum": unless({"learn": False}, PLAIN),
+        "local.weight_decay": unless({"learn": False}, PLAIN),
+        "local.schedule": unless({"learn": False}, PLAIN),
+    }
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.learn:
-            why = "learn = false: rates are not learned"
-            idle = ("scope", "zeta", "p", "final_epochs", "c")
-            return found | {f"algorithm.{name}": why for name in idle}
-        if job.local.optimiser != "sgd":
-            found["job"] = (
+        reasons = super().refuses(job)
+        if self.learn and job.local.optimiser != "sgd":
+            reasons["job"] = (
                 "needs SGD, because it learns the rates of its steps; set local.optimiser = 'sgd'"
             )
-        names = ("momentum", "weight_decay", "keep_optimiser", "schedule", "milestones", "decay")
-        why = "clients take plain steps with the learned rates"
-        found |= {f"local.{name}": why for name in names}
-        if not self.final_epochs:
-            found["algorithm.c"] = "final_epochs = 0: no client personalises the model"
-        elif job.adapt.how != "none":
-            why = "[adapt] starts from the model that clients receive; leave one of the two out"
-            found |= {"algorithm.final_epochs": why, "algorithm.c": why}
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         rates = 4 if self.scope == "all" else fed.shapes(fed.trainable, k).nbytes

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -34,7 +34,6 @@ from hpcfed.training.server import fit
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -54,24 +53,16 @@ class CCVR(RoundBased):
 
     final_epochs: NonNegativeInt = 10
     """Epochs of the head over the virtual features, after the last round."""
-    final_samples: PositiveInt = 200
+    final_samples: PositiveInt = field(200, used_if="final_epochs")
     """Virtual features of each class, on average."""
-    final_balance: Literal["equal", "shares"] = "equal"
+    final_balance: Literal["equal", "shares"] = field("equal", used_if="final_epochs")
     """Every class gets equally many virtual features, or in proportion to its share of the clients'
     examples.
     """
-    final_lr: PositiveFloat = 0.01
+    final_lr: PositiveFloat = field(0.01, used_if="final_epochs")
     """Learning rate of the head, by plain SGD."""
-    final_batch: PositiveInt = 64
+    final_batch: PositiveInt = field(64, used_if="final_epochs")
     """Virtual features in one step of the head."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.final_epochs:
-            names = ("final_samples", "final_balance", "final_lr", "final_batch")
-            why = "final_epochs = 0: the head is not trained on"
-            found |= {f"algorithm.{name}": why for name in names}
-        return found
 
     def statistics(self, fed: Federation, client: Client) -> dict[str, Any]:
         """Return what a client sends: numbers of examples, means and covariances by class.

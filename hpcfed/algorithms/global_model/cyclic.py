@@ -16,14 +16,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -42,13 +41,12 @@ class Cyclic(RoundBased):
     gathers_uploads: ClassVar[bool] = True
     one_at_a_time: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged",
+    }
 
     order: Literal["reshuffled", "fixed"] = "reshuffled"
     """Order of the clients: a new one in each cycle, or by id."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        own = {"algorithm.weighting": "nothing is averaged"}
-        return super().refuses(job) | single_step(job) | own
 
     def visits(self, fed: Federation, t: int) -> list[int]:
         """Return the clients of round t in the order of their visits."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, above, field
 from hpcfed.algorithms.global_model.groups import class_groups, row_groups
 from hpcfed.core.params import Mean, Params, Per
 from hpcfed.federation.upload import Upload
@@ -29,7 +29,6 @@ from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -46,11 +45,11 @@ class Fed2(RoundBased):
 
     groups: PositiveInt = 4
     """G, number of groups of features; it divides all widths above the depth, and models.d."""
-    depth: PositiveInt = 1
+    depth: PositiveInt = field(1, used_if={"groups": above(1)})
     """Decoupling depth: number of convolutions and linear layers that are common; those above are
     in groups.
     """
-    pairing: Literal["classes", "none"] = "classes"
+    pairing: Literal["classes", "none"] = field("classes", used_if={"groups": above(1)})
     """Groups are averaged over the clients with examples of their classes, or over all clients."""
 
     @property
@@ -61,13 +60,6 @@ class Fed2(RoundBased):
     def paired(self) -> bool:
         """Whether a client may send only some of the groups."""
         return self.groups > 1 and self.pairing == "classes"
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.groups == 1:
-            why = "groups = 1: nothing is divided"
-            found |= {"algorithm.depth": why, "algorithm.pairing": why}
-        return found
 
     def rows(self, fed: Federation, k: int) -> dict[str, np.ndarray]:
         """Return the rows that client k sends, by name of a tensor in the divided part."""

@@ -22,7 +22,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, below, field
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -31,7 +31,6 @@ from hpcfed.training.losses import differences, proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -64,14 +63,8 @@ class FedDANE(RoundBased):
 
     mu: NonNegativeFloat = 0.0
     """Weight of the proximal term."""
-    sets: Literal["independent", "same"] = "independent"
+    sets: Literal["independent", "same"] = field("independent", used_if={"participation": below(1)})
     """Clients that train are drawn anew, or are those that sent gradients."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if job.participation == 1:
-            found["algorithm.sets"] = "participation = 1: both sets are all clients"
-        return found
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
         first, second = self.two_sets(fed, t)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
+from hpcfed.algorithms.base import Guide, RoundBased, Share, field
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -33,16 +32,10 @@ class FedDist(RoundBased):
         won="a baseline of FeSEM's tables",
     )
 
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="eps")
     """Weight of a client in the mean: 1, or its number of training examples (FedDist+WS)."""
     eps: Share = 0.6
     """Fraction of the way to the mean."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.eps:
-            found["algorithm.weighting"] = "eps = 0: the model never changes"
-        return found
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return mean if self.eps == 1 else (1 - self.eps) * state + self.eps * mean

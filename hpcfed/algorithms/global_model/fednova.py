@@ -23,7 +23,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.losses import proximal
@@ -83,14 +83,14 @@ class FedNova(RoundBased):
     """Weight of a proximal term in the local objective; 0: none."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
+        reasons = super().refuses(job)
         if job.local.optimiser != "sgd":
-            found["job"] = (
+            reasons["job"] = (
                 "needs SGD, because it counts how often gradients enter an update; set "
                 "local.optimiser = 'sgd'"
             )
         elif job.local.keep_optimiser and job.local.momentum:
-            found["job"] = (
+            reasons["job"] = (
                 "needs updates of a round's own gradients, but momentum is kept from the round "
                 "before; set local.keep_optimiser = false"
             )
@@ -99,13 +99,13 @@ class FedNova(RoundBased):
             seen = islice(counts(job.local.momentum, shrink), EXAMINED)
             step, least = min(enumerate(seen, 1), key=lambda pair: pair[1])
             if least < SMALL:
-                found["job"] = (
+                reasons["job"] = (
                     f"needs updates that gradients enter more than 0 times, but with algorithm.mu "
                     f"= {self.mu}, local.lr = {job.local.lr} and local.momentum = "
                     f"{job.local.momentum} it is {least:.3g} times after {step} steps; set a "
                     f"smaller mu"
                 )
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = fed.shapes(k=k).nbytes

@@ -17,12 +17,11 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
 from hpcfed.algorithms.global_model.moments import Decay, Rule, direction, second_moment
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -61,21 +60,14 @@ class FedOpt(RoundBased):
     """Step size of the server."""
     b1: Decay = 0.9
     """Decay of the first moment; 0: the change of this round alone."""
-    b2: Decay = 0.99
+    b2: Decay = field(0.99, used_if={"optimiser": other_than("adagrad")})
     """Adam and Yogi: decay of the second moment."""
     tau: NonNegativeFloat = 1e-3
     """Added to the root of the second moment: the smaller, the more adaptive."""
     start: Literal["tau", "zero"] = "tau"
     """Second moment before the first step: tau squared, or 0."""
-    bias_correction: bool = False
+    bias_correction: bool = field(False, used_if={"optimiser": other_than("adagrad")})
     """Adam and Yogi: correct the bias of the moments in the first steps."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.optimiser == "adagrad":
-            why = "Adagrad's second moment does not decay"
-            found |= {"algorithm.b2": why, "algorithm.bias_correction": why}
-        return found
 
     def init(self, fed: Federation) -> State:
         x = fed.initial()

@@ -24,7 +24,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class FedPAN(RoundBased):
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
-    encoding: Literal["add", "mul"] = "add"
+    encoding: Literal["add", "mul"] = field("add", used_if="amplitude")
     """Encodings are added to the outputs of layers, or scale them."""
     amplitude: NonNegativeFloat = 0.15
     """A, the largest value of an encoding; the authors' code has 0.05 for mul, 0.5 where
     frequency = 8.
     """
-    frequency: PositiveFloat = 1.0
+    frequency: PositiveFloat = field(1.0, used_if="amplitude")
     """T, number of waves over the units of a layer."""
 
     @property
@@ -62,13 +62,10 @@ class FedPAN(RoundBased):
         return (name_variant("pan", self.encoding, self.frequency, self.amplitude),)
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.amplitude:
-            why = "amplitude = 0: there are no encodings"
-            found |= {"algorithm.encoding": why, "algorithm.frequency": why}
+        reasons = super().refuses(job)
         if "logistic" in job.models.mix:
-            found["job"] = "needs hidden layers, but logistic has none; set models.mix = ['mlp']"
-        return found
+            reasons["job"] = "needs hidden layers, but logistic has none; set models.mix = ['mlp']"
+        return reasons
 
 
 def encode_positions(model: Model, kind: str, frequency: float, amplitude: float) -> Model:

@@ -27,7 +27,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share
 from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -37,7 +37,6 @@ from hpcfed.training.losses import inner_product, proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -64,9 +63,6 @@ class FedPD(RoundBased):
     """Probability that a round has no communication."""
     start: Literal["own", "anchor"] = "own"
     """Where local training starts: at the client's last model, or at its anchor."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | single_step(job)
 
     def communicates(self, fed: Federation, t: int) -> bool:
         """Return whether clients send at the end of round t; the draw is the same for all."""

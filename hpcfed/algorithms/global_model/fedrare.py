@@ -32,7 +32,14 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step, warn_of_short_run
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Share,
+    below,
+    field,
+    warn_of_short_run,
+)
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import class_sums, outputs
@@ -41,7 +48,6 @@ from hpcfed.training.losses import supcon, to_vectors
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 VECTORS = "vectors"  # name in the state: class vectors, [C, d], nan for classes not sent yet
@@ -68,33 +74,18 @@ class FedRare(RoundBased):
     """Cross-entropy weighs class c by its number of examples to the power of minus this."""
     intra: NonNegativeFloat = 1.0
     """Weight of the contrastive loss within a batch."""
-    inter: NonNegativeFloat = 2.0
+    inter: NonNegativeFloat = field(2.0, used_if=({"inter": 0}, {"inter_after": below("rounds")}))
     """Weight of the contrastive loss against the global vectors of the classes."""
-    inter_after: NonNegativeInt = 11
+    inter_after: NonNegativeInt = field(11, used_if="inter")
     """Rounds before the loss against the global vectors is used."""
-    tau: PositiveFloat = 0.07
+    tau: PositiveFloat = field(0.07, used_if=("intra", "inter"))
     """Temperature of both contrastive losses."""
-    confidence_tau: PositiveFloat = 1.0
+    confidence_tau: PositiveFloat = field(1.0, used_if="inter")
     """T, temperature of the clients' confidences, by which class vectors are weighted."""
-    rare_share: Share = 0.05
+    rare_share: Share = field(0.05, used_if="intra")
     """A class is rare if it has less than this share of all training examples."""
-    queue: PositiveInt = 10
+    queue: PositiveInt = field(10, used_if="intra")
     """Number of examples of each rare class from which a partner is taken."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if not self.intra and not self.inter:
-            found["algorithm.tau"] = "intra = inter = 0: nothing is contrasted"
-        if not self.inter:
-            why = "inter = 0: the vectors are not used"
-            found |= {f"algorithm.{name}": why for name in ("inter_after", "confidence_tau")}
-        elif self.inter_after >= job.rounds:
-            why = f"inter_after = {self.inter_after}: the job's {job.rounds} rounds end before"
-            found |= {f"algorithm.{name}": why for name in ("inter", "confidence_tau")}
-        if not self.intra:
-            why = "intra = 0: examples within a batch are not contrasted"
-            found |= {f"algorithm.{name}": why for name in ("rare_share", "queue")}
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         values = fed.shapes(k=k)

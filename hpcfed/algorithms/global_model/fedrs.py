@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Share, field, other_than
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -43,16 +42,10 @@ class FedRS(RoundBased):
 
     alpha: Share = 0.5
     """Factor of the logit of a class that the client does not have."""
-    form: Literal["binary", "graded"] = "binary"
+    form: Literal["binary", "graded"] = field("binary", used_if={"alpha": other_than(1)})
     """Scale only the logits of classes that the client does not have, or also those of rare ones,
     by their number of examples.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.alpha == 1:
-            found["algorithm.form"] = "alpha = 1: all factors are 1"
-        return found
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x) * state["scale"], y)

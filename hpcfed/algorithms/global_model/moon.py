@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -30,7 +30,6 @@ from hpcfed.training.losses import model_contrast
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -51,14 +50,8 @@ class MOON(RoundBased):
 
     mu: NonNegativeFloat = 1.0
     """Weight of the model-contrastive loss."""
-    tau: PositiveFloat = 0.5
+    tau: PositiveFloat = field(0.5, used_if="mu")
     """Temperature of the model-contrastive loss."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if not self.mu:
-            found["algorithm.tau"] = "mu = 0: there is no contrastive loss"
-        return found
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Any) -> Tensor:
         if isinstance(y, Tensor):

@@ -16,20 +16,28 @@ is the job's in both phases.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Share,
+    Unused,
+    below,
+    field,
+    unless,
+    warn_of_short_run,
+)
 from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -60,39 +68,33 @@ class Reptile(RoundBased):
         won="EMNIST-62: a start from which few steps adapt",
     )
 
+    unused: ClassVar[Unused] = {
+        "weighting": unless("first_rounds"),
+        "local.epochs": unless("first_rounds"),
+        "local.steps": unless("first_rounds"),
+    }
+    trains_once: ClassVar[bool] = False
+
     first_rounds: NonNegativeInt = 50
     """Number of rounds of FedAvg before those of Reptile."""
-    first_lr: PositiveFloat = 1.0
+    first_lr: PositiveFloat = field(1.0, used_if="first_rounds")
     """Step size of the server in the rounds of FedAvg."""
-    first_momentum: Share = 0.9
+    first_momentum: Share = field(0.9, used_if="first_rounds")
     """Momentum of the server in the rounds of FedAvg."""
-    inner_steps: PositiveInt = 5
+    inner_steps: PositiveInt = field(5, used_if={"first_rounds": below("rounds")})
     """Steps of a client in a round of Reptile (K of the paper)."""
-    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_optimiser: Literal["adam", "sgd"] = field(
+        "adam", used_if={"first_rounds": below("rounds")}
+    )
     """Optimiser of the server in the rounds of Reptile."""
-    server_lr: PositiveFloat = 0.01
+    server_lr: PositiveFloat = field(0.01, used_if={"first_rounds": below("rounds")})
     """Step size of the server in the rounds of Reptile."""
-    b1: Decay = 0.9
+    b1: Decay = field(0.9, used_if={"server_optimiser": "adam"})
     """Adam: decay of the first moment."""
-    b2: Decay = 0.999
+    b2: Decay = field(0.999, used_if={"server_optimiser": "adam"})
     """Adam: decay of the second moment."""
-    tau: PositiveFloat = 1e-3
+    tau: PositiveFloat = field(1e-3, used_if={"server_optimiser": "adam"})
     """Adam: added to the root of the second moment."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.first_rounds:
-            why = "first_rounds = 0: there are no rounds of FedAvg"
-            names = ("algorithm.first_lr", "algorithm.first_momentum", "algorithm.weighting")
-            found |= dict.fromkeys((*names, "local.epochs", "local.steps"), why)
-        if self.first_rounds >= job.rounds:
-            why = f"first_rounds = {self.first_rounds}: the job's {job.rounds} rounds end before"
-            later = ("inner_steps", "server_optimiser", "server_lr", "b1", "b2", "tau")
-            found |= {f"algorithm.{name}": why for name in later}
-        elif self.server_optimiser == "sgd":
-            why = "server_optimiser = 'sgd' has no moments"
-            found |= {f"algorithm.{name}": why for name in ("b1", "b2", "tau")}
-        return found
 
     def init(self, fed: Federation) -> State:
         warn_of_short_run(fed, "first_rounds", "there are no rounds of Reptile")

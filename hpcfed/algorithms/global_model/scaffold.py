@@ -63,13 +63,13 @@ class Scaffold(RoundBased):
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
+        reasons = super().refuses(job)
         if job.local.optimiser != "sgd" or job.local.momentum:
-            found["job"] = (
+            reasons["job"] = (
                 "needs plain SGD, because control variates are mean gradients; set "
                 "local.optimiser = 'sgd', momentum 0"
             )
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes

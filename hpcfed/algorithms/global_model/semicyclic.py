@@ -23,13 +23,12 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_common, warn_of_short_run
+from hpcfed.algorithms.base import Guide, RoundBased, above, field, score_common, warn_of_short_run
 from hpcfed.core import rng
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -64,21 +63,14 @@ class SemiCyclic(RoundBased):
 
     blocks: PositiveInt = 6
     """Number of blocks of a day, and of groups of clients."""
-    block_rounds: PositiveInt = 1
+    block_rounds: PositiveInt = field(1, used_if={"blocks": above(1)})
     """Number of rounds of a block."""
-    chain: Literal["common", "separate"] = "common"
+    chain: Literal["common", "separate"] = field("common", used_if={"blocks": above(1)})
     """One model runs through all blocks, or each block trains a model of its own."""
     predict: Literal["mean", "last", "common"] = "mean"
     """A client predicts with the mean of the models of its block, the last of these, or the current
     model.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.blocks == 1:
-            why = "there is one block"
-            found |= {"algorithm.block_rounds": why, "algorithm.chain": why}
-        return found
 
     def group(self, fed: Federation, k: int) -> int:
         """Return the block to which a client belongs."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import RoundBased, Unused, other_than, unless
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
@@ -23,7 +24,6 @@ from hpcfed.training.server import parameters, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 # what a client sends: under "model" tensors, under "counts" its number of examples of each class
@@ -41,7 +41,7 @@ class State:
 
     model: Params
     sizes: Tensor
-    orders: Params = field(default_factory=Params)
+    orders: Params = dataclasses.field(default_factory=Params)
 
 
 class Matched(RoundBased):
@@ -76,6 +76,10 @@ class Matched(RoundBased):
 
 class Widened(Matched):
     """A server whose layers have as many units as the beta process finds (`nonparametric`)."""
+
+    unused: ClassVar[Unused] = {
+        "weighting": unless({"estimate": other_than("map")}),
+    }
 
     estimate: Literal["map", "mean"] = "map"
     """A unit of the wide model is the posterior mean of the vectors matched to it, or their mean by
@@ -121,12 +125,6 @@ class Widened(Matched):
     def reads_head(self) -> bool:
         """Whether the last layer's weights count by classes."""
         return self.class_weights == "shares"
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.estimate == "map":
-            found["algorithm.weighting"] = "estimate = 'map': all clients weigh alike"
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         down, up = super().traffic(fed, k)

@@ -26,7 +26,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, single_step
+from hpcfed.algorithms.base import Guide
 from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.matching.matched import Matched
 from hpcfed.core.params import Mean, Params
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Units
 
@@ -61,9 +60,6 @@ class OTFusion(Matched):
     """
     regularise: NonNegativeFloat = 0.0
     """Weight of the plan's entropy, as a share of the mean cost; 0: exact."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | single_step(job)
 
     def init(self, fed: Federation) -> Params:
         self.units(fed)

@@ -33,7 +33,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
+from hpcfed.algorithms.base import Guide, RoundBased, Share, above, below, field, warn_of_short_run
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -43,12 +43,14 @@ from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
 
 NOISE = "noise"  # key in the loss's state; standard normal, [copies * n, width]
+
+
+SMALL = {"large": below("clients"), "warmup": below("rounds")}  # small clients train
 
 
 class FedCovid(RoundBased):
@@ -65,50 +67,36 @@ class FedCovid(RoundBased):
     )
 
     reads_head: ClassVar[bool] = True
+    trains_once: ClassVar[bool] = False
 
     weighting: Literal["log_samples", "samples", "uniform"] = "log_samples"  # type: ignore[assignment]
     """Weight of a client in the mean: the logarithm of its number of examples, that number, or
     1.
     """
-    positive: NonNegativeInt = 1
+    positive: NonNegativeInt = field(1, used_if=("lam_c", "lam_m"))
     """The class of the positives."""
-    copies: PositiveInt = 4
+    copies: PositiveInt = field(4, used_if=("lam_c", "lam_m"))
     """Copies of each positive example in a batch."""
-    noise: NonNegativeFloat = 0.2
+    noise: NonNegativeFloat = field(0.2, used_if=("lam_c", "lam_m"))
     """Standard deviation of what is added to a copy."""
     lam_c: NonNegativeFloat = 1.0
     """Weight of the cross-entropy of the copies."""
     lam_m: NonNegativeFloat = 1.0
     """Weight of the margin loss."""
-    margin: NonNegativeFloat = 0.2
+    margin: NonNegativeFloat = field(0.2, used_if="lam_m")
     """How much farther the other side has to be than the own one, in cosine distance."""
     lam_w: NonNegativeFloat = 0.5
     """Weight of the proximal term, which is a mean over parameters."""
     large: PositiveInt = 10
     """The clients with most examples: so many are large."""
-    warmup: NonNegativeInt = 200
+    warmup: NonNegativeInt = field(200, used_if={"large": below("clients")})
     """Rounds in which large clients alone take part; 0: none."""
-    small_epochs: Share = 0.5
+    small_epochs: Share = field(
+        0.5, used_if=({**SMALL, "local.steps": above(1)}, {**SMALL, "local.epochs": above(1)})
+    )
     """Epochs, or steps, of a small client, as a part of the job's; at least one."""
-    small_lr: NonNegativeFloat = 0.2
+    small_lr: NonNegativeFloat = field(0.2, used_if=SMALL)
     """Learning rate of a small client, as a part of the job's."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.lam_m:
-            found["algorithm.margin"] = "lam_m = 0: there is no margin loss"
-        if not self.augments:
-            why = "lam_c = 0 and lam_m = 0: there are no copies"
-            found |= {f"algorithm.{name}": why for name in ("copies", "noise", "positive")}
-        if self.large >= job.clients:
-            why = f"large = {self.large}: no client is small"
-            found |= {f"algorithm.{name}": why for name in ("warmup", "small_epochs", "small_lr")}
-        elif self.warmup >= job.rounds:
-            why = f"warmup = {self.warmup}: in the job's {job.rounds} rounds no small client trains"
-            found |= {f"algorithm.{name}": why for name in ("small_epochs", "small_lr")}
-        elif (job.local.steps or job.local.epochs) == 1:
-            found["algorithm.small_epochs"] = "a part of a single epoch or step is all of it"
-        return found
 
     def init(self, fed: Federation) -> Params:
         if self.large < fed.K:

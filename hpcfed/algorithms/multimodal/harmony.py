@@ -35,7 +35,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, warn_of_short_run
+from hpcfed.algorithms.base import Guide, RoundBased, Share, below, field, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
@@ -46,7 +46,6 @@ from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 ALL = "all"  # name of the modality of inputs of one kind
@@ -66,20 +65,14 @@ class Harmony(RoundBased):
 
     keeps_weights: ClassVar[bool | None] = True
     per: ClassVar[Any] = "tensor"
+    trains_once: ClassVar[bool] = False
 
     stage1_rounds: NonNegativeInt = 19
     """Rounds of modality-wise training, before those of fusion."""
-    clusters: PositiveInt = 3
+    clusters: PositiveInt = field(3, used_if={"stage1_rounds": below("rounds")})
     """Clusters of clients in the fusion; as many as clients: classifiers are not averaged."""
-    encoder_rate: Share = 0.1
+    encoder_rate: Share = field(0.1, used_if={"stage1_rounds": below("rounds")})
     """Learning rate of encoders in the fusion, as a part of local.lr; 0: they stay as they are."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.stage1_rounds >= job.rounds:
-            why = f"stage1_rounds = {self.stage1_rounds}: the job's {job.rounds} rounds end before"
-            found |= {f"algorithm.{name}": why for name in ("clusters", "encoder_rate")}
-        return found
 
     def warn(self, fed: Federation) -> None:
         """Warn if no modalities are fused, or if hardly any classifiers are averaged."""

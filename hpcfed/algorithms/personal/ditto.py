@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import sgd
@@ -25,7 +25,6 @@ from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -48,9 +47,6 @@ class Ditto(RoundBased):
     """How strongly personal models are held near the global one; the paper picks from 0.1, 1, 2."""
     personal_epochs: PositiveInt | None = None
     """Epochs of the personal model; none: as many as the job's local training has."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | single_step(job)
 
     def personal_loss(
         self, client: Client, state: Params, model: Model, x: Any, y: Tensor

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, Unused
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -34,6 +33,11 @@ class FedRep(RoundBased):
     )
 
     reads_head: ClassVar[bool] = True
+    unused: ClassVar[Unused] = {
+        "local.epochs": "algorithm.head_epochs and body_epochs stand instead of it",
+        "local.steps": "algorithm.head_epochs and body_epochs stand instead of it",
+    }
+    trains_once: ClassVar[bool] = False
 
     personal: Literal["head", "none"] = "head"
     """What clients keep to themselves: the head, or nothing."""
@@ -43,11 +47,6 @@ class FedRep(RoundBased):
     """Epochs in which the body is trained and the head is fixed."""
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        why = "algorithm.head_epochs and body_epochs stand instead of it"
-        return found | {"local.epochs": why, "local.steps": why}
 
     def shared(self, name: str) -> bool:
         return self.personal == "none" or not name.startswith("head.")

@@ -34,7 +34,14 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, warn_of_short_run
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Unused,
+    field,
+    other_than,
+    warn_of_short_run,
+)
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
@@ -62,6 +69,9 @@ class State:
     body: Params
 
 
+DUAL = "clients ascend the dual exactly, coordinate by coordinate"
+
+
 class MOCHA(RoundBased):
     """Each client keeps its dual variables alpha, [n, C], in its memory; they start at 0."""
 
@@ -74,33 +84,31 @@ class MOCHA(RoundBased):
     keeps_stragglers: ClassVar[bool] = True
     reads_head: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged",
+        "local.optimiser": DUAL,
+        "local.lr": DUAL,
+        "local.weight_decay": DUAL,
+        "local.schedule": DUAL,
+    }
 
     lam: PositiveFloat = 0.01
     """Weight of the relations of the models; the paper picks it from 1e-5 to 10."""
     relations: Literal["learned", "fixed"] = "learned"
     """Sigma follows the models, or stays the identity over K, so that clients learn alone."""
-    sigma_rounds: PositiveInt = 10
+    sigma_rounds: PositiveInt = field(10, used_if={"relations": other_than("fixed")})
     """Rounds from one Sigma to the next."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
+        reasons = super().refuses(job)
         if job.local.augment not in ("auto", "none") or (
             job.local.augment == "auto" and job.data.name == "digits"
         ):
-            found["job"] = (
+            reasons["job"] = (
                 "needs the same examples in each round, for each has a dual variable; set "
                 "local.augment = 'none'"
             )
-        names = [
-            *("optimiser", "lr", "betas", "momentum", "weight_decay", "keep_optimiser"),
-            *("schedule", "milestones", "decay"),
-        ]
-        why = "clients ascend the dual exactly, coordinate by coordinate"
-        found |= {f"local.{name}": why for name in names}
-        found["algorithm.weighting"] = "nothing is averaged"
-        if self.relations == "fixed":
-            found["algorithm.sigma_rounds"] = "relations = 'fixed'"
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         size = fed.shapes(of_head, k).nbytes

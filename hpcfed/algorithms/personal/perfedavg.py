@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -26,7 +26,6 @@ from hpcfed.training.local import LocalSteps, gradient
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.training.local import Loss
 
@@ -44,23 +43,14 @@ class PerFedAvg(RoundBased):
     """Weight of a client in the mean: its number of training examples, or 1."""
     alpha: NonNegativeFloat = 0.01
     """Step from the common to the personal model."""
-    variant: Literal["fo", "hf"] = "fo"
+    variant: Literal["fo", "hf"] = field("fo", used_if="alpha")
     """Leave out the Hessian (first order), or take its product from the difference of two
     gradients.
     """
-    delta: PositiveFloat = 1e-3
+    delta: PositiveFloat = field(1e-3, used_if={"variant": other_than("fo")})
     """Variant hf: half the distance between the two gradients."""
-    adapt_steps: PositiveInt = 1
+    adapt_steps: PositiveInt = field(1, used_if="alpha")
     """Personal steps before a model is evaluated."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.variant == "fo":
-            found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
-        if not self.alpha:
-            names = ("variant", "delta", "adapt_steps")
-            found |= {f"algorithm.{name}": "alpha = 0: there is no personal step" for name in names}
-        return found
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)

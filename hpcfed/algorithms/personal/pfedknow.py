@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, score_server
 from hpcfed.algorithms.personal.slimming import Slimming, similarity
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError, DataError
@@ -53,7 +53,6 @@ from hpcfed.training.server import call, fit, fit_targets, parameters, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
@@ -101,6 +100,10 @@ class PFedKnow(RoundBased):
     gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
     keeps_weights: ClassVar[bool | None] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "models are not averaged",
+    }
+    trains_once: ClassVar[bool] = False
 
     large_epochs: NonNegativeInt = 200
     """Epochs of the large model over the labelled data, before the first round."""
@@ -108,15 +111,15 @@ class PFedKnow(RoundBased):
     """Epochs of the small model after that."""
     rate: float = Field(0.1, ge=0, lt=1)
     """Share of a model's channels that a pruning drops."""
-    prunings: PositiveInt = 2
+    prunings: PositiveInt = field(2, used_if="rate")
     """Most prunings of a model, one in each of its client's first rounds."""
-    threshold: NonNegativeFloat = 0.7
+    threshold: NonNegativeFloat = field(0.7, used_if="finetune_epochs")
     """Largest uncertainty, from 0 to 1, of an example on which a pruned model is trained."""
     finetune_epochs: NonNegativeInt = 3
     """Epochs of the pruned model over these."""
     lam: NonNegativeFloat = 1.0
     """Weight of each of the two KL."""
-    tau: PositiveFloat = 2.0
+    tau: PositiveFloat = field(2.0, used_if="lam")
     """Temperature of soft predictions."""
     server_epochs: NonNegativeInt = 5
     """Epochs over the labelled data in which a client's model is taught in its round."""
@@ -124,17 +127,6 @@ class PFedKnow(RoundBased):
     """Learning rate of all training on the server, by plain SGD."""
     server_batch: PositiveInt = 10
     """Labelled examples in one step of it."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        found["algorithm.weighting"] = "models are not averaged"
-        if not self.rate:
-            found["algorithm.prunings"] = "rate = 0: nothing is pruned"
-        if not self.finetune_epochs:
-            found["algorithm.threshold"] = "finetune_epochs = 0: no example is chosen"
-        if not self.lam:
-            found["algorithm.tau"] = "lam = 0: nobody teaches"
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the most: a first round, with the first model and an unpruned taught one."""

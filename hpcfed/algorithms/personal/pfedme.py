@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import LocalSteps
@@ -25,7 +25,6 @@ from hpcfed.training.losses import proximal
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -49,7 +48,7 @@ class PFedMe(RoundBased):
     """How strongly personal models are held near the common one."""
     inner_steps: PositiveInt = 5
     """Steps of the personal model on each batch (K of the paper)."""
-    eta: PositiveFloat = 0.005
+    eta: PositiveFloat = field(0.005, used_if="lam")
     """Step of the common model towards the personal one, times lam."""
     beta: NonNegativeFloat = 1.0
     """The server's step from its old model to the mean; 1 is the mean itself, and the paper goes up
@@ -64,13 +63,10 @@ class PFedMe(RoundBased):
             )
         return self
 
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.inner_steps == 1:
-            found |= single_step(job)
-        if not self.lam:
-            found["algorithm.eta"] = "lam = 0: the common model does not move"
-        return found
+    @property
+    def trains_once(self) -> bool:
+        """Whether a personal model takes one step per batch."""
+        return self.inner_steps == 1
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)

@@ -27,7 +27,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.algorithms.personal.factors import SCORES, divergence
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -35,7 +35,6 @@ from hpcfed.models.variants import name_variant
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -53,11 +52,11 @@ class WAFFLe(RoundBased):
 
     factors: PositiveInt = 120
     """F, factors of each layer."""
-    alpha: PositiveFloat = 4.0
+    alpha: PositiveFloat = field(4.0, used_if="kl")
     """Of the prior, Beta(alpha, 1) for each stick: the larger, the more factors are likely."""
-    kl: NonNegativeFloat = 1.0
+    kl: NonNegativeFloat = field(1.0, used_if="personal")
     """Weight of the divergence from the prior; 0: all factors cost nothing."""
-    temperature: PositiveFloat = 0.67
+    temperature: PositiveFloat = field(0.67, used_if="personal")
     """Of the relaxed draws of b: the smaller, the nearer to 0 and 1."""
     personal: bool = True
     """Clients have scores; else all of them are 1 and stay so."""
@@ -65,17 +64,6 @@ class WAFFLe(RoundBased):
     @property
     def variants(self) -> Any:
         return (name_variant("factors", self.factors, self.alpha, self.temperature, self.personal),)
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if not self.personal:
-            names = ("alpha", "kl", "temperature")
-            found |= {
-                f"algorithm.{name}": "personal = false: there are no scores" for name in names
-            }
-        elif not self.kl:
-            found["algorithm.alpha"] = "kl = 0: the prior counts for nothing"
-        return found
 
     def shared(self, name: str) -> bool:
         return name.rpartition(".")[2] not in SCORES

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
@@ -56,6 +56,9 @@ class FedGKT(RoundBased):
 
     gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("server",)
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged over clients",
+    }
 
     alpha: NonNegativeFloat = 0.5
     """Weight of the server's predictions in the clients' loss, and of the labels in the
@@ -65,11 +68,11 @@ class FedGKT(RoundBased):
     """Temperature of both divergences, which are multiplied by its square."""
     server_epochs: NonNegativeInt = 2
     """Passes of the server over the features of a round."""
-    server_lr: PositiveFloat = 1e-3
+    server_lr: PositiveFloat = field(1e-3, used_if="server_epochs")
     """Learning rate of the server."""
-    server_batch: PositiveInt = 100
+    server_batch: PositiveInt = field(100, used_if="server_epochs")
     """Examples in one step of the server."""
-    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_optimiser: Literal["adam", "sgd"] = field("adam", used_if="server_epochs")
     """Optimiser of the server."""
     evaluate: Literal["server", "client"] = "server"
     """A client predicts with the server's model on its own features, or with its own small
@@ -77,12 +80,7 @@ class FedGKT(RoundBased):
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "nothing is averaged over clients"
-        if not self.server_epochs:
-            names = ("server_lr", "server_batch", "server_optimiser")
-            found |= {f"algorithm.{name}": "server_epochs = 0: it is not trained" for name in names}
-        return found | refuse_models(job)
+        return super().refuses(job) | refuse_models(job)
 
     def shared(self, name: str) -> bool:
         return False

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -95,7 +95,7 @@ class FedKD(RoundBased):
     """Representations agree after a linear map W_h of the common model's, which each client learns;
     as they are; or need not.
     """
-    hidden_weight: PositiveFloat = 1.0
+    hidden_weight: PositiveFloat = field(1.0, used_if={"hidden": other_than("none")})
     """Weight of the MSE of representations."""
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
@@ -110,15 +110,13 @@ class FedKD(RoundBased):
         return self
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found, kinds = super().refuses(job) | single_step(job), {*job.models.mix, job.models.proxy}
-        if self.hidden == "none":
-            found["algorithm.hidden_weight"] = "hidden = 'none': representations need not agree"
-        if self.hidden == "plain" and "logistic" in kinds and len(kinds) > 1:
-            found["job"] = (
+        reasons, architectures = super().refuses(job), {*job.models.mix, job.models.proxy}
+        if self.hidden == "plain" and "logistic" in architectures and len(architectures) > 1:
+            reasons["job"] = (
                 "needs representations of one width, but that of logistic is as wide as its "
                 "input; set algorithm.hidden = 'projected'"
             )
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")

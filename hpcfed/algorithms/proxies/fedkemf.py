@@ -28,7 +28,17 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, score_server
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Share,
+    Unused,
+    below,
+    field,
+    other_than,
+    score_server,
+    unless,
+)
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
@@ -55,12 +65,16 @@ class FedKEMF(RoundBased):
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
+    unused: ClassVar[Unused] = {
+        "weighting": unless(({"start": other_than("previous")}, {"ensemble": other_than("max")})),
+    }
+    trains_once: ClassVar[bool] = False
 
     mutual: Literal["kl", "mse"] = "kl"
     """How a client's two models learn from each other: KL of soft predictions, or mean squared
     difference of logits.
     """
-    ensemble: Literal["max", "mean", "soft"] = "max"
+    ensemble: Literal["max", "mean", "soft"] = field("max", used_if={"label_share": below(1)})
     """What the server learns: the largest logit of each class, the mean of logits, or the mean of
     soft predictions (at temperature 1), both by `weighting`.
     """
@@ -68,23 +82,23 @@ class FedKEMF(RoundBased):
     """What the server starts from: the mean of the uploaded networks, or its own of the round
     before.
     """
-    subset: PositiveInt = 5000
+    subset: PositiveInt = field(5000, used_if="server_epochs")
     """Public examples of a round, drawn anew for each."""
     server_epochs: NonNegativeInt = 20
     """Epochs of the server over these examples."""
-    server_lr: PositiveFloat = 0.01
+    server_lr: PositiveFloat = field(0.01, used_if="server_epochs")
     """Learning rate of the server, by plain SGD."""
-    server_schedule: Literal["constant", "cosine"] = "constant"
+    server_schedule: Literal["constant", "cosine"] = field("constant", used_if="server_epochs")
     """How that rate falls over the server's steps of a round: not at all, or by a cosine to 0."""
-    server_batch: PositiveInt = 128
+    server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Examples in one step of the server."""
-    distance: Literal["kl", "mse"] = "kl"
+    distance: Literal["kl", "mse"] = field("kl", used_if={"label_share": below(1)})
     """Distance to the ensemble: KL, or the mean squared difference of probabilities; both times
     tau^2.
     """
-    tau: PositiveFloat = 1.0
+    tau: PositiveFloat = field(1.0, used_if={"label_share": below(1)})
     """Temperature of the student, and of the ensemble's logits."""
-    label_share: Share = 0.0
+    label_share: Share = field(0.0, used_if="server_epochs")
     """Share of cross-entropy with the public labels in the server's loss; the rest is the
     distance.
     """
@@ -92,29 +106,13 @@ class FedKEMF(RoundBased):
     """Which of a client's two models is evaluated."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
+        reasons = super().refuses(job)
         if self.label_share and job.data.public_source:
-            found["job"] = (
+            reasons["job"] = (
                 "needs public data with the clients' labels to learn them, but data.public_source "
                 "is another data set; set algorithm.label_share = 0"
             )
-        taught = ("ensemble", "distance", "tau")
-        if not self.server_epochs:
-            names = (
-                *taught,
-                "subset",
-                "server_lr",
-                "server_schedule",
-                "server_batch",
-                "label_share",
-            )
-            found |= {f"algorithm.{name}": "server_epochs = 0: nothing is fused" for name in names}
-        elif self.label_share == 1:
-            why = "label_share = 1: the server learns labels alone"
-            found |= {f"algorithm.{name}": why for name in taught}
-        if self.start == "previous" and (self.ensemble == "max" or not self.server_epochs):
-            found["algorithm.weighting"] = "nothing is averaged"
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")

@@ -35,7 +35,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, Share, field, score_server
 from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.core import rng
@@ -48,7 +48,6 @@ from hpcfed.training.optimisers import Optimiser, keep_moments, make_optimiser
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Layout
     from hpcfed.models.model import Pair
@@ -75,6 +74,7 @@ class FedType(RoundBased):
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
+    trains_once: ClassVar[bool] = False
 
     aggregation: Literal["fedavg", "fedprox", "pfedme", "pfedbayes"] = "fedavg"
     """The method that proxies are trained and averaged by."""
@@ -82,35 +82,35 @@ class FedType(RoundBased):
     """Weight of the imitation loss of the private model; 0: it learns from labels alone."""
     kl: NonNegativeFloat = 1.0
     """Weight of the proxy's KL to the private model."""
-    margin: NonNegativeFloat = 0.0
+    margin: NonNegativeFloat = field(0.0, used_if="imitation")
     """By how much logits in the proxy's set have to be above those outside."""
-    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    alpha: Annotated[float, Field(gt=0, lt=1)] = field(0.1, used_if="imitation")
     """Sets hold the label with probability 1 - alpha at least."""
-    k_reg: PositiveInt = 5
+    k_reg: PositiveInt = field(5, used_if="imitation")
     """RAPS: classes of a set that cost nothing."""
-    lam_small: Share = 0.5
+    lam_small: Share = field(0.5, used_if="imitation")
     """RAPS: what each further class of a proxy's set costs."""
-    lam_large: NonNegativeFloat = 1.0
+    lam_large: NonNegativeFloat = field(1.0, used_if="imitation")
     """RAPS: what each further class of a private model's set costs."""
-    adapt: bool = True
+    adapt: bool = field(True, used_if="imitation")
     """Whether further classes of a proxy's set cost more than lam_small once the private model's
     training accuracy has fallen.
     """
-    held: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    held: Annotated[float, Field(ge=0, lt=1)] = field(0.2, used_if="imitation")
     """Share of a client's training examples that calibrates; 0: all calibrate, and train too."""
-    mu: NonNegativeFloat = 0.1
+    mu: NonNegativeFloat = field(0.1, used_if={"aggregation": "fedprox"})
     """FedProx: weight of the proximal term."""
-    inner_steps: PositiveInt = 5
+    inner_steps: PositiveInt = field(5, used_if={"aggregation": ("pfedme", "pfedbayes")})
     """pFedMe, pFedBayes: steps of the personal proxy on each batch."""
-    lam: NonNegativeFloat = 15.0
+    lam: NonNegativeFloat = field(15.0, used_if={"aggregation": "pfedme"})
     """pFedMe: how strongly personal proxies are held near the common one."""
-    eta: PositiveFloat = 0.005
+    eta: PositiveFloat = field(0.005, used_if="lam")
     """pFedMe: step of the common proxy towards the personal one, times lam."""
-    zeta: NonNegativeFloat = 10.0
+    zeta: NonNegativeFloat = field(10.0, used_if={"aggregation": "pfedbayes"})
     """pFedBayes: weight of the divergence between personal and common distribution."""
-    rho: float = -3.0
+    rho: float = field(-3.0, used_if=("eps_std", "zeta"))
     """pFedBayes: where all rho start."""
-    eps_std: NonNegativeFloat = 1.0
+    eps_std: NonNegativeFloat = field(1.0, used_if={"aggregation": "pfedbayes"})
     """pFedBayes: standard deviation of the noise that weights are drawn with."""
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
@@ -122,20 +122,6 @@ class FedType(RoundBased):
                 f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common proxy oversteps"
             )
         return self
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        used = FIELDS.get(self.aggregation, ())
-        for name in sorted({name for names in FIELDS.values() for name in names} - set(used)):
-            found[f"algorithm.{name}"] = f"aggregation = {self.aggregation!r} has none"
-        if not self.imitation:
-            names = ("margin", "alpha", "k_reg", "lam_small", "lam_large", "adapt", "held")
-            found |= {f"algorithm.{n}": "imitation = 0: there are no sets" for n in names}
-        if self.aggregation == "pfedme" and not self.lam:
-            found["algorithm.eta"] = "lam = 0: the common proxy does not move"
-        if self.aggregation == "pfedbayes" and not self.eps_std and not self.zeta:
-            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
-        return found
 
     def warn(self, fed: Federation) -> None:
         """Warn if there are too few classes or too few examples for sets that leave a class out."""

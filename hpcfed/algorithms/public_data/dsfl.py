@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_server
+from hpcfed.algorithms.base import SET, Guide, RoundBased, above, field, other_than, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -26,7 +26,6 @@ from hpcfed.training.server import fit_targets
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -41,31 +40,21 @@ class DSFL(RoundBased):
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    weighting: Literal["samples", "uniform"] = "uniform"
+    trains_once: ClassVar[bool] = False
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="distil_epochs")
     """Weight of a client in the mean: 1, or its number of training examples."""
-    aggregation: Literal["era", "sa"] = "era"
+    aggregation: Literal["era", "sa"] = field("era", used_if="distil_epochs")
     """ERA: softmax(mean / tau), of probabilities and not of logits; SA: the mean as it is."""
-    tau: PositiveFloat = 0.1
+    tau: PositiveFloat = field(0.1, used_if={"aggregation": other_than("sa")})
     """ERA: temperature; smaller is sharper."""
     subset: PositiveInt = 1000
     """Public examples of a round, drawn anew for each."""
     distil_epochs: NonNegativeInt = 5
     """Epochs over the round's public examples, for clients and server."""
-    distil_lr: PositiveFloat | None = None
+    distil_lr: PositiveFloat | None = field(None, used_if="distil_epochs")
     """Learning rate of the clients' distillation; none: that of local training."""
-    server_lr: PositiveFloat = 0.1
+    server_lr: PositiveFloat = field(0.1, used_if={"distil_epochs": above(0), "models.server": SET})
     """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if self.aggregation == "sa":
-            found["algorithm.tau"] = "aggregation = 'sa' takes the mean as it is"
-        if not self.distil_epochs:
-            names = ("weighting", "aggregation", "tau", "distil_lr", "server_lr")
-            found |= {f"algorithm.{name}": "distil_epochs = 0: nothing is learnt" for name in names}
-        elif not job.models.server:
-            found["algorithm.server_lr"] = "the server has no model of its own (models.server)"
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, above, field, other_than
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -58,20 +58,25 @@ class FCCL(RoundBased):
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
+    trains_once: ClassVar[bool] = False
 
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="public_epochs")
     """Weight of a client in the mean: 1, or its number of training examples."""
     subset: PositiveInt = 5000
     """Public examples of a round, drawn anew for each."""
-    public_epochs: NonNegativeInt = 1
+    public_epochs: NonNegativeInt = field(
+        1, used_if=({"own_entry": other_than("excluded")}, {"cohort_size": above(1)})
+    )
     """Epochs over the round's public examples."""
-    public_batch: PositiveInt = 256
+    public_batch: PositiveInt = field(256, used_if="public_epochs")
     """Public examples in one step, over which logits are correlated; 2 at least."""
-    public_lr: PositiveFloat = 1e-3
+    public_lr: PositiveFloat = field(1e-3, used_if="public_epochs")
     """Learning rate of these steps, which are those of the job's optimiser."""
-    lam: NonNegativeFloat = 0.0051
+    lam: NonNegativeFloat = field(0.0051, used_if="public_epochs")
     """Weight of the entries of M off its diagonal."""
-    own_entry: Literal["previous", "current", "excluded"] = "previous"
+    own_entry: Literal["previous", "current", "excluded"] = field(
+        "previous", used_if="public_epochs"
+    )
     """A client's own part of the mean: the logits that it sent, those that it has at each step, or
     none.
     """
@@ -79,26 +84,17 @@ class FCCL(RoundBased):
     """Epochs on the own data before a client's first round; 0: none, and no intra teacher."""
     inter: NonNegativeFloat = 1.0
     """Weight of the KL to the model at the end of the client's last round."""
-    intra: NonNegativeFloat = 1.0
+    intra: NonNegativeFloat = field(1.0, used_if="pretrain_epochs")
     """Weight of the KL to the client's first model."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found, n = super().refuses(job), min(self.subset, job.data.public)
+        reasons, n = super().refuses(job), min(self.subset, job.data.public)
         if self.public_epochs and (self.public_batch == 1 or n % self.public_batch == 1):
-            found["job"] = (
+            reasons["job"] = (
                 f"needs batches of two public examples at least, but of {n} in batches of "
                 f"{self.public_batch} one is left; set algorithm.public_batch to another number"
             )
-        if not self.public_epochs:
-            names = ("weighting", "public_batch", "public_lr", "lam", "own_entry")
-            found |= {f"algorithm.{name}": "public_epochs = 0: nothing is learnt" for name in names}
-        elif self.own_entry == "excluded" and job.cohort_size == 1:
-            why = "own_entry = 'excluded', and one client a round has no others' logits to learn"
-            idle = ("weighting", "public_epochs", "public_batch", "public_lr", "lam")
-            found |= {f"algorithm.{name}": why for name in idle}
-        if not self.pretrain_epochs:
-            found["algorithm.intra"] = "pretrain_epochs = 0: there is no first model"
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, above, field
 from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
@@ -52,19 +52,19 @@ class FedDF(RoundBased):
 
     steps: NonNegativeInt = 10_000
     """Most steps of distillation for each architecture and round."""
-    server_lr: PositiveFloat = 1e-3
+    server_lr: PositiveFloat = field(1e-3, used_if="steps")
     """Learning rate of the distillation, by Adam."""
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant"] = field("cosine", used_if="steps")
     """Learning rate over the steps: cosine falls to 0 at the last."""
-    server_batch: PositiveInt = 128
+    server_batch: PositiveInt = field(128, used_if="steps")
     """Examples in one step of distillation."""
-    clip: NonNegativeFloat = 5.0
+    clip: NonNegativeFloat = field(5.0, used_if="steps")
     """Largest norm of a gradient; 0: any."""
-    tau: PositiveFloat = 1.0
+    tau: PositiveFloat = field(1.0, used_if="steps")
     """Temperature of the distillation."""
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    validation: Annotated[float, Field(ge=0, lt=1)] = field(0.1, used_if=("steps", "drop_worst"))
     """Share of the public data held out; 0: none, and then all steps are done."""
-    patience: PositiveInt = 1000
+    patience: PositiveInt = field(1000, used_if={"steps": above(0), "validation": above(0)})
     """Steps without a better student on the held-out data after which the distillation ends."""
     drop_worst: NonNegativeFloat = 0.0
     """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2);
@@ -72,27 +72,14 @@ class FedDF(RoundBased):
     """
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.validation:
-            found["algorithm.patience"] = "validation = 0: nothing is held out"
-        if not self.steps:
-            names: tuple[str, ...] = (
-                "server_lr",
-                "schedule",
-                "server_batch",
-                "clip",
-                "tau",
-                "patience",
-            )
-            names += () if self.drop_worst else ("validation",)
-            found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
-        held = 0 if job.data.public_source else int(self.validation * job.data.public)
-        if self.drop_worst and not held:
-            found["job"] = (
+        reasons = super().refuses(job)
+        apart = 0 if job.data.public_source else int(self.validation * job.data.public)
+        if self.drop_worst and not apart:
+            reasons["job"] = (
                 "needs held-out public data with the clients' labels to leave clients out, but "
                 "has none; set algorithm.drop_worst = 0"
             )
-        return found
+        return reasons
 
     def init(self, fed: Federation) -> Params:
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}

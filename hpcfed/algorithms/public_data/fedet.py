@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, score_server
+from hpcfed.algorithms.base import Guide, RoundBased, field, score_server
 from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError
@@ -42,7 +42,6 @@ from hpcfed.training.server import fit_targets, predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -73,25 +72,18 @@ class FedET(RoundBased):
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
 
-    lam: NonNegativeFloat = 0.05
+    lam: NonNegativeFloat = field(0.05, used_if="server_epochs")
     """Weight of the KL to what the models say that disagree with the consensus."""
     server_epochs: NonNegativeInt = 5
     """Epochs of the server over the public data in each round."""
-    server_lr: PositiveFloat = 1e-3
+    server_lr: PositiveFloat = field(1e-3, used_if="server_epochs")
     """Learning rate of the server, by Adam."""
-    server_batch: PositiveInt = 128
+    server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Examples in one step of the server."""
-    transfer: tuple[str, ...] = ("head.",)
+    transfer: tuple[str, ...] = field(("head.",), used_if="server_epochs")
     """Beginnings of the names of the server's tensors that go into the small models, where name and
     shape agree; none: nothing does.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.server_epochs:
-            names = ("lam", "server_lr", "server_batch", "transfer")
-            found |= {f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names}
-        return found
 
     def init(self, fed: Federation) -> State:
         large = fed.initial(architecture=fed.job.models.server)

@@ -29,7 +29,15 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Unused,
+    above,
+    field,
+    other_than,
+    unless,
+)
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     BYTES,
@@ -76,36 +84,51 @@ class FedHeNN(RoundBased):
     reads_head: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public",)
     keeps_weights: ClassVar[bool | None] = True
+    unused: ClassVar[Unused] = {
+        "weighting": unless(
+            {"setting": "homogeneous"}, "models are not averaged; client_weights weights kernels"
+        ),
+    }
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
     """Weight of the distance in the first round; 0 switches it off."""
-    schedule: Literal["sqrt", "constant", "linear"] = "sqrt"
+    schedule: Literal["sqrt", "constant", "linear"] = field("sqrt", used_if="eta0")
     """How that weight grows with the round: by its root, not at all, or in proportion."""
     rad_size: PositiveInt = 5000
     """Public examples drawn each round; all where there are fewer."""
-    align_every: PositiveInt = 1
+    align_every: PositiveInt = field(1, used_if="eta0")
     """The first of so many local steps has the term."""
-    distance: Literal["cka", "procrustes"] = "cka"
+    distance: Literal["cka", "procrustes"] = field("cka", used_if="eta0")
     """Distance of representations; Procrustes in the homogeneous setting only."""
-    kernel: Literal["linear", "rbf"] = "linear"
+    kernel: Literal["linear", "rbf"] = field(
+        "linear", used_if={"distance": other_than("procrustes")}
+    )
     """Kernel of the representations, for CKA."""
-    bandwidth: PositiveFloat = 1.0
+    bandwidth: PositiveFloat = field(1.0, used_if={"kernel": other_than("linear")})
     """RBF kernel: its width as a multiple of the median distance of two representations."""
-    mean_over: Literal["all", "cohort", "previous"] = "all"
+    mean_over: Literal["all", "cohort", "previous"] = field(
+        "all", used_if={"setting": "heterogeneous", "eta0": above(0)}
+    )
     """Heterogeneous: whose kernels are averaged: all clients', the cohort's, or those of the cohort
     of the round before (authors' code), in the first round nobody's.
     """
-    client_weights: Literal["uniform", "samples", "capacity"] = "uniform"
+    client_weights: Literal["uniform", "samples", "capacity"] = field(
+        "uniform", used_if={"setting": "heterogeneous", "eta0": above(0)}
+    )
     """Heterogeneous: weight of a client's kernel: 1, its training examples, or its number of
     parameters.
     """
-    kernel_norm: Literal["none", "frobenius"] = "none"
+    kernel_norm: Literal["none", "frobenius"] = field(
+        "none", used_if={"setting": "heterogeneous", "eta0": above(0)}
+    )
     """Heterogeneous: average kernels as they are, or each at length 1, so that none outweighs the
     others.
     """
-    upload: Literal["model", "representations", "kernel"] = "model"
+    upload: Literal["model", "representations", "kernel"] = field(
+        "model", used_if={"setting": "heterogeneous"}
+    )
     """Heterogeneous: what clients send: their models after training; or, before training, the
     representations or the kernels of the RAD, from all clients whose kernels are averaged.
     """
@@ -115,29 +138,13 @@ class FedHeNN(RoundBased):
         return "one architecture" if self.setting == "homogeneous" else "any models"
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if self.setting == "homogeneous":
-            names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
-            found |= {
-                f"algorithm.{name}": "setting = 'homogeneous' averages no kernels" for name in names
-            }
-        else:
-            found["algorithm.weighting"] = "models are not averaged; client_weights weights kernels"
-        if self.kernel == "linear":
-            found["algorithm.bandwidth"] = "a linear kernel has none"
-        if self.distance == "procrustes":
-            why = "distance = 'procrustes' has no kernel"
-            found |= {"algorithm.kernel": why, "algorithm.bandwidth": why}
-        if not self.eta0:
-            names = ("schedule", "align_every", "distance", "kernel", "bandwidth", "mean_over")
-            names += ("client_weights", "kernel_norm")
-            found |= {f"algorithm.{name}": "eta0 = 0: there is no distance" for name in names}
+        reasons = super().refuses(job)
         if self.distance == "procrustes" and self.setting == "heterogeneous":
-            found["job"] = (
+            reasons["job"] = (
                 "needs one width for Procrustes, but is heterogeneous; set "
                 "algorithm.distance = 'cka'"
             )
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return self.setting == "homogeneous"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, field
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import DataError
 from hpcfed.core.params import Mean, Params
@@ -29,7 +29,6 @@ from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -45,7 +44,8 @@ class FedMD(RoundBased):
 
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    weighting: Literal["samples", "uniform"] = "uniform"
+    trains_once: ClassVar[bool] = False
+    weighting: Literal["samples", "uniform"] = field("uniform", used_if="digest_epochs")
     """Weight of a client in the consensus: 1, or its number of training examples."""
     transfer_epochs: NonNegativeInt = 5
     """Epochs on the labelled public data, then as many on the own data, before the first round; 0:
@@ -53,23 +53,14 @@ class FedMD(RoundBased):
     """
     subset: PositiveInt = 5000
     """Public examples of a round, drawn anew for each."""
-    digest: Literal["mae", "kl"] = "mae"
+    digest: Literal["mae", "kl"] = field("mae", used_if="digest_epochs")
     """Distance to the consensus: mean absolute error of the logits, or KL of the soft
     predictions.
     """
     digest_epochs: NonNegativeInt = 1
     """Epochs over the round's public examples."""
-    digest_batch: PositiveInt = 256
+    digest_batch: PositiveInt = field(256, used_if="digest_epochs")
     """Examples in one step of the digest."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.digest_epochs:
-            names = ("weighting", "digest", "digest_batch")
-            found |= {
-                f"algorithm.{name}": "digest_epochs = 0: nothing is digested" for name in names
-            }
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2

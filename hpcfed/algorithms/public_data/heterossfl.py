@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     BYTES,
@@ -48,7 +48,6 @@ from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
     from hpcfed.training.local import Loss
@@ -71,25 +70,20 @@ class HeteroSSFL(RoundBased):
     variants: ClassVar[tuple[str, ...]] = (name_variant("predictor"),)
     kernel: ClassVar[str] = "linear"  # as `Kernel` requires
     bandwidth: ClassVar[float] = 1.0
+    unused: ClassVar[Unused] = {
+        "weighting": "models are not averaged, and kernels weigh alike",
+    }
 
     mu: NonNegativeFloat = 1.0
     """Weight of the distance to the mean kernel; 0: clients train alone."""
-    rad_size: PositiveInt = 1000
+    rad_size: PositiveInt = field(1000, used_if="mu")
     """Public examples drawn each round; all where there are fewer."""
-    kernel_norm: Literal["frobenius", "none"] = "frobenius"
+    kernel_norm: Literal["frobenius", "none"] = field("frobenius", used_if="mu")
     """Average kernels each at length 1, so that none outweighs the others, or as they are."""
-    upload: Literal["kernel", "representations"] = "kernel"
+    upload: Literal["kernel", "representations"] = field("kernel", used_if="mu")
     """What is sent: the half of a kernel, or the representations, of which the server makes it."""
     probe_epochs: PositiveInt = 1
     """Epochs in which a client fits its head to its labels after its training of a round."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "models are not averaged, and kernels weigh alike"
-        if not self.mu:
-            names = ("rad_size", "kernel_norm", "upload")
-            found |= {f"algorithm.{name}": "mu = 0: there is no distance" for name in names}
-        return found
 
     def shared(self, name: str) -> bool:
         return False

@@ -24,7 +24,16 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import (
+    Guide,
+    RoundBased,
+    Unused,
+    above,
+    at_most,
+    field,
+    other_than,
+    unless,
+)
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
@@ -34,7 +43,6 @@ from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 WHOLE = 0.5  # learning rate with which one step down ||w - theta||^2 ends at theta
@@ -52,32 +60,52 @@ class KTpFL(RoundBased):
     )
 
     gathers_uploads: ClassVar[bool] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "the coefficients are the weights",
+        "local.epochs": unless({"ramp": 0}, "algorithm.ramp stands instead of it"),
+        "local.steps": unless({"ramp": 0}, "algorithm.ramp stands instead of it"),
+    }
 
     share: Literal["predictions", "weights"] = "predictions"
     """Clients exchange soft predictions of public examples, or ("+weight", one architecture) their
     models.
     """
-    public: PositiveInt = 3000
+    public: PositiveInt = field(3000, used_if={"share": "predictions"})
     """Public examples drawn for each round."""
-    tau: PositiveFloat = 10.0
+    tau: PositiveFloat = field(10.0, used_if={"share": "predictions"})
     """Temperature of the soft predictions."""
-    distance: Distance = "kl"
+    distance: Distance = field(
+        "kl",
+        used_if=(
+            {"share": "predictions", "distil": above(0)},
+            {"share": "predictions", "coeff_distance": None},
+        ),
+    )
     """Distillation: distance of a client's predictions from its mixture, Kullback-Leibler
     divergence or squared distance.
     """
-    coeff_distance: Distance | None = None
+    coeff_distance: Distance | None = field(
+        None, used_if={"share": "predictions", "coeff_lr": above(0)}
+    )
     """The same distance where the coefficients learn; none: that of the distillation."""
-    distil: NonNegativeInt = 1
+    distil: NonNegativeInt = field(
+        1,
+        used_if=(
+            {"share": "predictions"},
+            {"distil": at_most(1)},
+            {"distil_lr": other_than(None, WHOLE)},
+        ),
+    )
     """Passes over the public examples in a round, or gradient steps towards the mixed models; 0:
     none.
     """
-    distil_batch: PositiveInt = 256
+    distil_batch: PositiveInt = field(256, used_if={"share": "predictions", "distil": above(0)})
     """Public examples in one step of distillation."""
-    distil_lr: PositiveFloat | None = None
+    distil_lr: PositiveFloat | None = field(None, used_if="distil")
     """Learning rate of distillation; none: local.lr, and with share = "weights" 0.5, which goes all
     the way to the mixture.
     """
-    rho: NonNegativeFloat = 0.7
+    rho: NonNegativeFloat = field(0.7, used_if="coeff_lr")
     """Weight of the penalty that draws the coefficients towards equal ones."""
     coeff_lr: NonNegativeFloat = 0.01
     """Learning rate of the coefficients."""
@@ -94,26 +122,10 @@ class KTpFL(RoundBased):
     def needs(self) -> tuple[str, ...]:
         return ("public",) if self.share == "predictions" else ()
 
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        found["algorithm.weighting"] = "the coefficients are the weights"
-        if self.share == "weights":
-            names: tuple[str, ...] = ("public", "tau", "distance", "coeff_distance", "distil_batch")
-            found |= {f"algorithm.{name}": "models are mixed, not predictions" for name in names}
-            if self.distil > 1 and self.distil_lr in (None, WHOLE):
-                found["algorithm.distil"] = "the first step goes all the way to the mixture"
-        if not self.distil:
-            names = ("distil_lr", "distil_batch") + (("distance",) if self.coeff_distance else ())
-            found |= {f"algorithm.{name}": "distil = 0: nothing is distilled" for name in names}
-        if not self.coeff_lr:
-            names = ("rho", "coeff_distance")
-            found |= {f"algorithm.{name}": "coeff_lr = 0: they do not learn" for name in names}
-        if self.ramp:
-            why = "algorithm.ramp stands instead of it"
-            found |= {"local.epochs": why, "local.steps": why}
-        elif self.share == "weights" or not self.distil:  # otherwise distillation has more steps
-            found |= single_step(job)
-        return found
+    @property
+    def trains_once(self) -> bool:
+        """Whether neither a number of epochs of its own nor distillation adds steps."""
+        return not self.ramp and (self.share == "weights" or not self.distil)
 
     def shared(self, name: str) -> bool:
         return False

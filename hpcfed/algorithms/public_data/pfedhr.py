@@ -32,8 +32,9 @@ restarts from its first weights.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -45,7 +46,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
 from hpcfed.algorithms.public_data.blocks import Block, Row, cut, fits, nbytes
 from hpcfed.algorithms.public_data.by_architecture import join_models
 from hpcfed.clients.client import Paired
@@ -90,58 +91,47 @@ class PFedHR(RoundBased):
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_parts: ClassVar[Any] = False
+    unused: ClassVar[Unused] = {
+        "weighting": unless("merge"),
+    }
 
     lam: NonNegativeFloat = 0.1
     """Weight of the KL to the teacher; 0: clients train alone."""
-    kl_reverse: bool = False
+    kl_reverse: bool = field(False, used_if="lam")
     """Take KL(own || teacher), in the order in which the paper prints it, instead of KL(teacher ||
     own).
     """
-    merge: bool = False
+    merge: bool = field(False, used_if="lam")
     """Average the models of each architecture before they are cut, for many clients with few
     architectures.
     """
-    groups: PositiveInt = 4
+    groups: PositiveInt = field(4, used_if="lam")
     """Groups of blocks, K; fewer where there are fewer blocks."""
-    candidates: PositiveInt = 4
+    candidates: PositiveInt = field(4, used_if="lam")
     """Candidates of a round; fewer where the rules allow fewer."""
-    longest: NonNegativeInt = 0
+    longest: NonNegativeInt = field(0, used_if="lam")
     """Most blocks of a candidate, its head included; 0: any."""
-    public_labels: bool = True
+    public_labels: bool = field(True, used_if="server_epochs")
     """Candidates learn the labels of public data; else, without them, to tell images apart from two
     augmented views of each.
     """
-    tau: PositiveFloat = 0.5
+    tau: PositiveFloat = field(0.5, used_if={"public_labels": False})
     """Without labels: temperature of the contrastive loss."""
-    server_epochs: NonNegativeInt = 3
+    server_epochs: NonNegativeInt = field(3, used_if="lam")
     """Epochs of each candidate over the public data."""
-    server_lr: PositiveFloat = 1e-3
+    server_lr: PositiveFloat = field(1e-3, used_if="server_epochs")
     """Learning rate of the candidates, by Adam."""
-    server_batch: PositiveInt = 8
+    server_batch: PositiveInt = field(8, used_if="server_epochs")
     """Public examples in one step of a candidate."""
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if not self.merge:
-            found["algorithm.weighting"] = "merge = false: no models are averaged"
-        if self.public_labels:
-            found["algorithm.tau"] = "public_labels = true: there is no contrastive loss"
+        reasons = super().refuses(job)
         if self.longest == 1:
-            found["job"] = (
+            reasons["job"] = (
                 "needs candidates of two blocks at least, a body's and a head, but "
                 "algorithm.longest = 1; set it to 2, or 0 for any length"
             )
-        learning = ("public_labels", "tau", "server_lr", "server_batch")
-        if not self.server_epochs:
-            why = "server_epochs = 0: candidates learn nothing"
-            found |= {f"algorithm.{name}": why for name in learning}
-        if not self.lam:
-            names = ("kl_reverse", "weighting", "merge", "groups", "candidates", "longest")
-            found |= {
-                f"algorithm.{name}": "lam = 0: there is no teacher"
-                for name in (*learning, *names, "server_epochs")
-            }
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return False
@@ -412,7 +402,7 @@ class Piece(Generic[Source]):
 
     source: Source
     i: int
-    block: Block = field(compare=False)
+    block: Block = dataclasses.field(compare=False)
     group: int = 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import Guide, RoundBased, Unused
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
@@ -29,16 +29,18 @@ class Central(RoundBased):
 
     survival: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged",
+    }
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        found["algorithm.weighting"] = "nothing is averaged"
+        reasons = super().refuses(job)
         if job.data.name == "synthetic":
-            found["job"] = (
+            reasons["job"] = (
                 "needs all examples in one place, but synthetic has none in store; take "
                 "another data set"
             )
-        return found
+        return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return 0, 0

@@ -11,14 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcfed.algorithms.base import Guide, RoundBased, one_gradient
+from hpcfed.algorithms.base import PLAIN_GRADIENT, Guide, RoundBased, Unused
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.training.local import gradient, learning_rate
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 
@@ -32,9 +31,7 @@ class FedSGD(RoundBased):
     )
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        return super().refuses(job) | one_gradient(job)
+    unused: ClassVar[Unused] = PLAIN_GRADIENT
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
 from hpcfed.core.params import Params
 from hpcfed.training.losses import contrastive_cross_entropy
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.models.model import Model
 
 
@@ -35,22 +34,18 @@ class Local(RoundBased):
     accepts: ClassVar[str] = "any models"
     survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
+    unused: ClassVar[Unused] = {
+        "weighting": "nothing is averaged",
+    }
 
     contrastive: bool = False
     """Train on two augmented views with the supervised contrastive loss beside cross-entropy."""
-    tau: PositiveFloat = 0.07
+    tau: PositiveFloat = field(0.07, used_if="contrastive")
     """Temperature of the contrastive loss."""
-    tau_base: PositiveFloat | None = None
+    tau_base: PositiveFloat | None = field(None, used_if="contrastive")
     """The contrastive loss is multiplied by tau over this; none: by 1."""
-    normalise: bool = True
+    normalise: bool = field(True, used_if="contrastive")
     """Contrastive loss on representations scaled to length 1."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | {"algorithm.weighting": "nothing is averaged"}
-        if not self.contrastive:
-            names = ("tau", "tau_base", "normalise")
-            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
-        return found
 
     @property
     def views(self) -> int:

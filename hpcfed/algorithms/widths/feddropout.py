@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfed.algorithms.base import Guide
+from hpcfed.algorithms.base import Guide, below, field
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.core import rng
@@ -20,7 +20,6 @@ from hpcfed.models.widths import draw_units
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Window
 
@@ -37,7 +36,7 @@ class FedDropout(WindowBased):
         won="fewer bytes and less work on clients",
     )
 
-    shared_windows: bool = False
+    shared_windows: bool = field(False, used_if={"models.widths": below(1)})
     """All clients of a round drop the same units (of clients with different widths the narrower
     one's are a part).
     """
@@ -45,12 +44,6 @@ class FedDropout(WindowBased):
     @property
     def moves(self) -> bool:
         return True
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if set(job.models.widths) == {1}:
-            found["algorithm.shared_windows"] = "no client drops a unit"
-        return found
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         whose = () if self.shared_windows else (client.id,)

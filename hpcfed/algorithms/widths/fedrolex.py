@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.algorithms.base import Guide
+from hpcfed.algorithms.base import Guide, below, field
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.models.widths import roll_units
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Window
 
@@ -44,16 +43,10 @@ class FedRolex(WindowBased):
     """What the logits of classes become that a client has no examples of; none: they and their rows
     are as others.
     """
-    roll_step: int = 1
+    roll_step: int = field(1, used_if={"models.widths": below(1)})
     """Units by which the window moves from round to round; negative: backwards, -1 as the authors'
     code.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
-        if set(job.models.widths) == {1}:
-            found["algorithm.roll_step"] = "all clients have the whole model"
-        return found
 
     @property
     def moves(self) -> bool:

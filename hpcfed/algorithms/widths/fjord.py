@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.algorithms.base import Guide, RoundBased, single_step
+from hpcfed.algorithms.base import SEVERAL, Guide, RoundBased, field
 from hpcfed.algorithms.widths import submodels
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
@@ -34,7 +34,6 @@ from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
@@ -51,16 +50,10 @@ class FjORD(RoundBased):
     accepts: ClassVar[str] = "widths"
     per: ClassVar[str] = "value"
 
-    kd: bool = False
+    kd: bool = field(False, used_if={"models.widths": SEVERAL})
     """Each step trains the client's whole model too, and the narrower one learns from its soft
     predictions.
     """
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if len(set(job.models.widths)) == 1:
-            found["algorithm.kd"] = "there is one width"
-        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         inside = [

@@ -37,7 +37,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, score_common, single_step
+from hpcfed.algorithms.base import (
+    SEVERAL,
+    Guide,
+    RoundBased,
+    Share,
+    field,
+    other_than,
+    score_common,
+)
 from hpcfed.algorithms.global_model.moments import direction
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
@@ -45,7 +53,6 @@ from hpcfed.models.depths import Family, family
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # parameters of the server's Adam, torch's defaults
@@ -81,27 +88,16 @@ class InclusiveFL(RoundBased):
     per: ClassVar[str] = "tensor"
     trains_parts: ClassVar[bool] = False
 
-    beta: Share = 0.2
+    beta: Share = field(0.2, used_if={"models.mix": SEVERAL})
     """Weight of the deeper tier's momentum in the last layer of a shallower one; 0: none."""
-    distil_from: Literal["last", "above"] = "last"
+    distil_from: Literal["last", "above"] = field("last", used_if="beta")
     """The deeper tier's layers from which momentum comes: from the shallower one's last layer on,
     or those above it alone.
     """
     server_optimiser: Literal["none", "adam"] = "none"
     """The server's step: to the mean of the clients' models, or by Adam with their mean change."""
-    server_lr: PositiveFloat = 5e-5
+    server_lr: PositiveFloat = field(5e-5, used_if={"server_optimiser": other_than("none")})
     """Learning rate of the server's Adam."""
-
-    def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job) | single_step(job)
-        if len(set(job.models.mix)) == 1:
-            why = "all clients have one depth"
-            found |= {"algorithm.beta": why, "algorithm.distil_from": why}
-        if not self.beta:
-            found["algorithm.distil_from"] = "beta = 0: nothing is distilled"
-        if self.server_optimiser == "none":
-            found["algorithm.server_lr"] = "server_optimiser = 'none' takes the mean of the models"
-        return found
 
     def init(self, fed: Federation) -> State:
         kin = tiers(fed)

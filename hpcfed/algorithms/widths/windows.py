@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import SEVERAL, RoundBased, below, field
 from hpcfed.algorithms.widths import submodels
 from hpcfed.core.params import Params
 from hpcfed.federation.upload import Upload
@@ -33,7 +33,7 @@ class WindowBased(RoundBased):
     accepts: ClassVar[str] = "widths"
     per: ClassVar[str] = "value"
 
-    scaler: bool = True
+    scaler: bool = field(True, used_if={"models.widths": below(1)})
     """Multiply the outputs of hidden layers by 1 / width while training."""
     mask: submodels.Mask = "none"
     """What the logits of classes become that a client has no examples of; none: they and their rows
@@ -43,7 +43,7 @@ class WindowBased(RoundBased):
     """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged
     like weights.
     """
-    assignment: submodels.Assignment = "fix"
+    assignment: submodels.Assignment = field("fix", used_if={"models.widths": SEVERAL})
     """Clients keep their width, or draw one of models.widths for each round."""
     clip: NonNegativeFloat = 1.0
     """Largest norm of a gradient in local training; 0: any, with which narrow clients may diverge,
@@ -68,12 +68,7 @@ class WindowBased(RoundBased):
         return [submodels.base(fed)]
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found, widths = super().refuses(job) | single_step(job), set(job.models.widths)
-        if widths == {1}:
-            found["algorithm.scaler"] = "all clients have width 1"
-        if len(widths) == 1:
-            found["algorithm.assignment"] = "all clients have one width"
-        return found | submodels.refusal(job, self.assignment, self.moves)
+        return super().refuses(job) | submodels.refusal(job, self.assignment, self.moves)
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return submodels.slice_traffic(fed, k, self.mask, self.assignment)

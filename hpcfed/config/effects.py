@@ -1,0 +1,137 @@
+"""Which fields of a job have no effect, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from hpcfed.config.conditions import Check, Scope, UsedIf, conditions, value_text
+from hpcfed.core.errors import ConfigError
+from hpcfed.storage.fields import flat
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A field without effect.
+
+    why: the reason.
+    condition: under which it had one, in words; "" if no field decides it.
+    section: the section of the job that states it.
+    """
+
+    why: str
+    condition: str = ""
+    section: str = "algorithm"
+
+
+class Effects:
+    """The conditions of a job's fields, evaluated with the values of the job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.stated: dict[str, list[tuple[Scope, UsedIf]]] = {}
+        tables = {name: getattr(job, name) for name in type(job).model_fields}
+        for table, section in tables.items():
+            if isinstance(section, BaseModel):
+                scope = Scope(type(section), type(job), f"{table}.")
+                for name, parts in conditions(type(section)).items():
+                    entries = self.stated.setdefault(scope.path(name), [])
+                    entries += [(scope, condition) for condition in parts]
+
+    def idle(self, path: str, within: frozenset[str] = frozenset()) -> Idle | None:
+        """Return why a field has no effect, None if it has one.
+
+        within: fields whose conditions led to this one. Checks of them are left out, for conditions
+        may form a cycle.
+        """
+        for scope, condition in self.stated.get(path, ()):
+            failures = []
+            for alternative in condition.alternatives:
+                failure = self.failure(path, scope, alternative, within)
+                if not failure:
+                    break
+                failures.append(failure)
+            else:
+                why = condition.why or " and ".join(dict.fromkeys(failures))
+                return Idle(why, scope.text(condition), scope.prefix.rstrip("."))
+        return None
+
+    def failure(
+        self, path: str, scope: Scope, checks: dict[str, Check], within: frozenset[str]
+    ) -> str:
+        """Return by what an alternative of the condition of a field fails, "" if it holds."""
+        for name, check in checks.items():
+            other = scope.path(name)
+            if other in within:
+                continue
+            idle = self.idle(other, within | {path}) if other != path else None
+            if idle:
+                return idle.why
+            value, bound, beside = self.value(other), check.bound, ""
+            if check.field:
+                bound = self.value(scope.path(check.field))
+                beside = f" and {scope.path(check.field)} = {value_text(bound)}"
+            if not check.holds(value, bound):
+                return f"{other} = {value_text(value)}{beside}"
+        return ""
+
+    def value(self, path: str) -> Any:
+        value: Any = self.job
+        for part in path.split("."):
+            value = getattr(value, part)
+        return value
+
+
+def refuse_idle_fields(job: Job) -> None:
+    """Raise ConfigError for fields that the job sets, though they change nothing in it."""
+    if lines := list(idle_fields(job)):
+        raise ConfigError("\n".join(lines))
+
+
+def idle_fields(job: Job) -> Iterator[str]:
+    """Yield a message for each field that is set and has no effect.
+
+    A value of the preset or of the method's own defaults is not set by the user.
+    """
+    method, effects = job.algorithm.name, Effects(job)
+    reasons = {name: Idle(why) for name, why in job.algorithm.refuses(job).items()}
+    usual, others = defaults(job), job.sources()
+    for name, value in flat(job.plain()).items():
+        if name in others or name not in usual or value == usual[name]:
+            continue
+        idle = reasons.get(name) or effects.idle(name)
+        if idle:
+            by = f"{method}: " if idle.section == "algorithm" else ""
+            hint = f"; it is used only if {idle.condition}" if idle.condition else ""
+            yield (
+                f"{by}{name} = {format_value(value)} has no effect: {idle.why}\n"
+                f"  leave it away, or set its default, {format_value(usual[name])}{hint}"
+            )
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """Return the defaults of the fields of the job's sections, by name."""
+    sections = {name: getattr(job, name) for name in type(job).model_fields}
+    return {
+        f"{section}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
+        for section, values in sections.items()
+        if isinstance(values, BaseModel)
+        for name, field in type(values).model_fields.items()
+        if not field.is_required()
+    } | {
+        f"local.{name}": to_jsonable_python(value)
+        for name, value in job.algorithm.local_defaults.items()
+    }
+
+
+def format_value(value: Any) -> str:
+    """Return a value as it is written in a job file."""
+    return "none" if value is None else json.dumps(value)
