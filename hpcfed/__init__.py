@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import Guide, RoundBased, Share, State
+    from hpcfed.algorithms.base import Guide, RoundBased, State
     from hpcfed.algorithms.events import EventBased
-    from hpcfed.clients.client import Client, Paired
+    from hpcfed.clients.client import Client, Paired, Shard
     from hpcfed.config.conditions import (
         SET,
         SEVERAL,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         other_than,
         unless,
     )
+    from hpcfed.config.job import Job
+    from hpcfed.config.limits import Share
     from hpcfed.core import rng
     from hpcfed.core.errors import (
         CheckpointError,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from hpcfed.core.params import Mean, Params
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.upload import Upload
+    from hpcfed.models.model import Model
     from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
     from hpcfed.training import infer, losses
@@ -61,12 +64,15 @@ __all__ = [
     "Federation",
     "Guide",
     "HpcfedError",
+    "Job",
     "LocalSteps",
     "Mean",
+    "Model",
     "Paired",
     "Params",
     "RoundBased",
     "Run",
+    "Shard",
     "Share",
     "State",
     "StoppedError",
@@ -101,13 +107,16 @@ PLACES = {  # of the names above that are imported when they are asked for
     "Federation": "hpcfed.federation.federation",
     "Guide": "hpcfed.algorithms.base",
     "HpcfedError": "hpcfed.core.errors",
+    "Job": "hpcfed.config.job",
     "LocalSteps": "hpcfed.training.local",
     "Mean": "hpcfed.core.params",
+    "Model": "hpcfed.models.model",
     "Paired": "hpcfed.clients.client",
     "Params": "hpcfed.core.params",
     "RoundBased": "hpcfed.algorithms.base",
     "Run": "hpcfed.results.run",
-    "Share": "hpcfed.algorithms.base",
+    "Shard": "hpcfed.clients.client",
+    "Share": "hpcfed.config.limits",
     "State": "hpcfed.algorithms.base",
     "StoppedError": "hpcfed.core.errors",
     "Trained": "hpcfed.models.trained",

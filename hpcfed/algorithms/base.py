@@ -35,24 +35,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from hpcfed.config.conditions import (  # methods take these from here
-    SET as SET,
-)
-from hpcfed.config.conditions import (
-    SEVERAL as SEVERAL,
-)
-from hpcfed.config.conditions import (
-    Unused as Unused,
-)
-from hpcfed.config.conditions import above as above
-from hpcfed.config.conditions import at_most as at_most
-from hpcfed.config.conditions import below as below
-from hpcfed.config.conditions import check_conditions
-from hpcfed.config.conditions import field as field
-from hpcfed.config.conditions import other_than as other_than
-from hpcfed.config.conditions import unless as unless
+from hpcfed.config.conditions import Unused, check_conditions
 from hpcfed.config.job import Job
-from hpcfed.config.sections import Section, Share  # noqa: F401, methods take Share from here
+from hpcfed.config.sections import Section
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.models.assign import draw_width

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from hpcfed import PLACES
 from hpcfed.algorithms import ALGORITHMS as METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,10 +53,18 @@ def imports(path: Path, typing: bool = False) -> set[str]:
     for node in ast.walk(tree(path)) if typing else executed(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "hpcfed":
+            found |= {module_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             full = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (full & MODULES.keys()) | ({node.module} if full - MODULES.keys() else set())
     return found
+
+
+def module_of(name: str) -> str:
+    """The module that `from hpcfed import NAME` imports."""
+    place = PLACES.get(name, "hpcfed")
+    return f"{place}.{name}" if f"{place}.{name}" in MODULES else place
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:

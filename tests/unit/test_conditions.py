@@ -5,19 +5,20 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import NonNegativeFloat, PositiveInt
 
-from hpcfed.algorithms.base import (
+from hpcfed.algorithms.base import Method, RoundBased
+from hpcfed.config.conditions import (
     SEVERAL,
-    Method,
-    RoundBased,
+    Scope,
     Unused,
     above,
     at_most,
     below,
+    conditions,
     field,
+    meaning,
     other_than,
     unless,
 )
-from hpcfed.config.conditions import Scope, conditions, meaning
 from hpcfed.config.effects import Effects
 from hpcfed.config.help import help
 from hpcfed.config.job import Job, job_model

@@ -8,23 +8,17 @@ model, so that s(0) = 1 in all forms. It follows from the clients' profiles in v
 not drawn at random. The defaults are the paper's settings as other works report them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from hpcfed import Client, EventBased, Federation, Guide, Model, Params, Share
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share, field, other_than, warn_of_short_run
-from hpcfed.algorithms.events import EventBased, Work
-from hpcfed.core.params import Params
+from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.algorithms.events import Work
+from hpcfed.config.conditions import field, other_than
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedAsync(EventBased):

@@ -18,20 +18,14 @@ also send the number of its version; it is part of the message's header and not 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from hpcfed import Client, EventBased, Federation, Guide, Job, Params, Share, Upload
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share, field, other_than
-from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work, train
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
+from hpcfed.algorithms.events import Coordinator, Decision, Work, train
+from hpcfed.config.conditions import field, other_than
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import floor, inf
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge
 from pydantic import NonNegativeFloat, PositiveInt
 
+from hpcfed import EventBased, Federation, Guide, Job, Params, Share
 from hpcfed.algorithms.asynchronous.staleness import damping
-from hpcfed.algorithms.base import Guide, Share, field, other_than
-from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
-from hpcfed.core.params import Params
-
-if TYPE_CHECKING:
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
+from hpcfed.algorithms.events import Coordinator, Decision, Work
+from hpcfed.config.conditions import field, other_than
 
 FIRST, LATE = -1, -2  # groups of first reports (each merged alone) and of late ones
 

@@ -13,26 +13,19 @@ the code takes the mean over them. The server has no weight decay (1e-5 in the c
 learning rate.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, field, other_than
+from hpcfed import Federation, Guide, Job, Mean, Paired, Params, RoundBased, Share
 from hpcfed.algorithms.bayesian import posterior
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
+from hpcfed.config.conditions import field, other_than
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import Average, fit_targets, parameters, recalibrate
-
-if TYPE_CHECKING:
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 
 class FedBE(RoundBased):

@@ -1,22 +1,16 @@
 """Gaussian distributions of each weight, N(mu, softplus(rho)^2), as in pFedBayes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.core.params import Params
+from hpcfed import Client, Federation, Params
+from hpcfed.models.flat import Layout
 from hpcfed.training.losses import gaussian_divergence
 from hpcfed.training.optimisers import Optimiser, moments
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.flat import Layout
 
 RHO = "rho/"  # prefix of parameters' names: softplus of these values is the standard deviation
 

@@ -14,27 +14,29 @@ by 2000 beside their mean (`divisor`). Buffers of batch
 normalisation are averaged like means. Weight decay applies to the personal mu alone.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, field
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    LocalSteps,
+    Mean,
+    Params,
+    RoundBased,
+    Share,
+    Upload,
+    rng,
+)
 from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import LocalSteps
+from hpcfed.config.conditions import field
 from hpcfed.training.optimisers import Optimiser, keep_moments
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class PFedBayes(RoundBased):

@@ -1,17 +1,10 @@
 """Distributions of models, fitted to the models that clients sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
+from hpcfed import Federation, Mean, Params, rng
 
 FLOOR = 1e-5  # least variance of directions
 SMALL = 1e-12  # changes shorter than this have no direction

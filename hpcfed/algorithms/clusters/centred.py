@@ -1,21 +1,13 @@
 """Base class of methods whose clients start from the centre of their cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed import Client, Federation, Params, RoundBased, Upload
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 @dataclass(frozen=True)

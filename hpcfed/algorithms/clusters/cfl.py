@@ -14,27 +14,20 @@ update is the mean of these. The authors' code weighs clients equally (preset `a
 the learning rate. The cosine with a zero update is 0.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Guide, Share, at_most, below, field, warn_of_short_run
+from hpcfed import Client, Federation, Guide, Job, Mean, Params, Share
+from hpcfed.algorithms.base import warn_of_short_run
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
-from hpcfed.core.params import Mean, Params
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
+from hpcfed.config.conditions import at_most, below, field
 
 # clusters are split
 SPLITS = {"after": below("rounds"), "min_size": at_most("clients")}

@@ -4,23 +4,17 @@ The tensors of M models are stacked, [M, *shape]. A tensor that all clusters sha
 [1, *shape].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hpcfed.core import rng
-from hpcfed.core.params import At, Mean, Params
+from hpcfed import Client, Federation, Mean, Params, rng
+from hpcfed.core.params import At
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.server import call
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: True) -> Params:

@@ -3,25 +3,18 @@
 Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import above, field
+from hpcfed import Client, Federation, Model, Params
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import Centred, State
-from hpcfed.core.params import Params
+from hpcfed.config.conditions import above, field
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class EM(Centred):

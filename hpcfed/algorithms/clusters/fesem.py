@@ -8,7 +8,7 @@ trained yet starts from centre k mod M. The authors' code has scope = "head" and
 of one client.
 """
 
-from hpcfed.algorithms.base import Guide
+from hpcfed import Guide
 from hpcfed.algorithms.clusters.em import EM
 
 

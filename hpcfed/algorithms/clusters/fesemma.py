@@ -12,27 +12,18 @@ matching is not connected with the clusters, and the last layer is averaged by c
 "classes", preset `authors`).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, ConfigError, Federation, Guide, Mean, Params, Upload
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
 from hpcfed.algorithms.matching import permutation
-from hpcfed.core.errors import ConfigError
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.models.widths import Units
 from hpcfed.training.server import parameters
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.widths import Units
 
 HEAD = ("head.weight", "head.bias")
 

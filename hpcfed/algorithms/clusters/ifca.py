@@ -7,33 +7,17 @@ Deviations: a cluster's mean is over its members in the cohort and weighted by e
 for gradients too; the paper divides their sum by the number of all clients in the cohort.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
-from hpcfed.algorithms.base import (
-    PLAIN_GRADIENT,
-    Guide,
-    RoundBased,
-    Unused,
-    above,
-    field,
-    other_than,
-    unless,
-)
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload, rng
+from hpcfed.algorithms.base import PLAIN_GRADIENT
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import Unused, above, field, other_than, unless
 from hpcfed.training.local import gradient, learning_rate
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class IFCA(RoundBased):

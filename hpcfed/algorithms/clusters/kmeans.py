@@ -3,15 +3,13 @@
 Points are models as returned by `clusters.stack`, each tensor [N, *shape].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from hpcfed import Params
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.core.params import Params
 
 
 def trimmed_mean(values: Tensor, share: float) -> Tensor:

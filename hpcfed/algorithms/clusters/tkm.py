@@ -11,22 +11,16 @@ coordinate. A cluster that loses all clients keeps its centre; in that code it b
 first centres are the models of different clients; that code draws them with replacement.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Guide, Unused, above, field
+from hpcfed import Federation, Guide, Params, rng
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.algorithms.clusters.centred import Centred, State
-from hpcfed.core import rng
-from hpcfed.core.params import Params
+from hpcfed.config.conditions import Unused, above, field
 from hpcfed.training.server import parameters
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
 
 
 class TKM(Centred):

@@ -14,28 +14,29 @@ is not implemented. A public port uses raw logits as probabilities, and a client
 place of the others' mean; neither is followed.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, above, field
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    Job,
+    LocalSteps,
+    Mean,
+    Model,
+    Params,
+    RoundBased,
+    Upload,
+)
+from hpcfed.config.conditions import above, field
 from hpcfed.training.infer import class_sums, logits
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import soften, to_soft_targets
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 NEVER = -1  # round of a class that no client has sent yet
 

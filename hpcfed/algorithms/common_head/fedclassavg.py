@@ -13,21 +13,14 @@ round 1 too; here this epoch has no such term, because nothing has been received
 count in round 1's training loss. share = "all" is the paper's "+weight" for one architecture.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
-from hpcfed.core.params import Params
+from hpcfed import Client, Federation, Guide, Model, Params, RoundBased
+from hpcfed.config.conditions import Unused, field, unless
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedClassAvg(RoundBased):

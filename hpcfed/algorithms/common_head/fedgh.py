@@ -9,25 +9,18 @@ after the header's ReLU, because the mean of relu(z) is not relu of the mean. Th
 gradients at norm 50; here they are not clipped.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload
+from hpcfed.config.conditions import Unused, field
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.server import fit
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class FedGH(RoundBased):

@@ -14,30 +14,30 @@ without the further 1/|N_j| of eq. 6. The authors' code weights clients equally 
 prototypes; the authors' code considers only those of the client's own classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, other_than, unless
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    Job,
+    LocalSteps,
+    Mean,
+    Model,
+    Params,
+    RoundBased,
+    Upload,
+)
+from hpcfed.config.conditions import Unused, field, other_than, unless
 from hpcfed.training.infer import class_sums, represent
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import nearest, to_prototypes
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedProto(RoundBased):

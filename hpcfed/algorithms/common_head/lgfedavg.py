@@ -6,11 +6,9 @@ Deviations: the shared part is the head, one linear layer, so that bodies may di
 auxiliary losses on representations are left out, as in its experiments on federated data.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Guide, RoundBased
 
 
 class LGFedAvg(RoundBased):

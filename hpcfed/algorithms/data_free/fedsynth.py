@@ -19,13 +19,12 @@ The statistics of batch normalisation, which no gradient carries, are sent as th
 If g = 0 the model does not change.
 """
 
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,18 +32,11 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload, rng
 from hpcfed.algorithms.data_free.generators import example_shape
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.local import count_work
 from hpcfed.training.server import call, predictor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 # x [n, *shape], labels [n, C], norm [], statistics by name, and in a client's message how well its
 # examples represent its update, as "cosine" []

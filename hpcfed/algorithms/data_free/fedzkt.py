@@ -15,30 +15,22 @@ of steps, and the generator (Fang et al., 2019), are our choice. Normalisation i
 models is in eval mode while they are an ensemble, and by the batch while they learn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, score_server
+from hpcfed import Client, Federation, Guide, Job, Params, RoundBased, Upload, rng
+from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.data_free.generators import Generator, check_finite
-from hpcfed.core import rng
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import Unused, field
 from hpcfed.training.losses import distil, proximal, soften
 from hpcfed.training.server import call, parameters
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 RATES = "algorithm.server_lr, algorithm.generator_lr"
 

@@ -4,24 +4,17 @@ The generator of images is that of Fang et al. (Data-Free Adversarial Distillati
 arXiv:1912.11006. Its last layer is a normalisation, because models take normalised images.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError, DivergedError
-from hpcfed.core.params import Params
+from hpcfed import ConfigError, DivergedError, Federation, Params, rng
 from hpcfed.core.payload import not_finite
 from hpcfed.core.shapes import Shapes
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
 
 Values = TypeVar("Values")  # tensors, alone or by name
 CHANNELS = 64  # of the generator's widest maps

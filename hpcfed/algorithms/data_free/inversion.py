@@ -3,26 +3,20 @@
 The examples fit the model's predictions and the statistics of its batch normalisation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hpcfed import Federation, Params, rng
 from hpcfed.algorithms.data_free.generators import Generator, check_finite, example_shape
-from hpcfed.core import rng
-from hpcfed.core.params import Params
 from hpcfed.training.losses import moment_distance
 from hpcfed.training.server import call
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,9 @@ values. At the clients synthetic images are rounded to bytes, like those of the 
 loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,19 +28,15 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field, warn_of_short_run
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Shard, Upload
+from hpcfed.algorithms.base import warn_of_short_run
 from hpcfed.algorithms.data_free.generators import example_shape
 from hpcfed.algorithms.data_free.inversion import Inversion
-from hpcfed.clients.client import Extended, Shard
+from hpcfed.clients.client import Extended
+from hpcfed.config.conditions import field
 from hpcfed.core.inputs import restore
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
 from hpcfed.training.local import count_work
 from hpcfed.training.server import call, fit, parameters
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 Made = tuple[Tensor, Tensor]  # examples as models take them, [n, *shape], and their classes, [n]
 

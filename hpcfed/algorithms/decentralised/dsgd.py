@@ -12,22 +12,15 @@ its neighbours' models and sends its own to each of them, and its work. A round 
 slowest client's step. Steps without averaging exchange nothing.
 """
 
-from __future__ import annotations
+from typing import ClassVar, Literal
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+import numpy as np
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused
+from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload
 from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed.config.conditions import Unused
 
 
 class DSGD(Peers, RoundBased):

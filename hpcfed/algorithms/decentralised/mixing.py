@@ -1,15 +1,13 @@
 """Mixing matrices of a graph, the weights of neighbours, and weighted sums of their models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
+from hpcfed import Params
 from hpcfed.algorithms.decentralised.topology import graph
-from hpcfed.core.params import Params
 
 Weights = Literal["ccs", "ccs-rates", "metropolis", "uniform"]
 

@@ -1,23 +1,16 @@
 """Base class of methods without a server, with rounds or with events."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Share, field
+from hpcfed import Client, Federation, Mean, Params, Share
 from hpcfed.algorithms.decentralised.topology import Topology, graph
+from hpcfed.config.conditions import field
 from hpcfed.config.sections import Section
-from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class Peers(Section):

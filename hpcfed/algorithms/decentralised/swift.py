@@ -16,20 +16,12 @@ degrees only, so that weights differ on some graphs. Batch statistics are averag
 own count as they are after its step.
 """
 
-from __future__ import annotations
+from typing import ClassVar
 
-from typing import TYPE_CHECKING, ClassVar
-
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, EventBased, Federation, Guide, Params, Upload
 from hpcfed.algorithms.decentralised.mixing import Weights, add_step, mix, mixing
 from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.algorithms.events import EventBased, Work, train
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed.algorithms.events import Work, train
 
 
 class SWIFT(Peers, EventBased):

@@ -1,15 +1,12 @@
 """Graphs of clients for methods without a server, as symmetric matrices."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Literal
 
 import numpy as np
 
-from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError
+from hpcfed import ConfigError, rng
 
 Topology = Literal["ring", "complete", "star", "torus", "clique-ring", "erdos-renyi", "exponential"]
 TRIES = 1000  # draws of a random graph until one is connected

@@ -14,25 +14,16 @@ are sent in addition to the models.
 Deviations: float buffers of batch normalisation are averaged plainly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import LocalSteps
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
+from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed.config.conditions import Unused, field, unless
 
 ALL = "all"  # name of the single rate of all weights
 SQUARES = "squares."

@@ -15,26 +15,18 @@ Deviations: features are computed in eval mode. The authors have published no co
 number of virtual features, the optimiser and the epochs of the head are our choice.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload, rng
+from hpcfed.config.conditions import field
 from hpcfed.training.infer import represent
 from hpcfed.training.server import fit
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class CCVR(RoundBased):

@@ -11,19 +11,11 @@ over: each centre trains a copy of its own, and centre 0's is scored. Each visit
 (local.keep_optimiser: each client keeps its own).
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused
-from hpcfed.core import rng
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload, rng
+from hpcfed.config.conditions import Unused
 
 
 class Cyclic(RoundBased):

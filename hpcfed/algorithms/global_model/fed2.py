@@ -14,22 +14,16 @@ A client holds a group if it has an example of one of its classes; which classes
 is not counted as traffic.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Guide, RoundBased, above, field
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
 from hpcfed.algorithms.global_model.groups import class_groups, row_groups
-from hpcfed.core.params import Mean, Params, Per
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import above, field
+from hpcfed.core.params import Per
 from hpcfed.models.variants import name_variant
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class Fed2(RoundBased):

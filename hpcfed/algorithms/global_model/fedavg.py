@@ -8,7 +8,7 @@ Deviations: weights are renormalised over the clients that report.
 
 from typing import ClassVar
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Guide, RoundBased
 
 
 class FedAvg(RoundBased):

@@ -21,20 +21,13 @@ a step of the weight decay; that code leaves it out. That code also tests on a c
 part in training, and keeps the round that is best on validation data.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.core.params import Params
-    from hpcfed.models.model import Model
+from hpcfed import Client, Guide, Model, Params, RoundBased
 
 
 class FedCLIP(RoundBased):

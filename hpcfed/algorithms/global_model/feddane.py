@@ -12,27 +12,18 @@ and drawn without replacement. With batch normalisation the gradient is computed
 local.batch examples, each with its own statistics, which are not kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, below, field
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, rng
+from hpcfed.config.conditions import below, field
 from hpcfed.training.local import gradient
 from hpcfed.training.losses import differences, proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,10 @@ never sets.
 Float buffers of batch normalisation are updated like parameters.
 """
 
-from __future__ import annotations
+from typing import Literal
 
-from typing import TYPE_CHECKING, Literal
-
-from hpcfed.algorithms.base import Guide, RoundBased, Share, field
-from hpcfed.core.params import Params
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
+from hpcfed import Federation, Guide, Params, RoundBased, Share
+from hpcfed.config.conditions import field
 
 
 class FedDist(RoundBased):

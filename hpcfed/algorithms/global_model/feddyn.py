@@ -11,26 +11,16 @@ are averaged and have neither g_k nor h. The authors' code divides alpha by a cl
 data, and keeps g_k / alpha with the other sign.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, sgd
 from hpcfed.algorithms.global_model.shares import share_of
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import inner_product, proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 @dataclass(frozen=True)

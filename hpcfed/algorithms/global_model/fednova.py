@@ -13,27 +13,17 @@ with momentum beside it adds up both counters, which is not the sum of a_k; thei
 left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Job, Mean, Model, Params, RoundBased, Upload
 from hpcfed.training.losses import proximal
 from hpcfed.training.optimisers import learning_rate
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 EXAMINED = 1000  # steps after which the number of gradients must be positive
 SMALL = 1e-3  # numbers of gradients below this cannot divide an update

@@ -8,21 +8,16 @@ and corrects nothing. Their Adagrad has b1 = 0.
 Deviations: float buffers of batch normalisation are averaged, not adapted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
+from hpcfed import Federation, Guide, Params, RoundBased
 from hpcfed.algorithms.global_model.moments import Decay, Rule, direction, second_moment
-from hpcfed.core.params import Params
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
+from hpcfed.config.conditions import field, other_than
 
 
 @dataclass(frozen=True)

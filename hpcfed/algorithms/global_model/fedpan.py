@@ -14,22 +14,17 @@ the pooled channels; here that convolution has them, and so has the linear layer
 the logits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
+from hpcfed import Guide, Job, Model, RoundBased
+from hpcfed.config.conditions import field
 from hpcfed.models.variants import name_variant
-
-if TYPE_CHECKING:
-    from hpcfed.config.job import Job
-    from hpcfed.models.model import Model
 
 LAYERS = (nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -18,27 +18,28 @@ u_k since it last sent, so that the mean is over all clients even if not all tak
 all do. Float buffers of batch normalisation are averaged plainly.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    Mean,
+    Model,
+    Params,
+    RoundBased,
+    Share,
+    Upload,
+    rng,
+    sgd,
+)
 from hpcfed.algorithms.global_model.shares import share_of
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import inner_product, proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedPD(RoundBased):

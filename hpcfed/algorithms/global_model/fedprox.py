@@ -7,22 +7,14 @@ and takes the plain mean (sampling = "size", weighting = "uniform"); most code d
 weights by n_k (the default here).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import NonNegativeFloat, model_validator
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
-from hpcfed.core.params import Params
+from hpcfed import Client, Federation, Guide, Model, Params, RoundBased
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedProx(RoundBased):
@@ -45,7 +37,7 @@ class FedProx(RoundBased):
     """
 
     @model_validator(mode="after")
-    def counts_sizes_once(self) -> FedProx:
+    def counts_sizes_once(self) -> Self:
         if self.sampling == "size" and self.weighting == "samples":
             raise ValueError(
                 "sampling = 'size' with weighting = 'samples' counts sizes twice; use 'uniform' "

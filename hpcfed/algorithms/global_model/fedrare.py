@@ -21,10 +21,8 @@ are of the batches as they are trained on. They are unknown until a client sends
 they are random. An example is no partner of itself.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,23 +30,11 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Share,
-    below,
-    field,
-    warn_of_short_run,
-)
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Share, Upload
+from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.config.conditions import below, field
 from hpcfed.training.infer import class_sums, outputs
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import supcon, to_vectors
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 VECTORS = "vectors"  # name in the state: class vectors, [C, d], nan for classes not sent yet
 FLOAT = 4  # bytes

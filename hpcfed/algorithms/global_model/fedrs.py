@@ -8,24 +8,15 @@ preset `authors`, scales by how many examples a class has (form = "graded"). Its
 gradients and its minimum of 5 local batches are not implemented.
 """
 
-from __future__ import annotations
+from typing import Any, Literal
 
-from typing import TYPE_CHECKING, Any, Literal
-
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, field, other_than
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Share, Upload
+from hpcfed.config.conditions import field, other_than
 
 
 class FedRS(RoundBased):

@@ -14,25 +14,15 @@ z_k, so that the mean is over all clients even if not all take part; in the pape
 buffers of batch normalisation are averaged plainly.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, sgd
 from hpcfed.algorithms.global_model.shares import share_of
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedSplit(RoundBased):

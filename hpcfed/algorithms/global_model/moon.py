@@ -12,26 +12,17 @@ before the classifier, as models.d = 256 does here. Both other representations a
 examples without augmentation, in eval mode.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Mean, Model, Paired, Params, RoundBased, Shard, Upload
+from hpcfed.config.conditions import field
 from hpcfed.training.infer import represent
 from hpcfed.training.losses import model_contrast
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class MOON(RoundBased):

@@ -13,32 +13,17 @@ Deviations: float buffers of batch normalisation are averaged, not adapted. The 
 is the job's in both phases.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Share,
-    Unused,
-    below,
-    field,
-    unless,
-    warn_of_short_run,
-)
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Share, Upload
+from hpcfed.algorithms.base import warn_of_short_run
 from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed.config.conditions import Unused, below, field, unless
 
 
 @dataclass(frozen=True)

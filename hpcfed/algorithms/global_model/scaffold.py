@@ -6,24 +6,15 @@ Deviations: float buffers of batch normalisation are averaged like parameters an
 variate. eta_g does not apply to them, because a variance could become negative.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import Guide, RoundBased
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import LocalSteps, gradient
+from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed.training.local import gradient
 from hpcfed.training.losses import inner_product
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 
 @dataclass(frozen=True)

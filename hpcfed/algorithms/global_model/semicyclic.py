@@ -12,24 +12,18 @@ virtual time. Cohorts are drawn from the block's group alone, participation * K 
 that are available. Before its first round a block predicts with the server's model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, above, field, score_common, warn_of_short_run
-from hpcfed.core import rng
-from hpcfed.core.params import Params
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed import Client, Federation, Guide, Params, RoundBased, rng
+from hpcfed.algorithms.base import score_common, warn_of_short_run
+from hpcfed.config.conditions import above, field
 
 
 @dataclass(frozen=True)

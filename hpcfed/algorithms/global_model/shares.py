@@ -1,12 +1,6 @@
 """A cohort's share of the weight of all clients, for means over all of them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hpcfed.algorithms.base import RoundBased
-    from hpcfed.federation.federation import Federation
+from hpcfed import Federation, RoundBased
 
 
 def share_of(method: RoundBased, fed: Federation, cohort: list[int]) -> float:

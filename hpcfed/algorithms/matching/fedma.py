@@ -21,24 +21,16 @@ public code, preset authors, they are posterior means (estimate = "map"), and th
 PFNM's code with gamma = 7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, Federation, Guide, Params, Upload
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
 from hpcfed.algorithms.matching.permutation import Order
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.widths import Units
+from hpcfed.models.widths import Units
 
 
 @dataclass(frozen=True)

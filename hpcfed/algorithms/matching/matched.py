@@ -1,30 +1,22 @@
 """Shared parts of the methods whose server matches units of the clients' models."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Unused, other_than, unless
+from hpcfed import Client, ConfigError, Federation, Params, RoundBased, Upload
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
-from hpcfed.core.errors import ConfigError
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import Unused, other_than, unless
 from hpcfed.models.widths import Units
 from hpcfed.training import evaluate
 from hpcfed.training.server import parameters, predictor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 # what a client sends: under "model" tensors, under "counts" its number of examples of each class
 Sent = dict[str, Params]

@@ -17,8 +17,6 @@ unit of client k is, summed over the values of the vector,
   (p0 m + p_k v)^2 / (p0 + p_k) - (p0 m)^2 / p0 - 2 log i + 2 log(gamma / J).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed import Params
 from hpcfed.algorithms.matching.permutation import Order, Wanted, unit_vectors
-from hpcfed.core.params import Params
 from hpcfed.models.trace import FIXED, Axis
 from hpcfed.models.widths import Units
 

@@ -17,27 +17,19 @@ never changed, where the public code transports the last layer's outputs too unl
 The paper fuses once; here every round does.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, Federation, Guide, Mean, Params
 from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.matching.matched import Matched
-from hpcfed.core.params import Mean, Params
 from hpcfed.models.trace import FIXED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.widths import Units
+from hpcfed.models.widths import Units
 
 SWEEPS = 1000  # upper limit for Sinkhorn's algorithm
 CLOSE = 1e-9  # largest relative error of the marginals at which it stops

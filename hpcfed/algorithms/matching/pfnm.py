@@ -26,18 +26,11 @@ popularity of a unit once, not twice, counts it up to 10, and has no more than 7
 It also tries several priors and keeps the best on training data; this is not implemented.
 """
 
-from __future__ import annotations
+from typing import Any, ClassVar
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, Federation, Guide, Upload
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class PFNM(Widened):

@@ -22,30 +22,33 @@ network object serves all clients and the server; the proximal term has no gradi
 never train; the area under the precision-recall curve is that of the largest logit.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, above, below, field, warn_of_short_run
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    LocalSteps,
+    Mean,
+    Model,
+    Params,
+    RoundBased,
+    Share,
+    Upload,
+    rng,
+)
+from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.config.conditions import above, below, field
 from hpcfed.models.fusion import Fusion
-from hpcfed.training.local import LocalSteps, learning_rate
+from hpcfed.training.local import learning_rate
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
-
 
 NOISE = "noise"  # key in the loss's state; standard normal, [copies * n, width]
 

@@ -24,29 +24,33 @@ followed, being defects: three of four of its servers add the mean update to cla
 contain the client's own already; one has its clusters written down by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, below, field, warn_of_short_run
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    LocalSteps,
+    Mean,
+    Params,
+    RoundBased,
+    Share,
+    Upload,
+    rng,
+    sgd,
+)
+from hpcfed.algorithms.base import warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import below, field
 from hpcfed.training import evaluate
-from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.server import predictor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 ALL = "all"  # name of the modality of inputs of one kind
 FUSION = "fusion/"  # prefix of the names of the classifier that stage 2 starts from

@@ -9,24 +9,14 @@ code alternates their steps on the same batches. A client's personal model start
 first model.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import sgd
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, sgd
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class Ditto(RoundBased):

@@ -8,19 +8,12 @@ size). Running statistics of batch normalisation, part of the body, follow the d
 The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have no effect.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
+from hpcfed.config.conditions import Unused
 
 
 class FedRep(RoundBased):

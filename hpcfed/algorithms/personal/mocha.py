@@ -23,34 +23,18 @@ the job's epochs of batches, without replacement. W is computed anew when Sigma 
 authors' code keeps it. Eigenvalues of Sigma have a floor of 1e-7.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Unused,
-    field,
-    other_than,
-    warn_of_short_run,
-)
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import LocalSteps
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
+from hpcfed import Client, Federation, Guide, Job, LocalSteps, Model, Params, RoundBased, Upload
+from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.config.conditions import Unused, field, other_than
 
 FLOOR = 1e-7  # lower bound of the eigenvalues of Sigma
 

@@ -8,26 +8,17 @@ weigh alike, as the paper's clients do. Running statistics of batch normalisatio
 step's forward passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload, rng
+from hpcfed.config.conditions import field, other_than
 from hpcfed.training import evaluate
-from hpcfed.training.local import LocalSteps, gradient
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.training.local import Loss
+from hpcfed.training.local import Loss, gradient
 
 
 class PerFedAvg(RoundBased):

@@ -27,12 +27,10 @@ it is smaller than the others, and augments the labelled images; here every exam
 is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,20 +38,26 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, score_server
+from hpcfed import (
+    Client,
+    ConfigError,
+    DataError,
+    Federation,
+    Guide,
+    LocalSteps,
+    Mean,
+    Paired,
+    Params,
+    RoundBased,
+    Shard,
+    Upload,
+)
+from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.personal.slimming import Slimming, similarity
-from hpcfed.clients.client import Paired
-from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import Unused, field
 from hpcfed.training.infer import logits, outputs
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import call, fit, fit_targets, parameters, predictor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
 TIMES = "prunings"  # in a client's memory: how often its model was pruned

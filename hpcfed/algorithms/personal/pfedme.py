@@ -10,22 +10,14 @@ local.weight_decay). Personal models start from the received one in each round, 
 beta > 1 does not apply to batch statistics.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
-from hpcfed.training.local import LocalSteps
+from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed.config.conditions import field
 from hpcfed.training.losses import proximal
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class PFedMe(RoundBased):
@@ -56,7 +48,7 @@ class PFedMe(RoundBased):
     """
 
     @model_validator(mode="after")
-    def contracts(self) -> PFedMe:
+    def contracts(self) -> Self:
         if self.eta * self.lam >= 1:
             raise ValueError(
                 f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"

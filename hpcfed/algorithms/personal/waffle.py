@@ -19,23 +19,16 @@ Deviations: r_k is a point, without prior. Biases and batch normalisation are sh
 Convolutions are factorised as matrices [out, in * height * width].
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
 from hpcfed.algorithms.personal.factors import SCORES, divergence
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import field
 from hpcfed.models.variants import name_variant
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class WAFFLe(RoundBased):

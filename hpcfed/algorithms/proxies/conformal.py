@@ -6,8 +6,6 @@ beyond k_reg. The set of an example holds the classes whose score is at most a t
 Deviation: scores are not randomised, so sets are a little larger than necessary.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -12,11 +12,9 @@ the logits of the server's model after its training, in eval mode; the authors' 
 that its last epoch computes in train mode, while the model still changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,23 +22,15 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Job, Model, Paired, Params, RoundBased, Shard, Upload
+from hpcfed.config.conditions import Unused, field
 from hpcfed.models import MODELS
+from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import stem
 from hpcfed.training.batches import chunks
 from hpcfed.training.infer import FORWARD, logits, outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import call, fit, parameters
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.flat import Skeleton
-    from hpcfed.models.model import Model
 
 Parcel = Mapping[str, Tensor]  # a client's features [n, *H], logits [n, C], labels [n], int32
 

@@ -23,31 +23,22 @@ MSE twice, once for each model, though it depends on both; neither L nor teacher
 there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field, other_than
+from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import field, other_than
+from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Pair
 
 LEAST = 1e-8  # lower bound of the sum of both cross-entropies, by which the other terms are divided
 Energy = Annotated[float, Field(gt=0, le=1)]
@@ -101,7 +92,7 @@ class FedKD(RoundBased):
     """Which of a client's two models is evaluated."""
 
     @model_validator(mode="after")
-    def rises(self) -> FedKD:
+    def rises(self) -> Self:
         if self.energy_start > self.energy_end:
             raise ValueError(
                 f"energy_start = {self.energy_start:g} is above energy_end = {self.energy_end:g}; "

@@ -17,41 +17,22 @@ its clients' rate falls so too; it draws its 5,000 labelled examples from the cl
 with replacement, and lets the gradient of one network's loss run into the other.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Share,
-    Unused,
-    below,
-    field,
-    other_than,
-    score_server,
-    unless,
-)
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
+from hpcfed import Client, Federation, Guide, Job, Mean, Paired, Params, RoundBased, Shard, Share
+from hpcfed.algorithms.base import score_server
+from hpcfed.config.conditions import Unused, below, field, other_than, unless
+from hpcfed.models.model import Pair
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import fit_targets, predictor
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Pair
 
 
 class FedKEMF(RoundBased):

@@ -23,11 +23,9 @@ mean weighs all. Not followed, being defects: in the code the ranking loss has t
 gradient, the adapted lam is thrown away, and KL is divided by the number of classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -35,22 +33,28 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share, field, score_server
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    LocalSteps,
+    Mean,
+    Params,
+    RoundBased,
+    Shard,
+    Share,
+    Upload,
+    rng,
+)
+from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
 from hpcfed.algorithms.proxies import conformal
-from hpcfed.core import rng
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import field
+from hpcfed.models.flat import Layout
+from hpcfed.models.model import Pair
 from hpcfed.training.infer import FORWARD, outputs
-from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import distil, proximal, soften
 from hpcfed.training.optimisers import Optimiser, keep_moments, make_optimiser
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.flat import Layout
-    from hpcfed.models.model import Pair
 
 SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
 FIELDS = {  # the fields that only one aggregation has
@@ -116,7 +120,7 @@ class FedType(RoundBased):
     """Which of a client's two models is evaluated."""
 
     @model_validator(mode="after")
-    def contracts(self) -> FedType:
+    def contracts(self) -> Self:
         if self.aggregation == "pfedme" and self.eta * self.lam >= 1:
             raise ValueError(
                 f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common proxy oversteps"

@@ -9,22 +9,15 @@ Deviations: none. Teachers are constants, and the divergence is a mean over exam
 classes (one public port divides by the number of classes as well).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import Guide, RoundBased, Share
-from hpcfed.core.params import Params
+from hpcfed import Client, Federation, Guide, Params, RoundBased, Share
+from hpcfed.models.model import Pair
 from hpcfed.training.losses import distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Pair
 
 
 class FML(RoundBased):

@@ -18,17 +18,12 @@ inputs at first (`hyper.scale`). Statistics of batch normalisation are not made 
 client.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Guide, RoundBased
+from hpcfed import Guide, Job, RoundBased
 from hpcfed.models.variants import name_variant
-
-if TYPE_CHECKING:
-    from hpcfed.config.job import Job
 
 HYPER = "body.hyper."  # prefix of the names of the hyper-network's parameters
 

@@ -5,14 +5,12 @@ Packed `Params` have, for a tensor NAME, either NAME itself or "NAME/u" [m, r], 
 height * width]; tensors of one dimension stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from hpcfed.core.params import Params
+from hpcfed import Params
 
 PARTS = ("u", "s", "v")
 

@@ -5,26 +5,20 @@ through all shared examples. They therefore pass the model in chunks of evaluate
 backward pass computes each chunk again: memory is needed for one chunk, not for all examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hpcfed import Client, Federation, Model, Shard
 from hpcfed.machine.devices import full, raised
 from hpcfed.training.batches import chunks
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
-    from hpcfed.training.local import Loss
+from hpcfed.training.local import Loss
 
 Distance = Callable[[Tensor], Tensor]  # representation [L, d] -> scalar
 

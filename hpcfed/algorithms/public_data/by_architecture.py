@@ -1,18 +1,12 @@
 """A server's state with one model for each architecture of its clients, named "KIND/name"."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
-from hpcfed.core.params import Mean, Params
+from hpcfed import Federation, Mean, Params
 from hpcfed.training import evaluate
 from hpcfed.training.server import predictor
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
 
 
 def join_models(models: Mapping[str, Params]) -> Params:

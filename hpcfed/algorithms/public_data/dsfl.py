@@ -6,27 +6,19 @@ learns it by cross-entropy. With models.server the server learns it too, and its
 as the common one. Deviations: none.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import SET, Guide, RoundBased, above, field, other_than, score_server
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Mean, Paired, Params, RoundBased, Shard, Upload, sgd
+from hpcfed.algorithms.base import score_server
+from hpcfed.config.conditions import SET, above, field, other_than
 from hpcfed.training.infer import logits
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
 from hpcfed.training.server import fit_targets
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
 
 
 class DSFL(RoundBased):

@@ -22,29 +22,31 @@ examples without augmentation, in eval mode. A client trains its first model in 
 code's variant that averages weights too, for one architecture, is left out.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, above, field, other_than
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import (
+    Client,
+    Federation,
+    Guide,
+    Job,
+    Mean,
+    Model,
+    Paired,
+    Params,
+    RoundBased,
+    Shard,
+    Upload,
+    sgd,
+)
+from hpcfed.config.conditions import above, field, other_than
 from hpcfed.training.infer import logits
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import cross_correlation, distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FCCL(RoundBased):

@@ -11,28 +11,20 @@ dropped client counts neither as a teacher nor in the mean. Students' batch stat
 of public data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, above, field
+from hpcfed import Client, Federation, Guide, Job, Mean, Paired, Params, RoundBased
 from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Mean, Params
+from hpcfed.config.conditions import above, field
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import fit_targets, predictor, split_holdout
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 
 class FedDF(RoundBased):

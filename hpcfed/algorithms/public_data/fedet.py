@@ -19,30 +19,23 @@ tensors are copied that `transfer` names and that have one shape in both models:
 head, the one layer that all models of hpcfed have in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field, score_server
+from hpcfed import Client, ConfigError, Federation, Guide, Mean, Paired, Params, RoundBased
+from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.public_data.by_architecture import join_models, of_architecture, score_groups
-from hpcfed.clients.client import Paired
-from hpcfed.core.errors import ConfigError
-from hpcfed.core.params import Mean, Params
+from hpcfed.config.conditions import field
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil
 from hpcfed.training.server import fit_targets, predictor
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 @dataclass(frozen=True)

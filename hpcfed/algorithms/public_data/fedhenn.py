@@ -18,26 +18,16 @@ previous round's cohort have on this round's RAD (mean_over = "previous"), their
 mean, and their last round trains all clients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Unused,
-    above,
-    field,
-    other_than,
-    unless,
-)
+from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Shard, Upload, sgd
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     BYTES,
@@ -47,17 +37,10 @@ from hpcfed.algorithms.public_data.kernels import (
     received_kernel,
     send_kernel,
 )
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import Unused, above, field, other_than, unless
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs, represent
-from hpcfed.training.local import sgd
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.training.local import Loss
+from hpcfed.training.local import Loss
 
 # growth of the weight of the distance; t: rounds from 1
 GROWTH: dict[str, Callable[[int], float]] = {

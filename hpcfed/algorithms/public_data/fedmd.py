@@ -9,28 +9,30 @@ Deviations: transfer_epochs instead of training to convergence. The digest's los
 paper, is that of the authors' code.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, field
-from hpcfed.clients.client import Paired
-from hpcfed.core.errors import DataError
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import (
+    Client,
+    DataError,
+    Federation,
+    Guide,
+    Mean,
+    Model,
+    Paired,
+    Params,
+    RoundBased,
+    Shard,
+    Upload,
+    sgd,
+)
+from hpcfed.config.conditions import field
 from hpcfed.training.infer import logits
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FedMD(RoundBased):

@@ -22,16 +22,14 @@ Deviations: z is the representation, without a projection network. The predictor
 normalisation. Kernels have length 1 before they are averaged, so that none outweighs the others.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
+from hpcfed import Client, Federation, Guide, Model, Paired, Params, RoundBased, Shard, sgd
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     BYTES,
@@ -39,18 +37,11 @@ from hpcfed.algorithms.public_data.kernels import (
     received_kernel,
     send_kernel,
 )
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Params
+from hpcfed.config.conditions import Unused, field
 from hpcfed.models.variants import name_variant
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
-from hpcfed.training.local import sgd
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
-    from hpcfed.training.local import Loss
+from hpcfed.training.local import Loss
 
 
 class HeteroSSFL(RoundBased):

@@ -1,22 +1,15 @@
 """Kernels of clients' representations of examples that all clients have, and their mean."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Mean, Params, Shard, Upload
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
 
 STRIP = 256  # largest number of rows of the kernels that are averaged at a time
 MEMORY = 1 << 28  # bytes that these rows may take for all clients together
@@ -49,7 +42,7 @@ class Kernel:
     factor: Tensor | float = 1.0
 
     @classmethod
-    def of(cls, z: Tensor, method: Settings) -> Kernel:
+    def of(cls, z: Tensor, method: Settings) -> Self:
         """Return the method's kernel of a representation z [L, d].
 
         With kernel_norm = "frobenius" its centred form has length 1. A kernel that is constant up

@@ -15,35 +15,17 @@ are updated last. With share = "weights" no source says how far clients go: by d
 the way to their mixtures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import (
-    Guide,
-    RoundBased,
-    Unused,
-    above,
-    at_most,
-    field,
-    other_than,
-    unless,
-)
-from hpcfed.clients.client import Paired
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Paired, Params, RoundBased, Shard, Upload, sgd
+from hpcfed.config.conditions import Unused, above, at_most, field, other_than, unless
 from hpcfed.training.infer import logits
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
-    from hpcfed.federation.federation import Federation
 
 WHOLE = 0.5  # learning rate with which one step down ||w - theta||^2 ends at theta
 TINY = 1e-30  # lower bound: a soft prediction that has underflowed to 0 still has a logarithm

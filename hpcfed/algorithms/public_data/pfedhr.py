@@ -30,14 +30,12 @@ candidates share are trained in all of them; a client that did not take part in 
 restarts from its first weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -46,27 +44,31 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field, unless
+from hpcfed import (
+    Client,
+    ConfigError,
+    DataError,
+    Federation,
+    Guide,
+    Job,
+    Mean,
+    Paired,
+    Params,
+    RoundBased,
+    Upload,
+    rng,
+)
 from hpcfed.algorithms.public_data.blocks import Block, Row, cut, fits, nbytes
 from hpcfed.algorithms.public_data.by_architecture import join_models
-from hpcfed.clients.client import Paired
-from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.config.conditions import Unused, field, unless
 from hpcfed.core.inputs import zeros
-from hpcfed.core.params import Mean, Params
 from hpcfed.core.shapes import each
-from hpcfed.federation.upload import Upload
 from hpcfed.models.flat import Skeleton
 from hpcfed.training import similarity
 from hpcfed.training.batches import inputs
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.losses import distil, soften, supcon
 from hpcfed.training.server import fit
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 Source = TypeVar("Source", bound=Hashable)  # owner of blocks: a client, or an architecture
 CUT: WeakKeyDictionary[Skeleton, tuple[Block, ...]] = WeakKeyDictionary()  # blocks, found once

@@ -6,16 +6,10 @@ epochs over all data, so it sees as many examples as a round of FedAvg in which 
 part.
 """
 
-from __future__ import annotations
+from typing import ClassVar
 
-from typing import TYPE_CHECKING, ClassVar
-
-from hpcfed.algorithms.base import Guide, RoundBased, Unused
-from hpcfed.core.params import Params
-
-if TYPE_CHECKING:
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
+from hpcfed import Federation, Guide, Job, Params, RoundBased
+from hpcfed.config.conditions import Unused
 
 
 class Central(RoundBased):

@@ -6,19 +6,13 @@ Deviations: with batch normalisation the gradient is that of batches of local.ba
 with its own statistics.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from hpcfed.algorithms.base import PLAIN_GRADIENT, Guide, RoundBased, Unused
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
+from hpcfed.algorithms.base import PLAIN_GRADIENT
+from hpcfed.config.conditions import Unused
 from hpcfed.training.local import gradient, learning_rate
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 
 class FedSGD(RoundBased):

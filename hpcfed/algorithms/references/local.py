@@ -5,20 +5,14 @@ two views and the loss of FedClassAvg's clients. This comparison separates the g
 from the gain of these two. preset = "authors" has the same values of that loss for both methods.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide, RoundBased, Unused, field
-from hpcfed.core.params import Params
+from hpcfed import Client, Guide, Model, Params, RoundBased
+from hpcfed.config.conditions import Unused, field
 from hpcfed.training.losses import contrastive_cross_entropy
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.models.model import Model
 
 
 class Local(RoundBased):

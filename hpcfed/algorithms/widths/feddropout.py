@@ -8,20 +8,11 @@ too. Gradients are clipped, as in the methods that it is compared with. The scal
 dropout and of HeteroFL.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from hpcfed.algorithms.base import Guide, below, field
+from hpcfed import Client, Federation, Guide, rng
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-from hpcfed.core import rng
-from hpcfed.models.widths import draw_units
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.widths import Window
+from hpcfed.config.conditions import below, field
+from hpcfed.models.widths import Window, draw_units
 
 
 class FedDropout(WindowBased):

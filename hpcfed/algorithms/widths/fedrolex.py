@@ -10,19 +10,13 @@ statistics are those of the whole model alone and are taken after every round. A
 client reports does not roll.
 """
 
-from __future__ import annotations
+from typing import Literal
 
-from typing import TYPE_CHECKING, Literal
-
-from hpcfed.algorithms.base import Guide, below, field
+from hpcfed import Client, Federation, Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-from hpcfed.models.widths import roll_units
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.widths import Window
+from hpcfed.config.conditions import below, field
+from hpcfed.models.widths import Window, roll_units
 
 
 class FedRolex(WindowBased):

@@ -10,32 +10,22 @@ the soft cross-entropy in public code. A width is drawn for a step, not for an e
 counts each step as one at the client's widest width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.algorithms.base import SEVERAL, Guide, RoundBased, field
+from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Upload, rng, sgd
 from hpcfed.algorithms.widths import submodels
-from hpcfed.core import rng
+from hpcfed.config.conditions import SEVERAL, field
 from hpcfed.core.architecture import Architecture
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
 from hpcfed.models.widths import Window, take
-from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 
 class FjORD(RoundBased):

@@ -12,20 +12,15 @@ a layer, each batch normalised by itself. The authors' code averages those of ba
 clients' data together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from hpcfed.algorithms.base import Guide
+from hpcfed import Client, Federation, Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
+from hpcfed.models.scores import mask_logits
 
 
 class HeteroFL(WindowBased):
@@ -54,7 +49,7 @@ class HeteroFL(WindowBased):
         self, fed: Federation, client: Client, state: submodels.Wide
     ) -> Callable[[Any], Tensor]:
         model = client.model
-        return lambda x: submodels.mask_logits(
+        return lambda x: mask_logits(
             model(x), submodels.present_classes(client, fed.classes), self.mask
         )
 

@@ -28,32 +28,18 @@ a Transformer. What a model defines before the blocks (embeddings) is common to 
 defines after them is each tier's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import (
-    SEVERAL,
-    Guide,
-    RoundBased,
-    Share,
-    field,
-    other_than,
-    score_common,
-)
+from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Share, Upload
+from hpcfed.algorithms.base import score_common
 from hpcfed.algorithms.global_model.moments import direction
-from hpcfed.core.params import Mean, Params
-from hpcfed.federation.upload import Upload
+from hpcfed.config.conditions import SEVERAL, field, other_than
 from hpcfed.models.depths import Family, family
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.federation.federation import Federation
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # parameters of the server's Adam, torch's defaults
 

@@ -1,30 +1,22 @@
 """Sub-models of a server's full-width model: their download, training and aggregation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcfed.algorithms.base import score_common
+from hpcfed import Client, Federation, Job, Mean, Params
+from hpcfed.algorithms.base import Method, score_common
 from hpcfed.core.architecture import Architecture
-from hpcfed.core.params import Mean, Params
 from hpcfed.models.layers import BatchNorm2d
-from hpcfed.models.scores import Mask, mask_logits  # noqa: F401, methods take it from here
+from hpcfed.models.scores import Mask
 from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
-
-if TYPE_CHECKING:
-    from hpcfed.algorithms.base import Method
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
 
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")

@@ -6,25 +6,17 @@ piece had it. Scaler, static batch normalisation, masked cross-entropy and the c
 are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import SEVERAL, RoundBased, below, field
+from hpcfed import Client, Federation, Job, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.widths import submodels
-from hpcfed.core.params import Params
-from hpcfed.federation.upload import Upload
-
-if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
-    from hpcfed.config.job import Job
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
-    from hpcfed.models.widths import Window
+from hpcfed.config.conditions import SEVERAL, below, field
+from hpcfed.models.scores import mask_logits
+from hpcfed.models.widths import Window
 
 
 class WindowBased(RoundBased):
@@ -84,9 +76,7 @@ class WindowBased(RoundBased):
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         logits = model(x)
         return F.cross_entropy(
-            submodels.mask_logits(
-                logits, submodels.present_classes(client, logits.shape[1]), self.mask
-            ),
+            mask_logits(logits, submodels.present_classes(client, logits.shape[1]), self.mask),
             y,
         )
 
