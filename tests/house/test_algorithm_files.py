@@ -47,16 +47,6 @@ def test_each_names_its_paper_and_its_deviations_or_says_that_it_is_a_baseline()
     assert wrong == []
 
 
-def test_none_uses_another_method():
-    """What several methods share stands in a module of its own, in their folder or in training."""
-    methods = {source.module(path) for path in source.ALGORITHMS}
-    used = {
-        path.stem: source.imports(path) & methods - {source.module(path)}
-        for path in source.ALGORITHMS
-    }
-    assert {stem: others for stem, others in used.items() if others} == {}
-
-
 def test_none_sees_a_rank_a_device_or_a_file():
     allowed = {"algorithms", "core", "training", "data", "models", "clients"}
     hidden = {"rank", "comm", "placement", "cuda", "open"}

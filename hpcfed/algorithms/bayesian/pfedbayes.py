@@ -14,8 +14,9 @@ by 2000 beside their mean (`divisor`). Buffers of batch
 normalisation are averaged like means. Weight decay applies to the personal mu alone.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +35,9 @@ from hpcfed import (
     Upload,
     rng,
 )
-from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
+from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
 from hpcfed.config.conditions import field
-from hpcfed.training.optimisers import Optimiser, keep_moments
+from hpcfed.training.optimisers import keep_moments
 
 
 class PFedBayes(RoundBased):
@@ -90,61 +91,17 @@ class PFedBayes(RoundBased):
         client.load(means(state))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given, own = fed.down(client, state), client.memory.get("rho")
-        if own is None:
+        given = fed.down(client, state)
+        if "rho" not in client.memory:
             self.receive(client, given)
-        layout, settings = client.skeleton.layout, fed.job.local
-        mu, deviation = flatten(layout, given), flatten(layout, given.under(RHO))
-        rho = (deviation if own is None else own).clone()
+        loss = partial(self.loss, client, given)
         with LocalSteps(fed, client, t) as steps:
-            spread = follower(fed, client, steps.lr, "rho", rho)
-            copy = follower(fed, client, steps.lr, "copy", mu, deviation)
-            noise = rng.torch_stream(fed.seed, "weights", t, client.id, device=fed.device)
-            loss = partial(self.loss, client, given)
+            gaussians = Gaussians(self, steps, given, client.skeleton.layout.params)
             for x, y in steps:
-                for _ in range(self.inner_steps):
-                    self.personal_step(steps, loss, (x, y), spread, rho, (mu, deviation), noise)
-                if self.zeta:
-                    q = client.skeleton.flat[: len(rho)], rho
-                    copy.step(self.pull(client, q, (mu, deviation))[1][2:])
-        keep_moments(client, spread, settings, "rho")
-        keep_moments(client, copy, settings, "copy")
-        client.memory["rho"] = rho
-        sent = {**layout.views(mu), **Params(layout.views(deviation)).prefixed(RHO)}
-        buffers = client.params(lambda name: name not in sent)
-        new = Params({**sent, **buffers}).clone()
-        return Upload(Mean.of(new, self.weight(client)), relative_to=given)
-
-    def personal_step(
-        self,
-        steps: LocalSteps,
-        loss: Any,
-        batch: tuple[Any, Any],
-        spread: Optimiser,
-        rho: Tensor,
-        common: tuple[Tensor, Tensor],
-        noise: torch.Generator,
-    ) -> None:
-        """Take one step of the personal mean and rho, on weights drawn from them.
-
-        The personal mean is in the model.
-        """
-        skeleton, n = steps.skeleton, len(rho)
-        mu = skeleton.flat[:n].clone()
-        eps = self.eps_std * torch.randn(n, generator=noise, device=rho.device)
-        skeleton.flat[:n] += F.softplus(rho) * eps
-        value = steps.value(loss, *batch)
-        steps.backward(value)
-        skeleton.flat[:n] = mu
-        slope = (
-            skeleton.grad * eps * rho.sigmoid()
-        )  # gradient of rho; sigmoid is softplus's derivative
-        if self.zeta:
-            divergence, (of_mu, of_rho, *_) = self.pull(steps.client, (mu, rho), common)
-            skeleton.grad.add_(of_mu)
-            value, slope = value.detach() + divergence, slope + of_rho
-        spread.step([slope])
-        steps.step(value)
+                gaussians.learn(partial(steps.value, loss, x, y), steps.step)
+        buffers = client.params(lambda name: not fed.trainable(name))
+        sent = Params({**gaussians.end(), **buffers})
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
 
     def pull(
         self, client: Client, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
@@ -154,3 +111,80 @@ class PFedBayes(RoundBased):
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         return mean if self.beta == 1 else (1 - self.beta) * state + self.beta * mean
+
+
+class Gaussians:
+    """A client's personal distribution and its copy of the common one in a round.
+
+    The personal means are in the client's model.
+    names: parameters that have a distribution; neighbours in the vector of the model.
+    """
+
+    def __init__(
+        self, method: PFedBayes, steps: LocalSteps, given: Params, names: Sequence[str]
+    ) -> None:
+        fed, client = steps.fed, steps.client
+        self.method, self.steps, self.names = method, steps, names
+        self.layout, slots = client.skeleton.layout, client.skeleton.layout.slots
+        self.at = slice(slots[names[0]].start, slots[names[-1]].stop)
+        self.mu, self.deviation = self.flatten(given), self.flatten(given.under(RHO))
+        rho = client.memory.get("rho", self.deviation)
+        self.rho = rho.clone()
+        self.spread = follower(fed, client, steps.lr, "rho", self.rho)
+        self.copy = follower(fed, client, steps.lr, "copy", self.mu, self.deviation)
+        self.noise = rng.torch_stream(fed.seed, "weights", steps.t, client.id, device=fed.device)
+
+    def flatten(self, values: Params) -> Tensor:
+        """Return the values of the parameters as one new vector, in the layout's order."""
+        vector = self.steps.skeleton.flat.new_zeros(self.layout.n_params)
+        views = self.layout.views(vector)
+        for name in self.names:
+            views[name].copy_(values[name])
+        return vector[self.at].clone()
+
+    def unflatten(self, values: Tensor) -> Params:
+        vector = values.new_zeros(self.layout.n_params)
+        vector[self.at] = values
+        views = self.layout.views(vector)
+        return Params({name: views[name] for name in self.names})
+
+    def learn(self, value: Callable[[], Tensor], descend: Callable[[Tensor], None]) -> None:
+        """Train the personal distribution on a batch, and then the copy of the common one.
+
+        value: computes the loss on the batch.  descend: takes a step with the flat gradient.
+        """
+        for _ in range(self.method.inner_steps):
+            self.personal_step(value, descend)
+        if self.method.zeta:
+            q = self.steps.skeleton.flat[self.at], self.rho
+            pulled = self.method.pull(self.steps.client, q, (self.mu, self.deviation))
+            self.copy.step(pulled[1][2:])
+
+    def personal_step(self, value: Callable[[], Tensor], descend: Callable[[Tensor], None]) -> None:
+        """Take one step of the personal mean and rho, on weights drawn from them."""
+        method, skeleton, rho = self.method, self.steps.skeleton, self.rho
+        drawn = skeleton.flat[self.at]
+        mu = drawn.clone()
+        eps = method.eps_std * torch.randn(len(rho), generator=self.noise, device=rho.device)
+        drawn += F.softplus(rho) * eps
+        loss = value()
+        self.steps.backward(loss)
+        drawn.copy_(mu)
+        # gradient of rho; sigmoid is softplus's derivative
+        slope = skeleton.grad[self.at] * eps * rho.sigmoid()
+        if method.zeta:
+            common = self.mu, self.deviation
+            divergence, (of_mu, of_rho, *_) = method.pull(self.steps.client, (mu, rho), common)
+            skeleton.grad[self.at].add_(of_mu)
+            loss, slope = loss.detach() + divergence, slope + of_rho
+        self.spread.step([slope])
+        descend(loss)
+
+    def end(self) -> Params:
+        """Return the copy of the common distribution; the personal one stays with the client."""
+        client, settings = self.steps.client, self.steps.fed.job.local
+        keep_moments(client, self.spread, settings, "rho")
+        keep_moments(client, self.copy, settings, "copy")
+        client.memory["rho"] = self.rho
+        deviations = self.unflatten(self.deviation).prefixed(RHO)
+        return Params({**self.unflatten(self.mu), **deviations})

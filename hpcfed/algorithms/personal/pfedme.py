@@ -10,10 +10,12 @@ local.weight_decay). Personal models start from the received one in each round, 
 beta > 1 does not apply to batch statistics.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import field
@@ -49,10 +51,7 @@ class PFedMe(RoundBased):
 
     @model_validator(mode="after")
     def contracts(self) -> Self:
-        if self.eta * self.lam >= 1:
-            raise ValueError(
-                f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"
-            )
+        check_step(self.eta, self.lam)
         return self
 
     @property
@@ -63,17 +62,29 @@ class PFedMe(RoundBased):
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)
         self.receive(client, given)
-        skeleton, n = client.skeleton, client.skeleton.layout.n_params
-        w = skeleton.flat[:n].clone()
-        anchor, loss = skeleton.layout.views(w), partial(self.loss, client, given)
+        anchor, loss = client.params(fed.trainable), partial(self.loss, client, given)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
-                for _ in range(self.inner_steps):
-                    steps.descend(steps.value(loss, x, y) + proximal(steps.model, anchor, self.lam))
-                w -= self.eta * self.lam * (w - skeleton.flat[:n])
-        buffers = client.params(lambda name: name not in anchor)
-        sent = Params({**anchor, **buffers})
+                self.learn(client, anchor, partial(steps.value, loss, x, y), steps.descend)
+        sent = Params({**client.params(), **anchor})
         return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+
+    def learn(
+        self,
+        client: Client,
+        anchor: Params,
+        value: Callable[[], Tensor],
+        descend: Callable[[Tensor], None],
+    ) -> None:
+        """Train the personal model on a batch, and move the common model towards it.
+
+        anchor: the common model, which is changed; only the tensors that it names are trained.
+        value: computes the loss on the batch.  descend: takes a step down a loss.
+        """
+        for _ in range(self.inner_steps):
+            descend(value() + proximal(client.skeleton.model, anchor, self.lam))
+        for name, w in anchor.items():
+            w -= self.eta * self.lam * (w - client.skeleton.view(name))
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:
         if self.beta == 1:
@@ -83,3 +94,9 @@ class PFedMe(RoundBased):
         return Params(
             {name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()}
         )
+
+
+def check_step(eta: float, lam: float) -> None:
+    """Raise ValueError if the common model would move beyond the personal one."""
+    if eta * lam >= 1:
+        raise ValueError(f"eta * lam = {eta * lam:g} must be < 1, else the common model oversteps")

@@ -47,14 +47,15 @@ from hpcfed import (
     rng,
 )
 from hpcfed.algorithms.base import score_server
-from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
+from hpcfed.algorithms.bayesian.gaussian import RHO, means
+from hpcfed.algorithms.bayesian.pfedbayes import Gaussians, PFedBayes
+from hpcfed.algorithms.personal.pfedme import PFedMe, check_step
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.config.conditions import field
-from hpcfed.models.flat import Layout
 from hpcfed.models.model import Pair
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.losses import distil, proximal, soften
-from hpcfed.training.optimisers import Optimiser, keep_moments, make_optimiser
+from hpcfed.training.optimisers import keep_moments, make_optimiser
 
 SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
 FIELDS = {  # the fields that only one aggregation has
@@ -121,11 +122,15 @@ class FedType(RoundBased):
 
     @model_validator(mode="after")
     def contracts(self) -> Self:
-        if self.aggregation == "pfedme" and self.eta * self.lam >= 1:
-            raise ValueError(
-                f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common proxy oversteps"
-            )
+        if self.aggregation == "pfedme":
+            check_step(self.eta, self.lam)
         return self
+
+    def pfedme(self) -> PFedMe:
+        return PFedMe(lam=self.lam, eta=self.eta, inner_steps=self.inner_steps)
+
+    def pfedbayes(self) -> PFedBayes:
+        return PFedBayes(zeta=self.zeta, eps_std=self.eps_std, inner_steps=self.inner_steps)
 
     def warn(self, fed: Federation) -> None:
         """Warn if there are too few classes or too few examples for sets that leave a class out."""
@@ -281,11 +286,19 @@ class Proxy:
         self.loss = partial(method.proxy_loss, given)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
-        """Take the proxy's step on a batch and return its loss."""
-        value = self.steps.value(self.loss, x, y)
+        """Train the proxy on a batch and return its loss."""
+        self.descend(self.steps.value(self.loss, x, y))
+        return self.value
+
+    def descend(self, value: Tensor) -> None:
+        """Take a step of the proxy down a loss."""
         self.steps.backward(value)
+        self.step(value)
+
+    def step(self, value: Tensor) -> None:
+        """Take a step of the proxy with the gradient of the model."""
         self.optimiser.step()
-        return value.detach()
+        self.value = value.detach()
 
     def end(self) -> Params:
         """Return the proxy's upload."""
@@ -296,20 +309,16 @@ class Proxy:
 class Personal(Proxy):
     """A client's proxy in a round of pFedMe."""
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.anchor = self.client.params(self.optimiser.names.__contains__)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
-        method, view = self.method, self.client.skeleton.view
-        for _ in range(method.inner_steps):
-            value = self.steps.value(self.loss, x, y)
-            value = value + proximal(self.steps.model, self.anchor, method.lam)
-            self.steps.backward(value)
-            self.optimiser.step()
-        for name, w in self.anchor.items():
-            w -= method.eta * method.lam * (w - view(name))
-        return value.detach()
+        method = self.method.pfedme()
+        method.learn(
+            self.client, self.anchor, partial(self.steps.value, self.loss, x, y), self.descend
+        )
+        return self.value
 
     def end(self) -> Params:
         return Params({**super().end(), **self.anchor})
@@ -318,74 +327,19 @@ class Personal(Proxy):
 class Gaussian(Proxy):
     """A client's proxy in a round of pFedBayes; the personal distribution stays with the client."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        fed, client, layout = self.fed, self.client, self.client.skeleton.layout
-        names, slots = self.optimiser.names, layout.slots
-        self.at = slice(slots[names[0]].start, slots[names[-1]].stop)
-        self.mu = self.flatten(layout, self.given)
-        self.deviation = self.flatten(layout, self.given.under(RHO))
-        own = client.memory.get("rho")
-        self.rho = (self.deviation if own is None else own).clone()
-        lr = self.steps.lr
-        self.spread = follower(fed, client, lr, "rho", self.rho)
-        self.copy: Optimiser = follower(fed, client, lr, "copy", self.mu, self.deviation)
-        self.noise = rng.torch_stream(
-            fed.seed, "weights", self.steps.t, client.id, device=fed.device
-        )
-
-    def flatten(self, layout: Layout, values: Params) -> Tensor:
-        """Return the proxy's parameters as one new vector, in the layout's order."""
-        vector = self.client.skeleton.flat.new_zeros(layout.n_params)
-        for name, view in layout.views(vector).items():
-            if name in self.optimiser.names:
-                view.copy_(values[name])
-        return vector[self.at].clone()
-
-    def unflatten(self, vector: Tensor) -> Params:
-        layout = self.client.skeleton.layout
-        whole = vector.new_zeros(layout.n_params)
-        whole[self.at] = vector
-        return Params(layout.views(whole)).pick(self.optimiser.names.__contains__).clone()
+        names = self.optimiser.names
+        self.gaussians = Gaussians(self.method.pfedbayes(), self.steps, self.given, names)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
-        for _ in range(self.method.inner_steps):
-            value = self.personal_step(x, y)
-        if self.method.zeta:
-            q = self.client.skeleton.flat[self.at], self.rho
-            pulled = pull(self.method.zeta, self.client.n, q, (self.mu, self.deviation))
-            self.copy.step(pulled[1][2:])
-        return value
-
-    def personal_step(self, x: Any, y: Tensor) -> Tensor:
-        """Take the step of pFedBayes' `personal_step` on the proxy's part of the model."""
-        skeleton, method, rho = self.client.skeleton, self.method, self.rho
-        mine = skeleton.flat[self.at]
-        mu = mine.clone()
-        eps = method.eps_std * torch.randn(len(rho), generator=self.noise, device=rho.device)
-        mine += F.softplus(rho) * eps
-        value = self.steps.value(self.loss, x, y)
-        self.steps.backward(value)
-        mine.copy_(mu)
-        slope = skeleton.grad[self.at] * eps * rho.sigmoid()
-        if method.zeta:
-            common = (self.mu, self.deviation)
-            divergence, (of_mu, of_rho, *_) = pull(method.zeta, self.client.n, (mu, rho), common)
-            skeleton.grad[self.at].add_(of_mu)
-            value, slope = value.detach() + divergence, slope + of_rho
-        self.spread.step([slope])
-        self.optimiser.step()
-        return value.detach()
+        self.gaussians.learn(partial(self.steps.value, self.loss, x, y), self.step)
+        return self.value
 
     def end(self) -> Params:
-        client = self.client
-        keep_moments(client, self.optimiser, self.settings, "proxy")
-        keep_moments(client, self.spread, self.settings, "rho")
-        keep_moments(client, self.copy, self.settings, "copy")
-        client.memory["rho"] = self.rho
-        buffers = client.params(lambda n: self.method.shared(n) and n not in self.optimiser.names)
-        deviations = self.unflatten(self.deviation).prefixed(RHO)
-        return Params({**self.unflatten(self.mu), **deviations, **buffers})
+        sent = super().end()
+        buffers = sent.pick(lambda name: name not in self.optimiser.names)
+        return Params({**self.gaussians.end(), **buffers})
 
 
 PROXIES: dict[str, type[Proxy]] = {
