@@ -1,13 +1,14 @@
 """Checks of a user's own method: of its class before the run, and of what its hooks return.
 
-Methods that come with hpcfed are not checked here.
+Methods that come with hpcfed are not checked here. Mistakes that raise an exception in the user's
+own file are left to the trial of the method (`hpcfed.engine.method_trial`).
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
@@ -26,15 +27,11 @@ from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 from hpcfed.federation.upload import Upload
 
-OURS = {
-    "hpcfed",
-    "pydantic",
-    "builtins",
-    "abc",
-    "typing",
-}  # packages whose classes are not the user's
-ACCEPTS = ("one architecture", "widths", "depths", "a common head", "any models")
-NEEDS = ("public", "proxy", "server")
+LIBRARIES = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
+CHOICES = {  # valid values of declarations
+    "accepts": ("one architecture", "widths", "depths", "a common head", "any models"),
+    "needs": ("public", "proxy", "server"),
+}
 ELSEWHERE = {  # hooks, by their names in other frameworks
     "fit": "local",
     "client_update": "local",
@@ -59,11 +56,11 @@ def refuse(cls: type, where: str) -> None:
 
     where: beginning of the message, such as "algorithm.name = 'mine:Mine'".
     """
-    for wrong in wrongs(cls):
-        raise ConfigError(f"{where}: {wrong}")
+    for mistake in mistakes(cls):
+        raise ConfigError(f"{where}: {mistake}")
 
 
-def wrongs(cls: type) -> Iterator[str]:
+def mistakes(cls: type) -> Iterator[str]:
     """Yield what is wrong with the class, one sentence each, with its place in the file."""
     if not issubclass(cls, RoundBased | EventBased):
         yield (
@@ -74,147 +71,104 @@ def wrongs(cls: type) -> Iterator[str]:
         return
     theirs = [c for c in cls.__mro__ if is_users(c)]
     base = next(c for c in cls.__mro__ if not is_users(c))
-    trees = {c: tree for c in theirs if (tree := parse_source(c)) is not None}
-    for c in theirs:
-        yield from assignments(c, trees.get(c))
-    used = {name for tree in trees.values() for name in references(tree)}
+    called = {c: references(c) for c in theirs}
+    known = set().union(*(names for names in called.values() if names))
     replaced = {name for c in theirs for name in vars(c)}
     for c in theirs:
-        yield from values(c, base)
-        yield from (
-            wrong
-            for name, value in list(vars(c).items())
-            if not name.startswith("_") and name not in pydantic_names(cls)
-            for wrong in hook(c, name, value, base, used if c in trees else None, replaced)
-        )
+        yield from declarations(c, base)
+        for name, value in list(vars(c).items()):
+            if not name.startswith("_") and name not in pydantic_names(cls):
+                names = known if called[c] is not None else None
+                yield from hook(c, name, value, base, names, replaced)
 
 
 def is_users(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] not in OURS
+    return cls.__module__.partition(".")[0] not in LIBRARIES
 
 
 def pydantic_names(cls: type) -> set[str]:
     """Return the names that pydantic calls: validators, serialisers, computed fields."""
-    known = cls.__pydantic_decorators__  # type: ignore[attr-defined]
-    kinds = [getattr(known, part.name) for part in fields(known)]
-    return {name for kind in kinds for name in kind}
+    decorators = cls.__pydantic_decorators__  # type: ignore[attr-defined]
+    return {name for part in fields(decorators) for name in getattr(decorators, part.name)}
 
 
-def parse_source(cls: type) -> ast.Module | None:
-    """Parse the file in which a class is defined; None if it has no file, as in a notebook."""
+def references(cls: type) -> set[str] | None:
+    """Return the names of attributes that the file of a class reads, as in `self.name`.
+
+    Text constants are among them, because `getattr` takes names as text. None: the class has no
+    file, as in a notebook.
+    """
     try:
         with open(inspect.getfile(cls), encoding="utf-8") as file:
-            return ast.parse(file.read())
+            nodes = list(ast.walk(ast.parse(file.read())))
     except (OSError, TypeError, SyntaxError):
         return None
+    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    reads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    return texts | {node.attr for node in reads}
 
 
-def references(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of attributes that are read, as in `self.name`, and all text constants.
-
-    Text constants count because `getattr` takes names as text.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
-    """Yield a message for each assignment to an attribute of self, since methods are frozen."""
-    private = cls.__private_attributes__  # type: ignore[attr-defined]
-    for node in ast.walk(tree) if tree else ():
-        if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
-            continue
-        for method in node.body:
-            if not isinstance(method, ast.FunctionDef) or not method.args.args:
-                continue
-            first = method.args.args[0].arg
-            for part in ast.walk(method):
-                if (
-                    isinstance(part, ast.Attribute)
-                    and isinstance(part.ctx, ast.Store | ast.Del)
-                    and isinstance(part.value, ast.Name)
-                    and part.value.id == first
-                    and part.attr not in private
-                ):
-                    file = user_code.display_path(inspect.getfile(cls))
-                    told = user_code.explain_assignment(part.attr, method.name)
-                    yield f"{file}, line {part.lineno}, in {method.name}: {told}"
-
-
-def values(cls: type, base: type) -> Iterator[str]:
-    """Yield what is wrong with the fields of the class, and with `accepts`, `needs` and `views`."""
+def declarations(cls: type, base: type) -> Iterator[str]:
+    """Yield what is wrong with the fields and declarations of the class."""
     place = user_code.line_of(cls)
+    if isinstance(init := vars(cls).get("__init__"), FunctionType):
+        yield (
+            f"{user_code.line_of(init)}: an algorithm has no __init__; write a parameter as a "
+            f"field of the class, `mu: float = 0.1`, and read it as self.mu"
+        )
     for name in cls.__annotations__ if "__annotations__" in vars(cls) else ():
         if name in cls.model_fields and hasattr(base, name):  # type: ignore[attr-defined]
-            if callable(getattr(base, name)):
-                yield (
-                    f"{place}: the field {name} has the name of a hook of {base.__name__}; give it "
-                    f"another name"
-                )
-            else:
-                yield (
-                    f"{place}: {name} says what the method is, and is no field of the job; write "
-                    f"`{name}: ClassVar = ...`"
-                )
-    for name, valid in (("accepts", ACCEPTS), ("needs", NEEDS)):
-        given = vars(cls).get(name, ())
-        given = (given,) if isinstance(given, str) else given
-        if not isinstance(given, tuple | list):
-            continue
-        for value in given:
-            if value not in valid:
-                near = get_close_matches(str(value), valid, n=1)
+            yield f"{place}: " + (
+                f"the field {name} has the name of a hook of {base.__name__}; give it another name"
+                if callable(getattr(base, name))
+                else f"{name} says what the method is, and is no field of the job; write "
+                f"`{name}: ClassVar = ...`"
+            )
+    for name, valid in CHOICES.items():
+        value = vars(cls).get(name, ())
+        for one in value if isinstance(value, tuple) else (value,):
+            if not isinstance(one, property) and (one not in valid or value in CHOICES["needs"]):
+                near = get_close_matches(str(one), valid, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                yield (f"{place}: {name} = {value!r}{hint}\n  valid: {', '.join(map(repr, valid))}")
-    if isinstance(vars(cls).get("needs"), str):
-        yield f"{place}: needs is a tuple; write `needs: ClassVar = ({vars(cls)['needs']!r},)`"
-    views = vars(cls).get("views", 1)
-    if not isinstance(views, property | FunctionType) and (
-        not isinstance(views, int) or isinstance(views, bool) or views < 1
-    ):
-        yield (
-            f"{place}: views = {views!r}; it is how many augmented copies of a batch there are, "
-            f"1 or more"
-        )
+                choices = ", ".join(map(repr, valid))
+                form = ", a tuple of these" if name == "needs" else ""
+                yield f"{place}: {name} = {value!r}{hint}\n  valid: {choices}{form}"
 
 
 def hook(
-    cls: type, name: str, value: Any, base: type, used: set[str] | None, replaced: set[str]
+    cls: type, name: str, value: Any, base: type, known: set[str] | None, replaced: set[str]
 ) -> Iterator[str]:
     """Yield what is wrong with one public name of the class.
 
-    used: names that the class's own code refers to; None if its source cannot be read.
+    known: names that the user's files refer to; None if the class has no file.
     replaced: names that the user's classes define.
     """
     fn = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-    if isinstance(fn, property):
-        fn = fn.fget
+    fn = fn.fget if isinstance(fn, property) else fn
     if not isinstance(fn, FunctionType):
         return
     place = user_code.line_of(fn)
     if not hasattr(base, name):
-        if used is not None and name not in used:
+        if known is not None and name not in known:
             yield f"{place}: {misspelt(cls, name, base)}"
         return
-    theirs = inspect.getattr_static(base, name)
-    if not isinstance(theirs, FunctionType) and isinstance(value, FunctionType):
-        yield (
-            f"{place}: {name} is a value of {base.__name__}, not a method; put @property above it, "
-            f"or write `{name}: ClassVar = ...`"
-        )
-    if not isinstance(theirs, FunctionType) or isinstance(value, property):
+    default = inspect.getattr_static(base, name)
+    if not isinstance(default, FunctionType):
+        if isinstance(value, FunctionType):
+            yield (
+                f"{place}: {name} is a value of {base.__name__}, not a method; put @property above "
+                f"it, or write `{name}: ClassVar = ...`"
+            )
         return
-    if name in (used or ()) and replaced.intersection(CALLERS.get(name, ())):
+    if isinstance(value, property) or (
+        name in (known or ()) and replaced.intersection(CALLERS.get(name, ()))
+    ):
         return  # only the user's own code calls it
-    want = list(inspect.signature(theirs).parameters)[1:]
-    given = inspect.signature(fn)
-    have = [p for p in given.parameters if p not in ("self", "cls")]
-    called = want if isinstance(value, staticmethod) else ["self", *want]
+    want = list(inspect.signature(default).parameters)[1:]
+    signature = inspect.signature(fn)
+    have = [p for p in signature.parameters if p not in ("self", "cls")]
     try:
-        given.bind(*called)
+        signature.bind(*want if isinstance(value, staticmethod) else ["self", *want])
         fits = set(have[: len(want)]) != set(want) or have[: len(want)] == want
     except TypeError:
         fits = False
@@ -227,21 +181,14 @@ def hook(
 
 def misspelt(cls: type, name: str, base: type) -> str:
     """Return the message for a method that is not a hook and that nothing calls."""
-    hooks = [
-        n
-        for kind in base.__mro__
-        if issubclass(kind, Method)
-        for n, v in vars(kind).items()
-        if isinstance(v, FunctionType) and not n.startswith("_")
-    ]
-    near = get_close_matches(name, hooks, n=1) or [
-        ELSEWHERE[name] for _ in (0,) if ELSEWHERE.get(name) in hooks
-    ]
+    kinds = (kind for kind in base.__mro__ if issubclass(kind, Method))
+    members = (pair for kind in kinds for pair in vars(kind).items())
+    hooks = {n for n, v in members if isinstance(v, FunctionType) and not n.startswith("_")}
+    near = get_close_matches(name, hooks, n=1) or [h for h in (ELSEWHERE.get(name),) if h in hooks]
     hint = f"; did you mean {near[0]}?" if near else ""
     return (
         f"{cls.__name__}.{name} is no hook of {base.__name__}, and nothing calls it{hint}\n"
-        f"  name it after a hook ({', '.join(sorted(set(hooks)))}), call it, or begin its name "
-        f"with _"
+        f"  name it after a hook ({', '.join(sorted(hooks))}), call it, or begin its name with _"
     )
 
 
@@ -250,10 +197,10 @@ def guard(model: type, cls: type) -> None:
 
     model: class of the run's algorithm, a subclass of cls.
     """
-    for name, check in (CHECKS | {"predictor": is_function}).items():
-        holder = next((c for c in cls.__mro__ if name in vars(c)), None)
-        fn = vars(holder).get(name) if holder else None
-        if holder and is_users(holder) and isinstance(fn, FunctionType):
+    for name, check in CHECKS.items():
+        owner = next((c for c in cls.__mro__ if name in vars(c)), None)
+        fn = vars(owner).get(name) if owner else None
+        if owner and is_users(owner) and isinstance(fn, FunctionType):
             checked = add_check(fn, check)
             setattr(model, name, check_answers(checked) if name == "predictor" else checked)
 
@@ -263,13 +210,13 @@ def add_check(fn: Callable, check: Callable) -> Callable:
 
     @wraps(fn)
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        made = fn(self, *args, **named)
-        if wrong := check(self, made, *args):
+        result = fn(self, *args, **named)
+        if advice := check(self, result, *args):
             raise user_code.OwnError(
                 f"{user_code.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns "
-                f"{kind(made)}; {wrong}"
+                f"{describe(result)}; {advice}"
             )
-        return made
+        return result
 
     return call
 
@@ -284,58 +231,52 @@ def check_answers(predictor: Callable) -> Callable:
             return answer
 
         def checked(x: Any) -> Any:
-            made = answer(x)
-            if wrong := scores(fed, x, made):
+            z = answer(x)
+            shape = [count(x), fed.classes]
+            if not isinstance(z, Tensor) or list(z.shape) != shape or not z.is_floating_point():
                 raise user_code.OwnError(
                     f"{user_code.line_of(predictor)}: the function that {type(self).__name__}."
-                    f"predictor gives returns {kind(made)}; {wrong}"
+                    f"predictor gives returns {describe(z)}; return scores of the classes, "
+                    f"[n, C] as client.model(x) does, here {shape}"
                 )
-            return made
+            return z
 
         return checked
 
     return call
 
 
-def kind(made: Any) -> str:
+def describe(result: Any) -> str:
     """Describe a returned value in words."""
-    if made is None:
+    if result is None:
         return "None (is a `return` missing?)"
-    if isinstance(made, Tensor):
-        return f"a tensor of shape {list(made.shape)}"
-    short = isinstance(made, Real | str | tuple | list) and len(repr(made)) < 60
-    return repr(made) if short else f"a {type(made).__name__}"
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {list(result.shape)}"
+    short = isinstance(result, Real | str | tuple | list) and len(repr(result)) < 60
+    return repr(result) if short else f"a {type(result).__name__}"
 
 
 def is_plain(method: Any, *hooks: str) -> bool:
     """Return whether these hooks are those of RoundBased."""
-    return all(
-        getattr(type(method), name, None) is getattr(RoundBased, name, None) for name in hooks
-    )
+    return all(getattr(type(method), n, None) is getattr(RoundBased, n, None) for n in hooks)
 
 
-def state(method: Any, made: Any, *args: Any) -> str:
+def state(method: Any, result: Any, *args: Any) -> str:
     """Check the result of init, server or round: the server's state."""
     if isinstance(method, RoundBased) and is_plain(method, "round", "model"):
-        if isinstance(made, Mapping):
+        if isinstance(result, Mapping):
             return ""
         return "return the state as Params, tensors by name, or replace `model` as well"
-    return "return the server's state, Params for one" if made is None else ""
+    return "return the server's state, Params for one" if result is None else ""
 
 
-def check_offer(method: Any, made: Any, *args: Any) -> str:
-    if made is None and is_plain(method, "receive"):
-        return "return what the client receives, the state for one"
-    return ""
-
-
-def check_upload(method: Any, made: Any, *args: Any) -> str:
+def upload(method: Any, result: Any, *args: Any) -> str:
     """Check the result of local, which `round` averages."""
     if not is_plain(method, "round"):
         return ""
-    means = made.value if isinstance(made, Upload) else made
+    means = result.value if isinstance(result, Upload) else result
     parts = means if isinstance(means, dict) else {"": means}
-    if not isinstance(made, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
+    if not isinstance(result, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
         return (
             "return what is averaged, as in "
             "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`"
@@ -343,31 +284,31 @@ def check_upload(method: Any, made: Any, *args: Any) -> str:
     keep = method.averaged(args[2]) if len(args) > 2 else None
     if not isinstance(keep, Mapping):
         return ""
-    kept = {"": keep} if "" in parts else keep
-    if kept.keys() != parts.keys():
-        return f"its parts are {some(parts)}, but those of `averaged` are {some(kept)}"
-    return next(filter(None, (check_part(parts[n], kept[n], method) for n in parts)), "")
+    wanted = {"": keep} if "" in parts else keep
+    if wanted.keys() != parts.keys():
+        return f"its parts are {some(parts)}, but those of `averaged` are {some(wanted)}"
+    return next(filter(None, (part_of(parts[n], wanted[n], method) for n in parts)), "")
 
 
-def check_part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
+def part_of(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
     """Check the names and shapes of what a client sends against what the mean keeps."""
-    for part in mean.terms:
-        for name, value in part.value.items():
+    for term in mean.terms:
+        for name, value in term.value.items():
             if name not in keep:
                 return (
                     f"it holds {name!r}, but the server's state holds {some(keep)}; send tensors "
                     f"of the names that `init` and `server` return"
                 )
-            if not part.at and value.shape != keep[name].shape:
+            if not term.at and value.shape != keep[name].shape:
                 return (
                     f"{name!r} has the shape {list(value.shape)}, in the server's state it "
                     f"is {list(keep[name].shape)}"
                 )
-        absent = [name for name in keep if name not in part.value]
-        if absent and method.per == "mean":
+        missing = [name for name in keep if name not in term.value]
+        if missing and method.per == "mean":
             return (
-                f"it lacks {absent[0]!r}, which the server's state holds; send all that `init` and "
-                f"`server` return, or let these return less"
+                f"it lacks {missing[0]!r}, which the server's state holds; send all that `init` "
+                f"and `server` return, or let these return less"
             )
     return ""
 
@@ -377,73 +318,47 @@ def some(names: Mapping[str, Any]) -> str:
     return ", ".join(list(names)[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def is_function(method: Any, made: Any, *args: Any) -> str:
-    return "" if callable(made) else "return a function of inputs x, `client.model` for one"
-
-
-def scores(fed: Any, x: Any, made: Any) -> str:
-    """Check what the function that `predictor` returned gives for inputs x."""
-    if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
-        return "return scores of the classes, [n, C], as client.model(x) does"
-    if tuple(made.shape) != (count(x), fed.classes):
-        return f"return scores of the classes, here {[count(x), fed.classes]}"
-    return ""
-
-
-def members(method: Any, made: Any, *args: Any) -> str:
+def members(method: Any, result: Any, fed: Any, *args: Any) -> str:
     """Check the result of cohort: ids of clients."""
-    K = args[0].K if args else 0
-    try:
-        ids = [int(k) for k in made]
-    except (TypeError, ValueError):
-        return "return the ids of the clients, a list of int, as fed.sample(t) does"
-    if not all(0 <= k < K for k in ids) or ids != sorted(set(ids)):
-        return f"return ids of clients, 0 to {K - 1}, each once, in ascending order"
-    return ""
-
-
-def bytes_both_ways(method: Any, made: Any, *args: Any) -> str:
-    pair = isinstance(made, tuple | list) and len(made) == 2
-    if pair and all(isinstance(n, Integral) and int(n) >= 0 for n in made):
+    ids = list(result) if isinstance(result, Iterable) else [result]
+    if all(isinstance(k, Integral) for k in ids) and ids == sorted({*ids} & {*range(fed.K)}):
         return ""
-    return "return two whole numbers: the bytes that the client receives and sends in a round"
+    return f"return ids of clients, 0 to {fed.K - 1}, each once, in ascending order, as fed.sample"
 
 
-def truth(method: Any, made: Any, *args: Any) -> str:
-    return "" if type(made).__name__ in ("bool", "bool_") else "return True or False"
+def returns(test: Callable[[Any], bool], advice: str) -> Callable[..., str]:
+    """Return the check that a result passes a test; advice: what the hook has to return."""
+    return lambda method, result, *args: "" if test(result) else advice
 
 
-def amount(method: Any, made: Any, *args: Any) -> str:
-    if isinstance(made, Real) and isfinite(made) and float(made) >= 0:
-        return ""
-    return "return a number, 0 or more"
+def is_amount(value: Any) -> bool:
+    return isinstance(value, Real) and isfinite(value) and float(value) >= 0
 
 
-def table(method: Any, made: Any, *args: Any) -> str:
-    good = isinstance(made, Mapping) and all(isinstance(v, Real) for v in made.values())
-    return "" if good else "return numbers by name, {} where there are none"
-
-
-def reasons(method: Any, made: Any, *args: Any) -> str:
-    if isinstance(made, dict) and all(isinstance(v, str) for kv in made.items() for v in kv):
-        return ""
-    return (
-        'return reasons by field, and under "job" why the method cannot run it, as in '
-        '`super().refuses(job) | {"job": "needs ...; set ..."}`'
-    )
-
-
+AMOUNT = returns(is_amount, "return a number, 0 or more")
 CHECKS: dict[str, Callable[..., str]] = {
     "init": state,
     "server": state,
     "round": state,
-    "offer": check_offer,
-    "local": check_upload,
+    "local": upload,
     "cohort": members,
-    "traffic": bytes_both_ways,
-    "shared": truth,
-    "weight": amount,
-    "seconds": amount,
-    "columns": table,
-    "refuses": reasons,
+    "weight": AMOUNT,
+    "seconds": AMOUNT,
+    "predictor": returns(callable, "return a function of inputs x, `client.model` for one"),
+    "shared": returns(lambda v: type(v).__name__ in ("bool", "bool_"), "return True or False"),
+    "columns": returns(
+        lambda v: isinstance(v, Mapping) and all(isinstance(n, Real) for n in v.values()),
+        "return numbers by name, {} if there are none",
+    ),
+    "traffic": returns(
+        lambda v: isinstance(v, tuple | list) and len(v) == 2 and all(map(is_amount, v)),
+        "return two whole numbers: the bytes that the client receives and sends in a round",
+    ),
+    "refuses": returns(
+        lambda v: (
+            isinstance(v, dict) and all(isinstance(text, str) for kv in v.items() for text in kv)
+        ),
+        'return reasons by field, and under "job" why the method cannot run it, as in '
+        '`super().refuses(job) | {"job": "needs ...; set ..."}`',
+    ),
 }

@@ -337,13 +337,8 @@ def explain_error(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-def explain_assignment(name: object, method: str = "") -> str:
+def explain_assignment(name: object) -> str:
     """Return the message for an assignment to self.name in a method of an algorithm."""
-    if method == "__init__":
-        return (
-            f"self.{name} is assigned, but an algorithm has no __init__; write a parameter as a "
-            f"field of the class, `{name}: float = 0.1`, and read it as self.{name}"
-        )
     return (
         f"self.{name} is assigned, but an algorithm is frozen: the same object serves all clients, "
         f"rounds and ranks; keep what a client remembers in client.memory[{str(name)!r}], what the "

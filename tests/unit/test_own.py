@@ -88,8 +88,8 @@ CLASSES = {
         "class Mine",
         "NonNegative, which is not imported",
     ),
-    "assigned": (LOCAL + "self.last = t", "self.last", "client.memory['last']"),
-    "init": ("def __init__(self):\n    self.mu = 1", "self.mu", "`mu: float = 0.1`"),
+    "init": ("def __init__(self):\n    self.mu = 1", "def __init__", "`mu: float = 0.1`"),
+    "needs": ("needs: ClassVar = 'public'", "class Mine", "a tuple of these"),
     "signature": (
         "def loss(self, model, x, y):\n    pass",
         "def loss",
@@ -210,6 +210,7 @@ HOOKS = {
         "Mine.refuses returns None (is a `return` missing?); return reasons by field",
     ),
     "finish": ("def finish(self, fed, state, t):\n    return stat", "NameError: name 'stat'"),
+    "assigned": (LOCAL + "self.last = t", "client.memory['last']"),
     "vector": (LOSS + "return F.cross_entropy(model(x), y, reduction='none')", "of shape [4]"),
     "no loss": (LOSS + "F.cross_entropy(model(x), y)", "Mine.loss returns None"),
     "number": (LOSS + "return 1.0", "Mine.loss returns 1.0; return a scalar tensor"),
