@@ -76,10 +76,10 @@ def test_a_masked_class_counts_as_zero_or_not_at_all():
     logits = torch.tensor([[1.0, 5.0, 2.0]])
     present = submodels.present_classes(a_client(labels=(2, 0, 0)), 3)
     assert present.tolist() == [0, 2]
-    assert submodels.mask_logits(logits, present, "zero").tolist() == [[1.0, 0.0, 2.0]]
-    assert submodels.mask_logits(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
-    assert submodels.mask_logits(logits, present, "none") is logits
-    loss = F.cross_entropy(submodels.mask_logits(logits, present, "zero"), torch.tensor([2]))
+    assert mask_logits(logits, present, "zero").tolist() == [[1.0, 0.0, 2.0]]
+    assert mask_logits(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
+    assert mask_logits(logits, present, "none") is logits
+    loss = F.cross_entropy(mask_logits(logits, present, "zero"), torch.tensor([2]))
     assert loss.item() == pytest.approx(
         -np.log(np.e**2 / (np.e + 1 + np.e**2))
     )  # e^0 of the absent class stays

@@ -19,7 +19,6 @@ The statistics of batch normalisation, which no gradient carries, are sent as th
 If g = 0 the model does not change.
 """
 
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
