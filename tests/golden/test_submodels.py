@@ -14,6 +14,7 @@ from hpcfed.algorithms.widths import fjord, submodels
 from hpcfed.comm import Serial
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
+from hpcfed.models.scores import mask_logits
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
 from tests.on_device import mean_on_both

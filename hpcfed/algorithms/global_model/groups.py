@@ -5,14 +5,12 @@ layer before. The logit of a class reads the features of its group alone, so its
 other group. Yu et al. (Fed2), KDD 2021, arXiv:2111.14248.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.core.errors import ConfigError
-from hpcfed.models.model import Head, Model
+from hpcfed import ConfigError, Model
+from hpcfed.models.model import Head
 
 # layers in which an output channel depends only on the same input channel, or that are divided
 LEAVES = (

@@ -6,15 +6,13 @@ their units are permuted until they agree. This works for any model whose groups
 (`widths.Units`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core.params import Params
+from hpcfed import Params
 from hpcfed.models.widths import Units, indices
 
 Order = dict[int, np.ndarray]  # the new order of each group's units

@@ -4,8 +4,6 @@ W = W_a diag(b r) W_b with W_a [outputs, F], W_b [F, inputs], real scores r and 
 prior of b is an Indian buffet process. Hao et al. (WAFFLe), 2020, arXiv:2008.05687.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -13,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.models.model import Head, Model
+from hpcfed import Model
+from hpcfed.models.model import Head
 
 SCORES = ("scores", "gates", "sticks")  # the parameters of a layer that each client has for itself
 LIKELY = 2.0  # the initial logit of each gate

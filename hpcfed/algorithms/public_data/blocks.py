@@ -7,8 +7,6 @@ other body is a single block. The head is the last block. A stitch is a linear l
 blocks of different widths.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcfed.core.params import Params
+from hpcfed import Params
 from hpcfed.core.shapes import each
 from hpcfed.models.flat import Skeleton
 

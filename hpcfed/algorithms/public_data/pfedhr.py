@@ -30,6 +30,8 @@ candidates share are trained in all of them; a client that did not take part in 
 restarts from its first weights.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,6 +10,8 @@ the soft cross-entropy in public code. A width is drawn for a step, not for an e
 counts each step as one at the client's widest width.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
