@@ -20,9 +20,10 @@ from hpcfed.config.conditions import (
     unless,
 )
 from hpcfed.config.effects import Effects
-from hpcfed.config.help import help
+from hpcfed.config.help import help as help_of
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.load import load
+from hpcfed.config.words import CommandLine
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.catalogue import show
 
@@ -51,6 +52,10 @@ class Mine(RoundBased):
     either: int = field(0, used_if=("contrastive", {"a": above(0.5)}), why="nothing to weigh")
     up: float = field(1.0, used_if="down")
     down: float = field(0.0, used_if={"up": other_than(1)})
+
+
+def help(words: list[str]) -> str:
+    return help_of(CommandLine.parse(words))
 
 
 def reason(path: str, **fields: object) -> str:
