@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfed.comm import Serial
 from hpcfed.core.averaging import mean_of
@@ -51,3 +52,13 @@ class Waits(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.count += func in self.WAITS
         return func(*args, **(kwargs or {}))
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that compute or copy, each of which is a launch on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.count += not op.is_view
+        return op(*args, **(kwargs or {}))

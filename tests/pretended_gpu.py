@@ -249,6 +249,7 @@ def cuda() -> dict[str, Any]:
         "Stream": Stream,
         "stream": lambda stream: nullcontext(),
         "current_stream": lambda device=None: stream,
+        "synchronize": lambda device=None: None,
         "memory_allocated": lambda device=None: 0,
         "max_memory_reserved": lambda device=None: 1,
         "default_generators": (torch.default_generator,),

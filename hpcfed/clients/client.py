@@ -241,7 +241,7 @@ class Client:
 
     def params(self, wanted: Callable[[str], bool] = lambda name: True) -> Params:
         """Return copies of the model's floating-point parameters and buffers with wanted names."""
-        return Params(self.skeleton.items(wanted)).clone()
+        return self.skeleton.copies(wanted)
 
     def gradient(self) -> Params:
         """Return a copy of the gradient that was computed last, by parameter."""

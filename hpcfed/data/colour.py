@@ -41,16 +41,24 @@ def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
 def jitter_each_(x: Tensor, orders: Sequence[Sequence[int]], draws: Tensor) -> Tensor:
     """Jitter as `jitter_` does, with an order of its own for each image.
 
-    orders: [B]. Each of the four times the images are grouped by their change, so that the number
-    of operations does not depend on the number of images.
+    orders: [B]. Each of the four times the images are sorted by their change, so that a change is
+    made in place, to neighbours, and the number of operations does not depend on that of images. To
+    write to scattered images, a GPU sorts them for each write.
     """
     factors, channels = _factors(draws), x.shape[1]
+    images, at = x, np.arange(len(x))  # images lie sorted by their change; at: which lies where
     for turn in np.array(orders).T:  # [B], the change of each image
-        rows = torch.from_numpy(np.argsort(turn, kind="stable")).to(x.device, non_blocking=True)
-        for i, at in enumerate(rows.split(np.bincount(turn, minlength=len(CHANGES)).tolist())):
-            if len(at) and applies(i, channels):
-                x[at] = CHANGES[i](x[at], factors[i][at])
-    return _turn_grey(x, draws)
+        order = np.argsort(turn[at], kind="stable")
+        at = at[order]
+        to, which = torch.from_numpy(np.stack([order, at])).to(x.device, non_blocking=True)
+        images, begin = images[to], 0
+        for i, count in enumerate(np.bincount(turn, minlength=len(CHANGES)).tolist()):
+            part = slice(begin, begin + count)
+            if count and applies(i, channels):
+                CHANGES[i](images[part], factors[i][which[part]])
+            begin += count
+    back = torch.from_numpy(np.argsort(at)).to(x.device, non_blocking=True)
+    return _turn_grey(x.copy_(images[back]), draws)
 
 
 def _factors(draws: Tensor) -> Sequence[Tensor]:

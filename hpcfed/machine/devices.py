@@ -8,7 +8,6 @@ import torch
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine.allocator import keep_memory
 
-WORKSPACE = "256"  # MiB, of a convolution in cuDNN, at most
 CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
 
 
@@ -46,9 +45,6 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # else cuBLAS may sum in another order each time
-        # Where memory is short for the workspace of a convolution's best plan, torch takes the next
-        # plan, which rounds otherwise: plans that want much are left out wherever the run is.
-        os.environ.setdefault("CUDNN_CONV_WSCAP_DBG", WORKSPACE)
         torch.use_deterministic_algorithms(
             True, warn_only=True
         )  # torch warns where it has no such kernel
@@ -79,6 +75,12 @@ def full(device: torch.device) -> AbstractContextManager:
 def raised(tensor: torch.Tensor) -> torch.Tensor:
     """Return a bfloat16 tensor as float32, and any other tensor as it is."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was asked to do; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def share(device: torch.device, ranks: int) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from hpcfed.core import rng
 
-VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")  # that `devices.prepare` may set
+VARIABLES = ("CUBLAS_WORKSPACE_CONFIG",)  # that `devices.prepare` may set
 FRESH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}  # of numpy
 CUDNN = ("enabled", "benchmark", "deterministic")
 # where torch (2.9 and later) keeps the precision of float32 products: that of a place counts for

@@ -139,9 +139,9 @@ class Skeleton:
 
     @torch.no_grad()
     def assign(self, values: Mapping[str, Tensor]) -> None:
-        """Overwrite the tensors of these names."""
-        for name, value in values.items():
-            self.view(name).copy_(value)
+        """Overwrite the tensors of these names; on a GPU by a few kernels for all of them."""
+        if values:
+            torch._foreach_copy_([self.view(name) for name in values], list(values.values()))
 
     def view(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name, without gradient.
@@ -157,6 +157,16 @@ class Skeleton:
         loaded.
         """
         return Params({name: view for name, view in self._views.items() if which(name)})
+
+    def copies(self, which: Callable[[str], bool]) -> Params:
+        """Return copies of the parameters and buffers with these names.
+
+        Where all are wanted this is one copy of the flat vector, of which they are views: one
+        kernel on a GPU, not one for each tensor.
+        """
+        if all(map(which, self.layout.names)):
+            return Params(self.layout.views(self.flat.clone()))
+        return self.items(which).clone()
 
     def load(self, flat: Tensor) -> None:
         """Copy the flat vector of a client, [size], into the model.

@@ -73,9 +73,11 @@ class Conv2d(nn.Conv2d):
 def kernel_part(weight: Tensor, rows: slice, columns: slice) -> Tensor:
     """Return weight[:, rows, columns] of a kernel [outputs, rows, columns, inputs].
 
-    It is padding by negative widths, whose backward pass is one operation; that of a slice fills a
-    whole kernel with zeros for each side.
+    On a CPU it is padding by negative widths, whose backward pass is one operation; that of a slice
+    fills a whole kernel with zeros for each side. A GPU needs two kernels for such a padding.
     """
+    if weight.is_cuda:
+        return weight[:, rows, columns]
     ends = (columns.stop - weight.shape[2], rows.stop - weight.shape[1])
     widths = (0, 0, -columns.start, ends[0], -rows.start, ends[1])
     return F.pad(weight, widths) if any(widths) else weight

@@ -125,7 +125,7 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
 
 def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """Capture a step on the thread's current GPU; see `capture`."""
-    stream, _ = place(device)
+    stream, pool, _ = place(device)
     before = torch.cuda.current_stream(device)
     stream.wait_stream(before)
     graph = torch.cuda.CUDAGraph()
@@ -134,7 +134,7 @@ def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
             for _ in range(WARM):
                 step()
         try:
-            value = recorded(graph, step, device)
+            value = record(graph, step, stream, pool)
         except BaseException:
             torch.cuda.set_stream(before)  # torch does this only if a capture succeeds
             drop(graph, device)
@@ -150,9 +150,10 @@ def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
     return replay
 
 
-def recorded(graph: torch.cuda.CUDAGraph, step: Callable[[], Tensor], device: torch.device) -> Any:
+def record(
+    graph: torch.cuda.CUDAGraph, step: Callable[[], Tensor], stream: torch.cuda.Stream, pool: Any
+) -> Any:
     """Record a step into the graph, and return what the step returned."""
-    stream, pool = place(device)
     # "thread_local": the thread of the LRU store may allocate memory outside the graph meanwhile
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         return step()
@@ -169,35 +170,45 @@ def drop(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
     raise until another capture has ended well; a small one is made for that. The allocators may ask
     the failed graph later for the owner of memory, so it is kept.
     """
-    _, pool = place(device)
+    _, pool, _ = place(device)
     place.cache_clear()
     LOST.append(graph)
     with suppress(RuntimeError):  # it had stopped recording already
         torch._C._cuda_endAllocateToPool(device.index, pool)
-    before = torch.cuda.current_stream(device)
-    try:
-        recorded(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=device), device)
-    except RuntimeError:  # the error of the first capture is reported, not this one
-        place.cache_clear()
-    finally:
-        torch.cuda.set_stream(before)
+    with suppress(RuntimeError):  # the error of the first capture is reported, not this one
+        place(device)  # captures a small graph
 
 
 @cache
-def place(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
-    """Return the stream on which a rank captures graphs, and the memory pool of their inner values.
+def place(device: torch.device) -> tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph]:
+    """Return the stream on which a rank captures graphs, the memory pool of their inner values, and
+    a graph that keeps the pool.
 
     All graphs share one pool. They run one after the other, and nothing inside a graph is read
     after another has run: the loss is copied out, and all other lasting values lie outside. So the
     pool is as large as the largest graph, not as all together.
+
+    torch counts the graphs of a pool. A capture into a pool that has memory but no graph any more,
+    as after the first of two runs in one process, fails in an internal assertion: the small graph
+    is there for as long as the process.
     """
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    stream, pool, keeper = (
+        torch.cuda.Stream(device),
+        torch.cuda.graph_pool_handle(),
+        torch.cuda.CUDAGraph(),
+    )
+    before = torch.cuda.current_stream(device)
+    try:
+        record(keeper, lambda: torch.zeros(1, device=device), stream, pool)
+    finally:
+        torch.cuda.set_stream(before)
+    return stream, pool, keeper
 
 
 def copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy the values into the memory of the tensors, one by one."""
-    for own, value in zip(to, values, strict=True):
-        own.copy_(value)
+    """Copy the values into the memory of the tensors."""
+    if to:
+        torch._foreach_copy_(list(to), list(values))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.core import rng
-from hpcfed.machine.devices import autocast
+from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
@@ -206,6 +206,7 @@ def count_work(fed: Federation, client: Client, examples: float) -> Iterator[Non
     """
     start = perf_counter()
     yield
+    wait(fed.device)  # else the time would be that of the launches
     seconds = perf_counter() - start
     fed.tallies[client.id].work += examples
     fed.tallies[client.id].seconds += seconds

@@ -14,6 +14,7 @@ from hpcfed.data import colour
 from hpcfed.data.affine import warp
 from hpcfed.data.augment import POLICIES, crop_flip, simclr, views
 from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
+from tests.on_device import Launches
 
 import_torchvision()
 from torchvision.transforms.v2 import functional as reference  # noqa: E402  (it needs the line above)
@@ -216,3 +217,22 @@ def test_several_batches_at_once_get_what_they_get_one_after_the_other(policy, n
     for batch, parts in zip(got, want, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch, parts, strict=True))
     assert torch.equal(g.get_state(), again.get_state())
+
+
+def test_jitter_of_each_image_writes_to_no_scattered_images():
+    """Which a GPU does by sorting them, with many launches for each write."""
+    x, draws = images(40), torch.rand(40, colour.DRAWS, generator=torch_stream(0, "draws"))
+    orders = [[(i + j) % 4 for j in range(4)] for i in range(40)]
+    operations = []
+
+    class Names(Launches):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            operations.append(op.overloadpacket.__name__)
+            return super().__torch_dispatch__(op, types, args, kwargs)
+
+    with Names():
+        jittered = colour.jitter_each_(x.clone(), orders, draws)
+    assert not {"index_put_", "index_put", "scatter_"} & set(operations)
+    assert operations.count("index") == 5 + 16  # images before each turn and after all, and factors
+    alone = [colour.jitter_(x[i : i + 1].clone(), orders[i], draws[i : i + 1]) for i in range(40)]
+    torch.testing.assert_close(jittered, torch.cat(alone), atol=1e-6, rtol=0)

@@ -7,6 +7,7 @@ import torch
 from hpcfed.clients.client import Client, Extended, Paired, Shard
 from hpcfed.clients.store import ClientStore
 from tests.contract import toy
+from tests.on_device import Launches
 
 SHAPE = (1, 8, 8)
 
@@ -130,3 +131,17 @@ def test_a_module_is_built_once_for_all_clients_of_an_architecture(clients):
     for client in clients * 2:
         assert client.model is clients[client.id].model
     assert sorted(clients[0].store.skeletons) == [("fedhenn-1", "clients"), ("mlp", "clients")]
+
+
+def test_all_weights_are_copied_out_and_in_at_once_however_many_tensors_a_model_has(clients):
+    client = clients[1]
+    assert len(client.skeleton.layout.names) == 4
+    with Launches() as out:
+        params = client.params()
+    with Launches() as back:
+        client.load(params)
+    assert (out.count, back.count) == (1, 1)
+    before = client.skeleton.flat.clone()
+    params["head.weight"].zero_()  # a copy
+    assert torch.equal(client.skeleton.flat, before)
+    assert list(client.params(lambda name: name == "head.weight")) == ["head.weight"]

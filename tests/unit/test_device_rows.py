@@ -6,7 +6,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial, exact, spmd, sum_messages
@@ -19,7 +18,7 @@ from hpcfed.federation import device_rows, exchange
 from hpcfed.federation.device_rows import DeviceLines, DeviceRows
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
-from tests.on_device import CPU, Waits, mean_on_both
+from tests.on_device import CPU, Launches, Waits, mean_on_both
 
 TYPES = {  # bytes of a value
     torch.float16: 2,
@@ -226,16 +225,6 @@ def test_extremes_keep_the_order_of_tensors_of_different_types(
     assert extremes(iter(values)) == [(-4, 3), (0.5, 0.5), (0, 0), (7, 7)]
     assert np.isnan(extremes([torch.tensor([1.0, float("nan")])])).all()
     assert extremes([]) == []
-
-
-class Launches(TorchDispatchMode):
-    """Counts the operations that compute or copy, each of which is a launch on a GPU."""
-
-    count = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.count += not op.is_view
-        return op(*args, **(kwargs or {}))
 
 
 def launches(rows: int) -> int:

@@ -98,25 +98,24 @@ def test_tests_compute_on_the_cpu_whatever_the_machine_has():
     assert visible("auto") == []
 
 
-def test_on_a_gpu_the_workspaces_of_its_libraries_do_not_depend_on_free_memory(monkeypatch):
-    names = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")
-    for name in names:
-        monkeypatch.setenv(name, "")  # so that it is taken back after the test
-        monkeypatch.delenv(name)
-    for owner, name in (
+def test_on_a_gpu_the_workspace_of_matrix_products_is_fixed_unless_the_user_has_set_it(monkeypatch):
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, "")  # so that it is restored after the test
+    monkeypatch.delenv(name)
+    for owner, function in (
         (torch.cuda, "set_device"),
         (torch, "use_deterministic_algorithms"),
         (torch, "set_num_threads"),
     ):
-        monkeypatch.setattr(owner, name, lambda *_, **__: None)
+        monkeypatch.setattr(owner, function, lambda *_, **__: None)
     devices.prepare(torch.device("cpu"), 1)
-    assert not any(name in os.environ for name in names)
+    assert name not in os.environ
     devices.prepare(torch.device("cuda", 1), 1)
-    assert [os.environ[name] for name in names] == [":4096:8", "256"]
+    assert os.environ[name] == ":4096:8"
     assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
-    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "64")
+    monkeypatch.setenv(name, ":16:8")
     devices.prepare(torch.device("cuda", 1), 1)
-    assert os.environ["CUDNN_CONV_WSCAP_DBG"] == "64"  # as the user has it
+    assert os.environ[name] == ":16:8"
 
 
 def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
