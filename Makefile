@@ -21,7 +21,7 @@ ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accurac
 
 BENCH := overhead faster augment startup sums placement ranks clients
 
-.PHONY: help setup demo check test lint docs gallery bench clean
+.PHONY: help setup demo check test lint docs gallery bench rehearse clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' '$(strip $(MAKEFILE_LIST))' | expand -t 16
@@ -70,6 +70,9 @@ gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw 
 bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: benchmarks/results/bench/table.md
 	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@$(BIN)/python benchmarks/report.py > /dev/null
+
+rehearse: ## try the hour on a GPU machine beforehand, with its builds and without a GPU: several GB, half an hour
+	bash benchmarks/gpu/rehearse.sh build/rehearse
 
 clean: ## remove what was built, keep runs
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .hypothesis

@@ -5,13 +5,13 @@ loop, and other simulators on the same card.
 
 paper: 20 clients, 5 of each of the paper's four architectures, of unequal sizes (log-normal, 640
 examples in the mean) with last batches of any size, batches of 64, two views of 3x32x32, noise;
-`naive.py` has the loop. all: the same with ResNet-18 everywhere, of which all is averaged. Each
-engine and precision takes turns with the naive loop, and its memory is given back before the next
-one comes. A graphed side that has captured nothing ends the benchmark with an error. ranks: several
-on a GPU (time-sliced, unless an MPS server runs), each a run of its own; clients are placed by what
-they were measured to take. peers: FedAvg by pfl-research and BlazeFL, where this Python can import
-them, on pfl-research's task: 1,000 clients with 50 images of 3x32x32, 50 in a round, batches of 10,
-SGD 0.1.
+`naive.py` has the loop, once in float32 and once with torch's defaults and cuDNN's benchmark mode.
+all: the same with ResNet-18 everywhere, of which all is averaged. Each engine and precision takes
+turns with the naive loops, and its memory is freed before the next one comes. A graphed side that
+has captured nothing ends the benchmark with an error. ranks: several on a GPU (time-sliced, unless
+an MPS server runs), each a run of its own; clients are placed by what they were measured to take.
+peers: FedAvg by pfl-research and BlazeFL, if this Python can import them, on pfl-research's task:
+1,000 clients with 50 images of 3x32x32, 50 in a round, batches of 10, SGD 0.1.
 
 Without a GPU nothing is measured; --check runs every part on the CPU with small models, few
 examples and a pretended capture, and writes nothing.
@@ -148,10 +148,15 @@ def engines(
             continue
         free()
         side = Side(case, given.kind, name)
-        naive = Naive(case, side.device, side.data(), share)
-        seconds = interleaved({"naive": naive.round, name: side}, given.passes)
+        naive, loose = (
+            Naive(case, side.device, side.data(), share, defaults) for defaults in (False, True)
+        )
+        seconds = interleaved(
+            {"naive": naive.round, "naive, torch's defaults": loose.round, name: side},
+            given.passes,
+        )
         weights[name] = side.weights()
-        del naive
+        del naive, loose
         free()
         if name == "eager":
             said["device"] = devices.describe(side.device)
@@ -184,6 +189,9 @@ def speed(
         "of peak": work / median / peak if peak else None,
     }
     yield Row(what, ratio(seconds["naive"], seconds[name]), least=LEAST.get(name), details=details)
+    loose = seconds["naive, torch's defaults"]
+    details = {"naive": float(np.median(loose))}
+    yield Row(f"{what}, naive with torch's defaults", ratio(loose, seconds[name]), details=details)
     if name == "graphed tf32":
         yield Row(f"{what}: examples a second over {RATE:,.0f}", one(rate / RATE), least=1.0)
 

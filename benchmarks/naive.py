@@ -65,7 +65,8 @@ class Naive:
     there.
 
     data: images [n, *shape] in 0..1 and labels of each client, equal or not.  share: "head", or
-    "all" that models hold, where they are alike.
+    "all" that models hold, where they are alike.  defaults: with torch's own settings, by which
+    convolutions are in tf32, and with cuDNN's benchmark mode; otherwise in float32.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class Naive:
         device: torch.device,
         data: Sequence[tuple[Tensor, Tensor]],
         share: str = "head",
+        defaults: bool = False,
     ):
         import_torchvision()
-        self.case, self.device, self.share = case, device, share
+        self.case, self.device, self.share, self.defaults = case, device, share, defaults
         kinds = case.model.split(",")
         self.models = [
             net(kinds[k % len(kinds)], case.shape).to(device) for k in range(case.clients)
@@ -100,7 +102,7 @@ class Naive:
         """One epoch of every client, then the mean of what is shared. Returns the losses of
         all steps.
         """
-        as_installed()
+        as_installed(self.defaults)
         losses, last = [], -1
         for k, (*views, y) in zip(self.order.owners(), self.loader, strict=True):
             if k != last:
@@ -159,10 +161,13 @@ def net(name: str, shape: tuple[int, ...]) -> Net:
     return Net(own()).train()
 
 
-def as_installed() -> None:
-    """torch's settings as they are without hpcfed, but for products in float32, as the naive loop
-    is meant.
+def as_installed(defaults: bool = False) -> None:
+    """Set torch as it is without hpcfed.
+
+    defaults: with its own precision, and cuDNN's benchmark mode as loops for GPUs have it; by
+    default products and convolutions are in float32.
     """
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.deterministic = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = defaults
     torch.backends.cuda.matmul.allow_tf32 = False

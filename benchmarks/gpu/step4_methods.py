@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 
 from told import Told, carry_out
 
@@ -24,19 +26,28 @@ def work(told: Told, given: argparse.Namespace) -> None:
 
 
 def compare(told: Told, method: str) -> None:
-    """One method by both engines."""
+    """Run one method by both engines; its steps have to be captured if its client's round is the
+    default one, and otherwise those that train eagerly are named.
+    """
+    from hpcfed.algorithms import load
     from hpcfed.comm import Serial
     from tests.contract import toy
 
     where = ("--run.device", told.kind, "--rounds", "2", "--local.batch", "8")
-    eager, graphed = (
-        toy.run(Serial(), toy.job(method, *where, "--training.engine", engine))
-        for engine in ("eager", "graphed")
-    )
-    differences = toy.differences(eager, graphed)
+    outcomes, stderr = {}, StringIO()
+    for engine in ("eager", "graphed"):
+        with redirect_stderr(stderr):
+            job = toy.job(method, *where, "--training.engine", engine)
+            outcomes[engine] = toy.run(Serial(), job)
+    differences = toy.differences(outcomes["eager"], outcomes["graphed"])
     if differences:
         told.value(f"{method}: differences", differences[:20])
     told.check(method, not differences)
+    eager = [line for line in stderr.getvalue().splitlines() if "eager" in line]
+    if eager:
+        told.value(f"{method}: trains eagerly", eager)
+    if load(method)().default_client_round:
+        told.check(f"{method}: its steps are captured", not eager)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,8 @@
 `FOLDER/env/bin/python benchmarks/gpu/step5_layouts.py FOLDER`
 
 Forward and backward of 128 images of 3x32x32 by the modules as hpcfed builds them, channels-last
-and not, captured and not; and whether the gradient has the same bits twice.
+and not, captured and not; whether the gradient has the same bits twice; and the kernels that take
+longest, by which a layout that is slow can be explained.
 """
 
 from __future__ import annotations
@@ -85,8 +86,25 @@ def step(
         same = all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
     told.check(f"{what}: the gradient has the same bits twice", same)
     eager = milliseconds(once, device, times)
+    told.value(f"{what}: slowest kernels, ms a step", slowest(once, device))
     replay = graphs.capture(lambda: once()[0].sum(), device)
     told.value(what, {"eager ms": eager, "graphed ms": milliseconds(replay, device, times)})
+
+
+def slowest(work: Callable[[], object], device: torch.device) -> list[tuple[str, float, int]]:
+    """Return the 15 kernels, on a CPU operations, that take longest: name, ms and calls a step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu, repeats = device.type == "cuda", 3
+    kinds = [ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]
+    with profile(activities=kinds) as trace:
+        for _ in range(repeats):
+            work()
+    name = "self_device_time_total" if gpu else "self_cpu_time_total"
+    rows = sorted(trace.key_averages(), key=lambda row: -getattr(row, name))[:15]
+    return [
+        (row.key[:90], getattr(row, name) / 1000 / repeats, row.count // repeats) for row in rows
+    ]
 
 
 def augmentation(told: Told, case: Case, device: torch.device, times: int) -> None:

@@ -90,7 +90,8 @@ def test_a_step_writes_what_it_found_with_a_pretended_device(tmp_path: Path):
     done = step("step4_methods", str(tmp_path), "--pretend", "--only", "fedavg", "no-method")
     found = json.loads((tmp_path / "step4_methods.json").read_text())
     assert found["pretended"] and found["ended"] == "done"
-    assert found["checks"] == {"fedavg": True, "no-method": False}
+    captured = "fedavg: its steps are captured"
+    assert found["checks"] == {"fedavg": True, captured: True, "no-method": False}
     assert "no-method" in found["values"]["no-method: error"] and done.returncode == 1
 
 
@@ -100,7 +101,8 @@ def test_all_tensors_of_two_runs_on_a_gpu_are_compared(tmp_path: Path, monkeypat
     told = Told(tmp_path / "step.json", pretend=False, limit=1)
     with pretended_gpu():
         step4_methods.compare(told, "fedavg")
-    assert told.found["checks"] == {"fedavg": True}
+    # nothing can be captured on this device, which the step must not pass over
+    assert told.found["checks"] == {"fedavg": True, "fedavg: its steps are captured": False}
 
 
 def test_wheels_are_what_the_other_machine_lacks_of_what_setup_py_installs():
@@ -111,3 +113,12 @@ def test_wheels_are_what_the_other_machine_lacks_of_what_setup_py_installs():
     words = wheels.command(Path("folder"), "3.12")
     assert words[words.index("--python-version") + 1] == "3.12"
     assert words[-len(wheels.LACKING) :] == list(wheels.LACKING)
+
+
+def test_every_step_is_in_one_part_of_the_hour_and_in_the_readme():
+    steps = sorted(path.name for path in (FOLDER / "gpu").glob("step*.py"))
+    assert [name[4] for name in steps] == list("12345678")
+    steps += ["lanes.py", "curves.py"]
+    readme, hour = ((FOLDER / "gpu" / name).read_text() for name in ("README.md", "hour.sh"))
+    assert all(f"`{name}`" in readme for name in steps)
+    assert all(hour.count(f"{name} ") == 1 for name in steps)

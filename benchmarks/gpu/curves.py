@@ -1,0 +1,61 @@
+"""Learning curves of FedClassAvg on Fashion-MNIST in float32, tf32 and bf16: accuracy, seconds.
+
+`FOLDER/env/bin/python benchmarks/gpu/curves.py FOLDER [--data fashion_mnist.h5]`
+
+20 clients of four architectures, 30 rounds; the committed runs on CPUs (results/evidence) are the
+reference for the accuracies. The digest of float32 on one rank and on four has to be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from told import Told, carry_out, digest, run
+
+DATA = Path("data/fashion_mnist.h5")
+RUNS = (("float32", 1), ("float32", 4), ("tf32", 4), ("bf16", 4))  # precision, ranks
+JOB = (
+    *("--algorithm.name", "fedclassavg", "--data.partition", "dirichlet", "--data.alpha", "0.5"),
+    *("--clients", "20", "--local.augment", "simclr", "--local.batch", "64"),
+    *("--evaluate.every", "1", "--evaluate.before", "false", "--checkpoint.every", "0"),
+)
+
+
+def work(told: Told, given: argparse.Namespace) -> None:
+    from hpcfed.storage.results import load as results
+
+    data, digests = ("digits" if told.pretend else str(given.data)), {}
+    mix = "fedhenn-1,mlp" if told.pretend else "resnet18,shufflenetv2,googlenet,alexnet"
+    rounds = 2 if told.pretend else 30
+    with TemporaryDirectory() as folder:
+        for precision, ranks in RUNS[:2] if told.pretend else RUNS:
+            name = f"{precision}, {ranks} ranks"
+            out = Path(folder) / name.replace(", ", "-").replace(" ", "-")
+            flags = [*JOB, "--data.name", data, "--models.mix", mix, "--rounds", str(rounds)]
+            flags += ["--run.device", told.kind, "--run.precision", precision]
+            flags += ["--run.ranks_per_gpu", "4", "--out", str(out)]
+            if not told.attempt(name, lambda f=flags, r=ranks: run(f, told, r) or True):
+                continue
+            columns = results(out).columns
+            told.value(
+                name,
+                {
+                    "accuracy": columns["clients/accuracy"].mean(1).tolist(),
+                    "seconds of each round": columns["rounds/seconds"].tolist(),
+                },
+            )
+            digests[precision, ranks] = digest(out, told)
+    if ("float32", 1) in digests and ("float32", 4) in digests:
+        same = digests["float32", 1] == digests["float32", 4]
+        told.check("one rank and four have the same bits", same)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=DATA, help="HDF5 file of Fashion-MNIST")
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out(__file__, __doc__, work, options))
