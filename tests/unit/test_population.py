@@ -9,7 +9,7 @@ import pytest
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.data.synthetic import SPREAD, Synthetic
 from hpcfed.engine import describe, events
 from hpcfed.engine.decide import world
@@ -18,9 +18,11 @@ from hpcfed.engine.run import run
 from hpcfed.federation.exchange import Exchange
 from hpcfed.report.figures.command import plot
 from hpcfed.results import summary
+from hpcfed.storage.columns import ByClient, stack_rows
 from hpcfed.storage.digest import digest
 from hpcfed.storage.results import load as results
 from tests.contract import toy
+from tests.unit.test_turns import failing
 
 POPULATION = Synthetic(0, 1000, 1.0, 1.0, 20, 0.3)
 FLAGS = (
@@ -116,6 +118,39 @@ def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
             assert np.array_equal(
                 every[f"clients/{name}"][ids], own[f"clients/{name}"], equal_nan=True
             )
+
+
+PARTIAL = {
+    "dropout": ("fedavg", "--system.dropout", "0.5", "--participation", "0.1"),
+    "failures": ("fedavg", "--run.on_client_fault", "drop", "--participation", "0.1"),
+    "asynchronous": ("fedasync", "--system.distribution", "lognormal", "--system.dropout", "0.3"),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_clients_without_a_row_did_nothing_and_were_not_evaluated(case, monkeypatch):
+    method, *more = PARTIAL[case]
+    given = job(method, 150, *more, "--evaluate.clients", "cohort")
+
+    def rows(few):
+        monkeypatch.setattr("hpcfed.engine.round_record.FEW", few)
+        rounds = toy.start(Serial(), given)
+        if case == "failures":
+            failing(rounds, DivergedError("no"), *range(0, 150, 2))
+        return [rounds.step()[0] for _ in range(2)]
+
+    for full, some in zip(rows(150), rows(100), strict=True):
+        ids = some["clients/id"]
+        names = [n for n in full if n.startswith("clients/") and not n.endswith("seconds")]
+        assert 0 < len(ids) < 150 and (case == "asynchronous" or full["clients/lost"].any())
+        block = stack_rows([{name: np.asarray(cell) for name, cell in some.items()}])
+        for name in names:
+            wanted = full[name]
+            column = ByClient(block, 150)[name][0]
+            if name in ("clients/accuracy", "clients/loss"):  # those of earlier rounds too
+                wanted = np.where(np.isin(np.arange(150), ids), wanted, np.nan)
+            assert column.dtype == wanted.dtype
+            assert np.array_equal(column, wanted, equal_nan=wanted.dtype.kind == "f"), name
 
 
 @pytest.mark.parametrize("wanted, count", [("all", 300), ("cohort", 3), ("20", 20)])
