@@ -1,4 +1,4 @@
-"""What a method sends, counted by itself for one setting, before anything is run."""
+"""What a method sends in one setting, measured before anything is run."""
 
 import inspect
 from functools import cache
@@ -46,7 +46,7 @@ NEEDED = {
 
 
 def traffic(name: str) -> str:
-    """The counted bytes, with the setting that they are for, and the method's own count."""
+    """The bytes, with the setting that they are for, and the method's own count if it has one."""
     cls = ALGORITHMS[name].load()
     parts = [MODELS[cls().accepts], *(NEEDED[need] for need in cls().needs)]
     words = [*COMMON, *(word for flags, _ in parts for word in flags)]
@@ -82,11 +82,11 @@ def known(name: str, *words: str) -> World:
 
 
 def formula(cls: type) -> str:
-    """The method's own count, where it is not that of the tensors that it shares."""
+    """The method's own count, where it is not measured on a trial round."""
     own = next(base for base in cls.__mro__ if "traffic" in vars(base))
     if own.__module__ == "hpcfed.algorithms.base":
-        return "That is all that `shared` names, both ways."
+        return ""
     return joined(
-        "As the method counts it:",
+        "What cannot be measured before a run, the method counts itself:",
         block(inspect.cleandoc(inspect.getsource(own.traffic)), "python"),
     )

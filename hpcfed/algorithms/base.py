@@ -5,7 +5,7 @@ the hooks in this order:
 
     before the run      refuses     reasons to refuse the job or single fields of it
                         shared      which tensors are exchanged
-                        traffic     bytes per client and round
+                        traffic     bytes per client and round, measured
                         init        initial state of the server
     round               cohort      clients that take part
       server            round       the whole round, for more than one exchange
@@ -23,7 +23,7 @@ the hooks in this order:
 follows from the field `weighting`; `train` trains a client on the objective `loss`. Beside
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`, `trains_parts`,
-`trains`, `draws_widths`, `samples_cohorts`, `gathers_uploads`, `one_at_a_time`, `edges`,
+`trains`, `draws_widths`, `samples_cohorts`, `one_at_a_time`, `edges`,
 `variants`, `per`. Each is a ClassVar, or a property if it depends on an option.
 """
 
@@ -106,9 +106,6 @@ class Method(Section):
     trains: ClassVar[Any] = ()
     # bool, whether each client's width is drawn anew from models.widths in each round
     draws_widths: ClassVar[Any] = False
-    # bool, whether each upload is moved between ranks by itself; otherwise uploads are summed on
-    # the way, as in fed.mean
-    gathers_uploads: ClassVar[bool] = False
     # bool, whether the clients of a round work one after the other, so that a round lasts as long
     # as all of them together
     one_at_a_time: ClassVar[bool] = False
@@ -159,12 +156,14 @@ class Method(Section):
         return reasons
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the bytes that client k receives and sends in one round.
+        """Return the bytes that client k receives and sends in one round, beforehand.
 
-        They are computed before anything is run.
+        They are measured on a trial with a handful of examples. Only a method whose bytes follow
+        from something that a trial cannot have, such as what is learnt, replaces the hook.
         """
-        bytes_ = fed.shapes(self.shared, k).nbytes
-        return bytes_, bytes_
+        from hpcfed.algorithms.trial import measure  # which imports this module
+
+        return measure(fed).traffic(k)
 
     def shared(self, name: str) -> bool:
         """Return whether the tensor of this name is exchanged; otherwise the client keeps it."""

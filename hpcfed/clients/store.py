@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,24 @@ class ClientStore:
         self.kept = state_store(folder, resident, device, device_bytes)
         self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
+        # models with the weights from which all clients start; None: each has weights of its own
+        self.starts: dict[tuple[str, tuple[int, ...] | None], Skeleton] | None = None
         self.stateless = (
             False  # every tensor is received anew each round: clients have no weights of their own
         )
+
+    def fresh(self) -> ClientStore:
+        """Return a store of the same models on the CPU, in which no client has state.
+
+        All clients of an architecture start from the same weights, so that these are made once.
+        """
+        store = copy(self)
+        store.device, store.bases, store.skeletons, store.active = torch.device("cpu"), {}, {}, {}
+        store.kept = state_store(self.kept.folder / "fresh", math.inf, store.device, 0.0)
+        store.past = UndoLog(store, state_store(self.kept.folder, math.inf, store.device, 0.0))
+        store.weighted = set()
+        store.starts = {}
+        return store
 
     def build(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
         """Build a new model, with the weights of `hpcfed.models.build` or those of models.weights.
@@ -136,8 +152,13 @@ class ClientStore:
 
     def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
         """Build a model on the CPU with client k's initial weights; the same on every rank."""
+        if self.starts is not None and (architecture, shape) in self.starts:
+            return self.starts[architecture, shape]
         with rng.scoped(self.seed, "init", k):
-            return Skeleton(self.build(architecture, shape))
+            start = Skeleton(self.build(architecture, shape))
+        if self.starts is not None:
+            self.starts[architecture, shape] = start
+        return start
 
     def activate(self, client: Client) -> Skeleton:
         """Return the module of the client's architecture, with the client's weights in it."""

@@ -93,7 +93,8 @@ class Federation:
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
-    between clients and this one), `data`, `gpu`.
+    between clients and this one), `data`, `gpu`, `trial` (whether only shapes and bytes count: then
+    a training takes one step, and a pass over examples computes three of them).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -132,6 +133,7 @@ class Federation:
         self.clients = clients  # this rank's, by id
         self.edges = edges  # edge servers between clients and server; None: there are none
         self._pool, self._modalities = pool, modalities
+        self.trial = False
 
         self.comm = comm
         self.store = store

@@ -94,6 +94,11 @@ def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+def widest(job: Job, architecture: str) -> str:
+    """Return the architecture at the largest width that `draw_width` may draw."""
+    return str(Architecture.parse(architecture).at(max(job.models.widths)))
+
+
 def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
     """Return client k's architecture in round t, with a width drawn anew from models.widths."""
     width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))

@@ -19,6 +19,7 @@ from hpcfed.models.model import Model
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
+from hpcfed.training.infer import FEW
 from hpcfed.training.optimisers import (
     Gradient,
     freeze,
@@ -78,6 +79,8 @@ class LocalSteps:
         )
         amount = amount or fed.work(client, epochs)
         self.plan = plan_batches(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
+        if fed.trial:
+            self.plan = [rows[:FEW] for rows in self.plan[:1]]
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done
         self.examples: list[int] = []  # sizes of their batches

@@ -18,7 +18,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
-from hpcfed.training.infer import outputs
+from hpcfed.training.infer import FEW, outputs
 from hpcfed.training.recorded_step import alike
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ def fit(
         if optimiser == "adam"
         else torch.optim.SGD(leaves, lr, momentum)
     )
+    if fed.trial:
+        steps, n, size = 1, min(n, FEW), FEW
     total = steps or epochs * math.ceil(n / size)
     plan = islice(
         orders(fed, n, math.ceil(total * size / n) + 1 if steps else epochs, size, *key), total

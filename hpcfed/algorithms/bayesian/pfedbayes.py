@@ -79,9 +79,6 @@ class PFedBayes(RoundBased):
         """Whether a personal distribution takes one step per batch."""
         return self.inner_steps == 1
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return (fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes,) * 2
-
     def init(self, fed: Federation) -> Params:
         mu = fed.initial()
         rho = mu.pick(fed.trainable).map(lambda value: torch.full_like(value, self.rho))

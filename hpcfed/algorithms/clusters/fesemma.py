@@ -51,10 +51,6 @@ class FeSEMMA(EM):
     examples of that class, which they send.
     """
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        down, up = super().traffic(fed, k)
-        return down, up + (4 * fed.classes if self.head == "classes" else 0)
-
     def units(self, fed: Federation) -> Units:
         """Return the groups of units of the clients' model.
 

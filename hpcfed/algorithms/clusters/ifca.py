@@ -61,12 +61,6 @@ class IFCA(RoundBased):
         """Whether only heads differ between clusters."""
         return self.share_body
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
-        return model.nbytes + (
-            self.clusters - 1
-        ) * own.nbytes, model.nbytes + 4  # 4 bytes: the cluster's number
-
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return {}  # there are several models, none of which is for all clients
 

@@ -36,7 +36,6 @@ class TKM(Centred):
         won="clusters with Byzantine clients",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
         "weighting": "a robust centre gives all clients equal weights",
     }

@@ -35,7 +35,6 @@ class FedGH(RoundBased):
         won="above FedProto and LG-FedAvg with fewer bytes",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "a common head"
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged over clients",
@@ -50,10 +49,6 @@ class FedGH(RoundBased):
 
     def shared(self, name: str) -> bool:
         return name.startswith("head.")
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
-        return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         given = fed.down(client, state)

@@ -84,10 +84,6 @@ class FedProto(RoundBased):
     def shared(self, name: str) -> bool:
         return False
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        d, own = fed.shapes()["head.weight"].shape[1], int((fed.label_counts[k] > 0).sum())
-        return 4 * fed.classes * d, 4 * own * (d + (self.weighting == "samples"))
-
     def init(self, fed: Federation) -> Params:
         return Params(proto=torch.full_like(fed.initial()["head.weight"], torch.nan))  # [C, d]
 

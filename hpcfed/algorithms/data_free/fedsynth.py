@@ -22,7 +22,6 @@ If g = 0 the model does not change.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ from hpcfed.training.server import call, predictor
 # x [n, *shape], labels [n, C], norm [], statistics by name, and in a client's message how well its
 # examples represent its update, as "cosine" []
 Sent = Mapping[str, Any]
-FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,6 @@ class FedSynth(RoundBased):
     """Steps of Adam in each pass."""
     examples_lr: PositiveFloat = 0.1
     """Learning rate of examples and labels, by Adam."""
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        whole, trained = fed.shapes(k=k), fed.store.layout(fed.architectures[k]).params
-        statistics = whole.pick(lambda name: name not in trained)
-        values = prod(example_shape(fed)) + fed.classes
-        return whole.nbytes, FLOAT * (self.examples * values + 2) + statistics.nbytes
 
     def init(self, fed: Federation) -> State:
         example_shape(fed)  # raises ConfigError for texts

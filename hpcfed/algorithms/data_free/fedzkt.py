@@ -59,7 +59,6 @@ class FedZKT(RoundBased):
         won="different models without public data, above FedMD",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("server",)
     keeps_weights: ClassVar[bool | None] = True

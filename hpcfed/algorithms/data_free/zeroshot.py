@@ -97,10 +97,6 @@ class ZeroShot(RoundBased):
         lr = self.examples_lr if self.by == "examples" else self.generator_lr
         return Inversion(self.steps, lr, self.moments, self.prior, self.by, self.noise)
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        down, up = super().traffic(fed, k)
-        return down, up + (len(class_bits(fed, k)) if self.tells_classes else 0)
-
     def init(self, fed: Federation) -> Params:
         if self.samples:
             example_shape(fed)  # raises ConfigError for texts

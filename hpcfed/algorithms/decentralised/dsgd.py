@@ -32,7 +32,6 @@ class DSGD(Peers, RoundBased):
         won="networks of low bandwidth or high latency",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
         "weighting": "averages are weighted by links",
     }

@@ -86,10 +86,6 @@ class ARUBA(RoundBased):
             )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        rates = 4 if self.scope == "all" else fed.shapes(fed.trainable, k).nbytes
-        return (fed.shapes(k=k).nbytes + (rates if self.learn else 0),) * 2
-
     def init(self, fed: Federation) -> State:
         x = fed.initial()
         one = x.pick(fed.trainable).map(torch.ones_like)

@@ -30,7 +30,6 @@ class Cyclic(RoundBased):
         won="medical images at a few hospitals, near central training",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     one_at_a_time: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
     unused: ClassVar[Unused] = {

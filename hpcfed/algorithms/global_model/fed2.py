@@ -64,11 +64,6 @@ class Fed2(RoundBased):
         of_rows = row_groups(fed.module(fed.architectures[k]).model)
         return {name: np.flatnonzero(np.isin(of, held)) for name, of in of_rows.items()}
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        values, rows = fed.shapes(k=k), self.rows(fed, k)
-        sent = sum(v.nbytes // len(v) * len(rows.get(n, v)) for n, v in values.items())
-        return values.nbytes, sent
-
     @property
     def per(self) -> Per:
         return "row" if self.paired else "mean"

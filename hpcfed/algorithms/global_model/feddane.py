@@ -69,11 +69,6 @@ class FedDANE(RoundBased):
         g = rng.stream(fed.seed, "gradients", t)
         return sorted(g.choice(fed.K, fed.cohort_size, replace=False).tolist()), second
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the bytes of a client that is in both sets."""
-        bytes_ = fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes
-        return bytes_, bytes_
-
     def loss(self, client: Client, state: Task, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         named = dict(model.named_parameters())

@@ -97,10 +97,6 @@ class FedNova(RoundBased):
                 )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        bytes_ = fed.shapes(k=k).nbytes
-        return bytes_, bytes_ + 4
-
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=self.mu) if self.mu else value

@@ -37,7 +37,6 @@ from hpcfed.training.infer import class_sums, outputs
 from hpcfed.training.losses import supcon, to_vectors
 
 VECTORS = "vectors"  # name in the state: class vectors, [C, d], nan for classes not sent yet
-FLOAT = 4  # bytes
 
 
 class FedRare(RoundBased):
@@ -72,11 +71,6 @@ class FedRare(RoundBased):
     """A class is rare if it has less than this share of all training examples."""
     queue: PositiveInt = field(10, used_if="intra")
     """Number of examples of each rare class from which a partner is taken."""
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        values = fed.shapes(k=k)
-        vectors = values["head.weight"].nbytes  # they have the same shape, [C, d]
-        return values.nbytes + vectors, values.nbytes + vectors + FLOAT * fed.classes
 
     def init(self, fed: Federation) -> Params:
         if self.inter:

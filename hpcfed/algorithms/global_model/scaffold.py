@@ -62,10 +62,6 @@ class Scaffold(RoundBased):
             )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        bytes_ = fed.shapes(k=k).nbytes + fed.shapes(fed.trainable, k).nbytes
-        return bytes_, bytes_
-
     def init(self, fed: Federation) -> State:
         x = fed.initial()
         return State(x, x.pick(fed.trainable) * 0)

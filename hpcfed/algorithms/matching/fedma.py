@@ -24,7 +24,7 @@ PFNM's code with gamma = 7.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from hpcfed import Client, Federation, Guide, Params, Upload
 from hpcfed.algorithms.matching import nonparametric
@@ -58,8 +58,6 @@ class FedMA(Widened):
         won="CNNs and LSTMs, fewer rounds than FedAvg and FedProx",
     )
 
-    gathers_uploads: ClassVar[bool] = True
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of matched units: 1, or its number of training examples."""
     estimate: Literal["map", "mean"] = "mean"
@@ -86,12 +84,6 @@ class FedMA(Widened):
             last = found.pop()
             found[-1] |= last
         return found
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        down, up = super().traffic(fed, k)
-        layers = self.layers(fed, self.units(fed))
-        again = set().union(*layers[:-1])  # sent down again, because clients train on after them
-        return down + fed.shapes(again.__contains__, k).nbytes, up
 
     def train_unmatched(
         self,

@@ -118,10 +118,6 @@ class Widened(Matched):
         """Whether the last layer's weights count by classes."""
         return self.class_weights == "shares"
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        down, up = super().traffic(fed, k)
-        return down, up + (4 * fed.classes if self.class_weights == "shares" else 0)
-
     def upload(self, fed: Federation, client: Client, model: Params, last: bool = True) -> Upload:
         """Return tensors of a client's model, and with the last of them what `shares` needs."""
         parts: dict[str, Any] = {"model": model}

@@ -26,7 +26,7 @@ popularity of a unit once, not twice, counts it up to 10, and has no more than 7
 It also tries several priors and keeps the best on training data; this is not implemented.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from hpcfed import Client, Federation, Guide, Upload
 from hpcfed.algorithms.matching import nonparametric
@@ -44,8 +44,6 @@ class PFNM(Widened):
         sent="all weights",
         won="one round, fully connected networks",
     )
-
-    gathers_uploads: ClassVar[bool] = True
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         given = fed.down(client, self.offer(fed, client, state))

@@ -94,10 +94,6 @@ class MOCHA(RoundBased):
             )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        size = fed.shapes(of_head, k).nbytes
-        return size + 16, size  # 16: Sigma_kk and rho
-
     def init(self, fed: Federation) -> State:
         if self.relations == "learned":
             never = "Sigma stays the identity, so that clients learn alone"

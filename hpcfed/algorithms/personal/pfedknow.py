@@ -16,8 +16,8 @@ which that model was sure, C / sum_c (relu(z_c) + 1) < threshold, or with all if
 The server averages nothing. Each model of the round learns from the labelled data by CE + lam
 KL(sum_l c_l p_l) + lam KL(p_large), where p are soft predictions at temperature tau and c_l is the
 cosine of the masks of clients k and l, divided by the sum of those of all others. A client
-downloads its model at the beginning of its next round, in which it is counted, and in its pruned
-form: bytes follow the masks, while `traffic` announces a whole model.
+downloads its model when it has been taught, in its pruned form: bytes follow the masks. In its
+first round it also downloads the small model.
 
 Deviations: the code softens what is soft already and sums over the batch; here KL is a mean over
 examples times tau^2. In the code later clients learn from peers that have been taught already; here
@@ -101,7 +101,6 @@ class PFedKnow(RoundBased):
         won="semi-supervised images, above pFedMe and FedMD",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
     keeps_weights: ClassVar[bool | None] = True
     unused: ClassVar[Unused] = {

@@ -44,7 +44,6 @@ class FedGKT(RoundBased):
         won="large models with weak devices: 9 to 17 times less work",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("server",)
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged over clients",

@@ -154,12 +154,6 @@ class FedType(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        bytes_ = fed.shapes(self.shared, k).nbytes
-        if self.aggregation == "pfedbayes":
-            bytes_ += fed.shapes(self.trained(fed, k).__contains__, k).nbytes
-        return bytes_, bytes_
-
     def trained(self, fed: Federation, k: int) -> list[str]:
         """Return the names of the proxy's parameters."""
         return [n for n in fed.store.layout(fed.architectures[k]).params if self.shared(n)]

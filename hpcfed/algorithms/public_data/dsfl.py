@@ -48,9 +48,6 @@ class DSFL(RoundBased):
     server_lr: PositiveFloat = field(0.1, used_if={"distil_epochs": above(0), "models.server": SET})
     """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
-
     def shared(self, name: str) -> bool:
         return False
 

@@ -98,9 +98,6 @@ class FCCL(RoundBased):
             )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
-
     def shared(self, name: str) -> bool:
         return False
 

@@ -30,7 +30,6 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Shard, Upload, sgd
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import (
-    BYTES,
     HalfKernel,
     Kernel,
     mean_of_kernels,
@@ -131,13 +130,6 @@ class FedHeNN(RoundBased):
 
     def shared(self, name: str) -> bool:
         return self.setting == "homogeneous"
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return (
-            super().traffic(fed, k)
-            if self.setting == "homogeneous"
-            else kernel_traffic(fed, k, self)
-        )
 
     @property
     def looks_back(self) -> bool:
@@ -278,24 +270,4 @@ def kernel_weight(fed: Federation, k: int, method: FedHeNN) -> float:
     capacity = fed.store.layout(fed.architectures[k]).n_params
     return float(
         {"uniform": 1, "samples": fed.sizes[k], "capacity": capacity}[method.client_weights]
-    )
-
-
-def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:
-    """Return the bytes that client k of the cohort downloads, the mean kernel, and uploads."""
-    if not method.eta0:
-        return 0, 0
-    size = min(method.rad_size, len(fed.public))
-    return BYTES * size**2, upload_bytes(fed.shapes(k=k), size, method)
-
-
-def upload_bytes(model: Params, size: int, method: FedHeNN) -> int:
-    """Return the bytes of a client's upload.
-
-    It is the model, the representations [L, d], or one half of the kernel [L, L].
-    """
-    if method.upload == "kernel":
-        return BYTES * size * (size + 1) // 2
-    return (
-        model.nbytes if method.upload == "model" else BYTES * size * model["head.weight"].shape[1]
     )

@@ -64,9 +64,6 @@ class FedMD(RoundBased):
     digest_batch: PositiveInt = field(256, used_if="digest_epochs")
     """Examples in one step of the digest."""
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
-
     def shared(self, name: str) -> bool:
         return False
 

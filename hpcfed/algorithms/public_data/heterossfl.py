@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from hpcfed import Client, Federation, Guide, Model, Paired, Params, RoundBased, Shard, sgd
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import (
-    BYTES,
     mean_of_kernels,
     received_kernel,
     send_kernel,
@@ -78,16 +77,6 @@ class HeteroSSFL(RoundBased):
 
     def shared(self, name: str) -> bool:
         return False
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        if not self.mu:
-            return 0, 0
-        size = min(self.rad_size, len(fed.public))
-        return BYTES * size**2, self.upload_bytes(size, fed.shapes(k=k)["head.weight"].shape[1])
-
-    def upload_bytes(self, size: int, d: int) -> int:
-        """Return the bytes of one half of a kernel [size, size], or of representations."""
-        return BYTES * (size * (size + 1) // 2 if self.upload == "kernel" else size * d)
 
     def loss(self, client: Client, state: Params, model: Any, x: Any, y: Any) -> Tensor:
         one, two = (model.body(view) for view in x)

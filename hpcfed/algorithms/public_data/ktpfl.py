@@ -41,7 +41,6 @@ class KTpFL(RoundBased):
         won="personal mixtures, above FedMD and FedDF",
     )
 
-    gathers_uploads: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
         "weighting": "the coefficients are the weights",
         "local.epochs": unless({"ramp": 0}, "algorithm.ramp stands instead of it"),
@@ -111,10 +110,6 @@ class KTpFL(RoundBased):
 
     def shared(self, name: str) -> bool:
         return False
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        predictions = min(self.public, len(fed.public)) * fed.classes * 4
-        return (predictions if self.share == "predictions" else fed.shapes(k=k).nbytes,) * 2
 
     def init(self, fed: Federation) -> Params:
         if self.share == "weights":

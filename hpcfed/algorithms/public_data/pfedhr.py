@@ -91,7 +91,6 @@ class PFedHR(RoundBased):
     )
 
     reads_head: ClassVar[bool] = True
-    gathers_uploads: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_parts: ClassVar[Any] = False

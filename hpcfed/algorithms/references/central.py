@@ -36,9 +36,6 @@ class Central(RoundBased):
             )
         return reasons
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return 0, 0
-
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         def train() -> Params:
             pooled = fed.pooled()

@@ -16,6 +16,7 @@ from hpcfed import Client, Federation, Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.config.conditions import below, field
+from hpcfed.models.scores import Mask
 from hpcfed.models.widths import Window, roll_units
 
 
@@ -33,7 +34,7 @@ class FedRolex(WindowBased):
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""
-    mask: submodels.Mask = "zero"
+    mask: Mask = "zero"
     """What the logits of classes become that a client has no examples of; none: they and their rows
     are as others.
     """

@@ -47,14 +47,6 @@ class FjORD(RoundBased):
     predictions.
     """
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        inside = [
-            fed.shapes(submodels.buffers(fed), k, name)
-            for name in self.inside(fed, fed.architectures[k])
-        ]
-        bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
-        return bytes_, bytes_
-
     def inside(self, fed: Federation, architecture: str) -> list[str]:
         """Return the narrower architectures that a client with this one trains too."""
         return [

@@ -7,9 +7,9 @@ softmax, is that of the authors' code; "drop" is the other reading. Rows of abse
 sent. Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
 diverges at its learning rate of 0.1.
 Deviations: the statistics of static batch normalisation are taken after every round instead of
-after the last, by the cohort. They are the mean and variance of all values that its batches have at
-a layer, each batch normalised by itself. The authors' code averages those of batches drawn from all
-clients' data together.
+after the last, by the cohort, which receives the new weights for that. They are the mean and
+variance of all values that its batches have at a layer, each batch normalised by itself. The
+authors' code averages those of batches drawn from all clients' data together.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-from hpcfed.models.scores import mask_logits
+from hpcfed.models.scores import Mask, mask_logits
 
 
 class HeteroFL(WindowBased):
@@ -37,7 +37,7 @@ class HeteroFL(WindowBased):
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""
-    mask: submodels.Mask = "zero"
+    mask: Mask = "zero"
     """What the logits of classes become that a client has no examples of; none: they and their rows
     are as others.
     """

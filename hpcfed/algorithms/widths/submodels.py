@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcfed import Client, Federation, Job, Mean, Params
 from hpcfed.algorithms.base import Method, score_common
 from hpcfed.core.architecture import Architecture
+from hpcfed.federation.upload import Upload
 from hpcfed.models.layers import BatchNorm2d
-from hpcfed.models.scores import Mask
 from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
 
@@ -83,18 +83,6 @@ def accuracies(
     }
 
 
-def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
-    """Return the bytes of client k's slice, down and up.
-
-    Up the rows of classes that the client lacks are left out. With assignment = "dynamic" the slice
-    is the widest.
-    """
-    full = Architecture.parse(base(fed))
-    widest = "" if assignment == "fix" else str(full.at(max(fed.job.models.widths)))
-    values = fed.shapes(k=k, architecture=widest)
-    return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
-
-
 def window(fed: Federation, architecture: str, choose: Choose = first) -> Window:
     """Return the places of this architecture's units in the model at full width.
 
@@ -154,15 +142,6 @@ def present_classes(client: Client, classes: int) -> np.ndarray:
     return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
 
 
-def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:
-    """Return the bytes of the rows of the head that client k does not send.
-
-    These are the rows of classes that it lacks.  values: the client's tensors.
-    """
-    row = sum(values[name][:1].nbytes for name in HEAD)
-    return row * int((fed.label_counts[k] == 0).sum()) if mask != "none" else 0
-
-
 def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:
     """Return the client's tensors as pieces of the server's.
 
@@ -185,13 +164,20 @@ def rows_of_head(values: Params, classes: np.ndarray | None) -> Params:
 def measured_statistics(fed: Federation, state: Wide, weights: Params, cohort: list[int]) -> Params:
     """Return the batch statistics that new weights have on the cohort's data; collective.
 
-    They are measured for the architectures of which the state has any. Like the scores of an
-    evaluation, for which alone they serve, they are no part of an upload and no traffic.
+    They are measured for the architectures of which the state has any. The clients receive the new
+    parameters for that, and send the moments of their examples.
     """
     measured = sorted({name.partition("/")[0] for name in state.statistics})
-    parts = ((c.id, measure(fed, c, weights, measured)) for c in fed.mine(cohort) if measured)
+    if not measured:
+        return state.statistics
+    is_buffer = buffers(fed)
+    parameters = weights.pick(lambda name: not is_buffer(name))
+
+    def query(client: Client) -> Upload:
+        return Upload(measure(fed, client, fed.down(client, parameters), measured))
+
     nobody = state.statistics.map(lambda v: torch.full_like(v, torch.nan, dtype=torch.float64))
-    moments = fed.mean(parts, keep=nobody, per="tensor")
+    moments = fed.mean(fed.stream(cohort, query), keep=nobody, per="tensor")
     return pool_statistics(moments, state.statistics)
 
 
@@ -201,16 +187,16 @@ def pool_statistics(moments: Params, old: Params) -> Params:
     moments: "architecture/layer.running_mean", the mean, and "... .running_var", the mean square,
     float64. The variance is E[x^2] - E[x]^2, which includes that between batches and clients.
     """
-    found = {}
+    statistics = Params()
     for name, value in moments.items():
         if name.endswith(SQUARES):
             mean = moments[name.removesuffix(SQUARES) + MEANS]
             value = (value - mean.square()).clamp(min=0)
-        found[name] = torch.where(value.isnan(), old[name], value.to(old[name].dtype))
-    return Params(found)
+        statistics[name] = torch.where(value.isnan(), old[name], value.to(old[name].dtype))
+    return statistics
 
 
-def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Mean:
+def measure(fed: Federation, client: Client, parameters: Params, architectures: list[str]) -> Mean:
     """Return mean and mean square of the inputs of the batch normalisation layers.
 
     They are measured on the client's examples, and named "architecture/name", as `pool_statistics`
@@ -222,7 +208,7 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
     values, counts = Params(), Params()
     for architecture in architectures:
         module = fed.module(architecture)
-        module.assign(take(weights, window(fed, architecture)))
+        module.assign(take(parameters, window(fed, architecture)))
         norms = {
             path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)
         }
@@ -236,12 +222,12 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
                 stack.enter_context(norm.register_forward_hook(sums[path]))
             outputs(fed, module.model, client.train)
         fed.tallies[client.id].work += FORWARD * client.n
-        for path, found in sums.items():
-            if found.count:
-                for suffix, total in ((MEANS, found.total), (SQUARES, found.squares)):
+        for path, moments in sums.items():
+            if moments.count:
+                for suffix, total in ((MEANS, moments.total), (SQUARES, moments.squares)):
                     name = f"{architecture}/{path}{suffix}"
-                    values[name] = total / found.count
-                    counts[name] = torch.tensor(float(found.count), device=total.device)
+                    values[name] = total / moments.count
+                    counts[name] = torch.tensor(float(moments.count), device=total.device)
     return Mean.of(values, counts)
 
 

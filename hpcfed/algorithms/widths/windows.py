@@ -15,7 +15,7 @@ from torch import Tensor
 from hpcfed import Client, Federation, Job, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.widths import submodels
 from hpcfed.config.conditions import SEVERAL, below, field
-from hpcfed.models.scores import mask_logits
+from hpcfed.models.scores import Mask, mask_logits
 from hpcfed.models.widths import Window
 
 
@@ -27,7 +27,7 @@ class WindowBased(RoundBased):
 
     scaler: bool = field(True, used_if={"models.widths": below(1)})
     """Multiply the outputs of hidden layers by 1 / width while training."""
-    mask: submodels.Mask = "none"
+    mask: Mask = "none"
     """What the logits of classes become that a client has no examples of; none: they and their rows
     are as others.
     """
@@ -61,9 +61,6 @@ class WindowBased(RoundBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         return super().refuses(job) | submodels.refusal(job, self.assignment, self.moves)
-
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return submodels.slice_traffic(fed, k, self.mask, self.assignment)
 
     def init(self, fed: Federation) -> submodels.Wide:
         return submodels.start(

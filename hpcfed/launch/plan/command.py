@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
 from hpcfed.launch.plan.predict import Cluster, Demand, Prediction, network, predict
@@ -164,7 +165,7 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
     )
     cohorts = [method.cohort(fed, t) for t in range(min(job.rounds, COHORTS))]
     uploads = [method.traffic(fed, k)[1] for k in cohorts[0]]
-    values = 0 if method.gathers_uploads else max(uploads) // 4
+    values = 0 if measure(fed).moves else max(uploads) // 4
     return Demand(
         architectures=names,
         size={name: 4 * fed.store.layout(name).size for name in sorted(set(names))},

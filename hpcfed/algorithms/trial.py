@@ -1,0 +1,299 @@
+"""Bytes that clients receive and send in a round, measured on a trial before anything is run.
+
+A trial is two rounds of a few clients of the job, in a federation of their own, on the CPU of one
+rank. Bytes follow from shapes and not from values, so that it computes as little as possible: a
+client has three examples of each of its classes, training takes one step, and passes over examples
+compute three of them (`Federation.trial`). The most of both rounds counts, because in the first one
+a server may have nothing to send yet; a method with the default round needs one.
+
+Clients of one architecture are alike, unless clients with the fewest and the most classes differ.
+Then a third one is measured. If each class costs the same, the others follow; else one client is
+measured for each number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from hpcfed.algorithms.base import RoundBased, keeps_weights
+from hpcfed.algorithms.events import EventBased, Work
+from hpcfed.clients.client import Client
+from hpcfed.comm import Serial
+from hpcfed.config.edges import Edges
+from hpcfed.config.selection import Selection
+from hpcfed.config.system import System
+from hpcfed.core import rng
+from hpcfed.core.params import Params, Per, Term
+from hpcfed.core.payload import nbytes
+from hpcfed.federation.exchange import Exchange
+from hpcfed.federation.federation import Federation
+from hpcfed.models.assign import widest
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Shard
+    from hpcfed.clients.store import ClientStore
+    from hpcfed.config.job import Job
+
+EXAMPLES = 3  # of each class that a client has
+COMPARED = 100  # clients of an architecture, the first ones, whose numbers of classes are compared
+LOOPS = ("steps", "epochs", "iterations", "passes", "matchings")  # endings of fields, set to 1
+Bytes = tuple[int, int]  # down and up
+
+
+class Counting(Exchange):
+    """Counts the bytes that ranks add up on their way, and those that they move one by one."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.summed = self.moved = 0
+
+    def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
+        self.summed += sum(term.value.nbytes for term in terms)
+        return super().mean(terms, keep, per)
+
+    def gather(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
+        self.moved += nbytes(dict(by_client))
+        return super().gather(by_client)
+
+    def from_client(self, k: int, value: Any) -> Any:
+        self.moved += nbytes(value)
+        return super().from_client(k, value)
+
+    def to_client(self, k: int, by_client: Mapping[int, Any], ids: Iterable[int]) -> dict[int, Any]:
+        self.moved += nbytes(dict(by_client))
+        return super().to_client(k, by_client, ids)
+
+    def at_root(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
+        self.moved += nbytes(dict(by_client))
+        return super().at_root(by_client)
+
+
+class Measured:
+    """Bytes of a round by architecture and number of classes, measured when first asked for."""
+
+    def __init__(self, fed: Federation) -> None:
+        self._fed = fed
+        self._architectures: dict[str, int] = {}  # and the first client of each
+        for k, name in enumerate(fed.architectures):
+            self._architectures.setdefault(name, k)
+        # bytes by number of classes, by architecture; if they do not depend on it, by 0
+        self._bytes: dict[str, dict[int, Bytes]] = {}
+        self._moves = False
+
+    @property
+    def moves(self) -> bool:
+        """Whether most of what clients send is moved between ranks one by one, not added up."""
+        if not self._bytes:
+            self._compare()
+        return self._moves
+
+    def traffic(self, k: int) -> Bytes:
+        """Return the bytes that client k receives and sends in a round."""
+        if not self._bytes:
+            self._compare()
+        bytes_ = self._bytes[self._fed.architectures[k]]
+        if 0 in bytes_:
+            return bytes_[0]
+        number = classes(self._fed, k)
+        if number not in bytes_:
+            bytes_[number] = on_line(bytes_, number) or self._try([k])[k]
+        return bytes_[number]
+
+    def _compare(self) -> None:
+        """Measure the clients with the fewest and the most classes of each architecture."""
+        extremes = {}
+        for name, first in self._architectures.items():
+            alike = [
+                k for k in range(first, min(first + COMPARED, self._fed.K)) if self._is(k, name)
+            ]
+            # of clients with as many classes, the one with the most examples
+            numbers = {k: (classes(self._fed, k), -self._fed.sizes[k]) for k in alike}
+            extremes[name] = (
+                min(alike, key=numbers.__getitem__),
+                max(alike, key=numbers.__getitem__),
+            )
+        measured = self._try({k for pair in extremes.values() for k in pair})
+        for name, (fewest, most) in extremes.items():
+            differ = measured[fewest] != measured[most]
+            self._bytes[name] = {
+                classes(self._fed, k) if differ else 0: measured[k] for k in (fewest, most)
+            }
+
+    def _is(self, k: int, architecture: str) -> bool:
+        return self._fed.architectures[k] == architecture
+
+    def _try(self, ks: Collection[int]) -> dict[int, Bytes]:
+        """Return the bytes of these clients, measured beside one client of each architecture."""
+        names = self._fed.architectures
+        alone = self._architectures.keys() - {names[k] for k in ks}
+        # client 0, or one like it, comes first: the server's model is often like that of client 0
+        ids = sorted(
+            {*ks, *(self._architectures[name] for name in alone)},
+            key=lambda k: (names[k] != names[0], k),
+        )
+        with rng.scoped(self._fed.seed, "trial"):
+            fed = trial(self._fed, ids)
+            try:
+                bytes_ = perform(fed)
+                exchange: Any = fed.exchange
+                self._moves = exchange.moved > exchange.summed
+            finally:
+                fed.store.close()
+        return dict(zip(ids, bytes_, strict=True))
+
+
+MEASURED: WeakKeyDictionary[Federation, Measured] = WeakKeyDictionary()
+
+
+def measure(fed: Federation) -> Measured:
+    """Return what is measured of the rounds of a federation."""
+    if fed not in MEASURED:
+        MEASURED[fed] = Measured(fed)
+    return MEASURED[fed]
+
+
+def on_line(bytes_: Mapping[int, Bytes], number: int) -> Bytes | None:
+    """Return the bytes for a number of classes if each class costs the same; else None.
+
+    bytes_: measured, by number of classes.  Three of them tell whether it is so.
+    """
+    if len(bytes_) < 3:
+        return None
+    (a, low), *others = sorted(bytes_.items())
+    slopes = {
+        tuple(Fraction(v - v0, b - a) for v0, v in zip(low, high, strict=True))
+        for b, high in others
+    }
+    if len(slopes) > 1:
+        return None
+    down, up = (v + slope * (number - a) for v, slope in zip(low, slopes.pop(), strict=True))
+    return int(down), int(up)
+
+
+def classes(fed: Federation, k: int) -> int:
+    """Return the number of classes of which the client has training examples."""
+    return int(np.count_nonzero(fed.label_counts[k]))
+
+
+def perform(fed: Federation) -> list[Bytes]:
+    """Run the rounds of a trial, and return the most bytes of each client."""
+    method, everybody = fed.job.algorithm, list(range(fed.K))
+    state, most = method.init(fed), [(0, 0)] * fed.K
+    for t in range(1 if one_exchange(method) else 2):
+        fed.replay.begin()
+        fed.participants.open(t)
+        if isinstance(method, EventBased):
+            for client in fed.clients.values():
+                work_once(fed, method, client, state, t)
+        else:
+            state = method.round(fed, state, everybody, t)
+        tallies = [fed.tallies[k] for k in everybody]
+        most = [
+            (max(down, tally.down), max(up, tally.up))
+            for (down, up), tally in zip(most, tallies, strict=True)
+        ]
+    return most
+
+
+def one_exchange(method: Any) -> bool:
+    """Return whether all rounds of a method are alike: a download, training, an upload."""
+    return isinstance(method, EventBased) or type(method).round is RoundBased.round
+
+
+def work_once(
+    fed: Federation, method: EventBased, client: Client, state: object, number: int
+) -> None:
+    """Do one job of a client of an event-based method."""
+    client.memory["download"] = method.offer(fed, client, state)
+    job = Work(client.id, number, start=0.0, finish=0.0, amount=1)
+    fed.run([client.id], lambda client: method.work(fed, client, job))
+
+
+def trial(fed: Federation, ids: list[int]) -> Federation:
+    """Return a federation of these clients, renumbered, on the CPU of this rank."""
+    method, job = fed.job.algorithm, shorten(fed.job, len(ids))
+    store, cpu = fed.store.fresh(), torch.device("cpu")
+    names = [fed.architectures[k] for k in ids]
+    if method.draws_widths:
+        names = [widest(fed.job, name) for name in names]
+    clients = {}
+    for i, k in enumerate(ids):
+        client = fed.clients.make(k)
+        clients[i] = Client(i, names[i], few(client.train), on_host(client.test), store)
+    federation = Federation(
+        job=job,
+        comm=Serial(),
+        clients=clients,  # type: ignore[arg-type]  # as small as that a dict will do
+        store=store,
+        device=cpu,
+        architectures=tuple(names),
+        sizes=[client.n for client in clients.values()],
+        costs=[1.0] * len(ids),
+        label_counts=np.stack([fed.label_counts[k] for k in ids]),
+        classes=fed.classes,
+        placement=[0] * len(ids),
+        speeds=[1.0],
+        profiles=fed.participants.profiles,
+        data=replace(fed.data, public=on_host(fed.public), test=on_host(fed.data.test)),
+        pool=lambda: pooled(fed, len(ids), store),
+        modalities=lambda: [fed.modalities[k] for k in ids],
+    )
+    federation.trial, federation.transforms = True, fed.transforms
+    federation.exchange = Counting(
+        federation.comm, clients, [0] * len(ids), cpu, federation.clock, federation.replay
+    )
+    store.stateless = not keeps_weights(method, federation)
+    federation.warnings.quiet = True
+    return federation
+
+
+def pooled(fed: Federation, k: int, store: ClientStore) -> Client:
+    """Return the client that stands for all together."""
+    client = fed.pooled()
+    return Client(k, client.architecture, few(client.train), on_host(client.test), store)
+
+
+def shorten(job: Job, clients: int) -> Job:
+    """Return the job of a trial, in which all clients take part and loops end after one step."""
+    loops = {
+        name: 1
+        for name, value in job.algorithm
+        if name.endswith(LOOPS) and isinstance(value, int) and value > 1
+    }
+    local = job.local.model_copy(update={"epochs": 1, "steps": 1, "stragglers": 0.0})
+    return job.model_copy(
+        update={
+            "algorithm": job.algorithm.model_copy(update=loops),
+            "clients": clients,
+            "participation": 1.0,
+            "local": local,
+            "training": job.training.model_copy(update={"engine": "eager"}),
+            "selection": Selection(),
+            "system": System(),
+            "edges": Edges(),
+        }
+    )
+
+
+def few(shard: Shard) -> Shard:
+    """Return the first examples of each class, on the CPU."""
+    labels = shard.labels
+    if labels.ndim > 1 or labels.dtype.kind == "f":
+        return on_host(shard.pick(np.arange(min(len(labels), EXAMPLES))))
+    rows = [np.flatnonzero(labels == label)[:EXAMPLES] for label in np.unique(labels)]
+    return on_host(shard.pick(np.sort(np.concatenate(rows))))
+
+
+def on_host(shard: Shard) -> Shard:
+    """Return the same examples on the CPU."""
+    host = copy(shard)
+    host.device, host._resident, host._resident_labels = torch.device("cpu"), None, None
+    return host
