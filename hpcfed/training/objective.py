@@ -52,16 +52,6 @@ class Anyone:
     __delattr__ = __eq__ = __hash__ = __repr__ = compare
 
 
-class ReadOnly(Params):
-    """Params of an objective that serves several clients; writing raises Unshareable."""
-
-    def write(self, *args: Any, **kwargs: Any) -> Any:
-        raise Unshareable("it writes into the Params that it is given")
-
-    __setitem__ = __delitem__ = __ior__ = write
-    update = setdefault = pop = popitem = clear = write
-
-
 def is_users(loss: Callable[..., Any], architecture: str) -> bool:
     """Return whether an objective or its model is a user's own code."""
     fn = loss.func if isinstance(loss, partial) else loss
@@ -137,7 +127,7 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
 def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
     """Return the same value with its tensors replaced by the next ones.
 
-    A client is replaced by `Anyone`, and Params by `ReadOnly`.
+    A client is replaced by `Anyone`.
     """
     if isinstance(value, Tensor):
         return next(left)
@@ -146,7 +136,7 @@ def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
     if plain(value):
         return value
     if isinstance(value, Params):
-        return ReadOnly({name: fill_tensors(v, left) for name, v in value.items()})
+        return Params({name: fill_tensors(v, left) for name, v in value.items()})
     if isinstance(value, tuple):
         parts = [fill_tensors(v, left) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.training.objective import Unshareable
-
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
@@ -117,8 +115,7 @@ def graph(
 ) -> GraphModule:
     """Return a function of (state, inputs) as a graph of tensor operations; computes nothing.
 
-    state, inputs: examples of its tensors. Raises RuntimeError if the graph could not be replayed,
-    Unshareable if the function writes into an input.
+    state, inputs: examples of its tensors. Raises RuntimeError if the graph could not be replayed.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
@@ -126,34 +123,7 @@ def graph(
         module = make_fx(step, tracing_mode="fake")(*state, *inputs)
     if unfit := sorted(UNFIT.intersection(map(name, module.graph.nodes))):
         raise RuntimeError(f"{unfit[0]} cannot be replayed")
-    if operation := find_input_write(module.graph, len(state)):
-        raise Unshareable(f"it writes into a tensor that it is given, by {operation}")
     return module
-
-
-def find_input_write(graph: Graph, first: int) -> str:
-    """Return the first operation that writes into an input's memory; "" if there is none.
-
-    first: number of the first input that counts.
-    """
-    inputs = [node for node in graph.nodes if node.op == "placeholder"][first:]
-    own = {memory(node) for node in inputs}
-    for node in graph.nodes:
-        if not name(node):
-            continue
-        for i, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            given = value if isinstance(value, list | tuple) else [value]
-            if any(hasattr(v, "meta") and memory(v) in own for v in given):
-                return name(node)
-    return ""
-
-
-def memory(node: Node) -> int:
-    """Return a key for the memory of a node's tensor."""
-    return node.meta["val"].untyped_storage()._cdata
 
 
 class Whole(nn.Module):

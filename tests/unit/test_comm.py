@@ -25,10 +25,6 @@ def test_threads_keep_the_law(law, ranks, nodes):
     spmd(ranks, LAWS[law], nodes)
 
 
-def test_spmd_returns_what_each_rank_returns():
-    assert spmd(3, lambda comm: (comm.rank, comm.size)) == [(0, 3), (1, 3), (2, 3)]
-
-
 def test_ranks_are_dealt_to_nodes_in_blocks():
     places = spmd(5, lambda comm: (comm.node_of, comm.local_rank), nodes=2)
     assert places[0][0] == (0, 0, 0, 1, 1)
@@ -60,11 +56,6 @@ def test_a_nan_upload_is_refused_on_its_own_rank():
         spmd(3, fn)
 
 
-def test_an_error_of_build_is_raised_again():
-    with pytest.raises(KeyError):
-        spmd(2, lambda comm: comm.share(lambda: {}["x"]))
-
-
 def test_ranks_that_make_different_calls_are_told_so():
     with pytest.raises(RuntimeError, match="different calls: rank 0: barrier, rank 1: gather"):
         spmd(2, lambda comm: comm.gather({}) if comm.rank else comm.barrier())
@@ -92,12 +83,6 @@ def test_abort_ends_all_ranks_with_its_status(ranks):
     with pytest.raises(SystemExit) as error:
         spmd(ranks, fn)
     assert error.value.code == 2
-
-
-def test_abort_of_serial_exits_with_its_status():
-    with pytest.raises(SystemExit) as error:
-        Serial().abort(3)
-    assert error.value.code == 3
 
 
 def test_a_wrong_row_is_told_with_its_place():

@@ -2,7 +2,6 @@
 own code unless the job asks otherwise, trains eagerly.
 """
 
-import math
 import random
 from dataclasses import dataclass
 from functools import partial
@@ -165,16 +164,6 @@ def test_an_objective_that_decides_by_values_trains_eagerly(capsys: pytest.Captu
     assert "decides cannot be recorded" in capsys.readouterr().err
 
 
-def test_an_objective_with_variables_from_around_it_is_never_recorded():
-    factor = torch.tensor(2.0)
-    for loss, why in (
-        (lambda model, x, y: model(x).sum() * factor, "no function without variables"),
-        (partial(cross_entropy, Box(torch.Generator())), "it holds a Generator"),
-    ):
-        with pytest.raises(Unshareable, match=why):
-            extract_tensors(loss)
-
-
 @pytest.mark.parametrize(
     "rounds, loss, wanted",
     [
@@ -196,23 +185,9 @@ def test_auto_records_many_short_steps_of_objectives_that_are_not_a_users(
     assert [getattr(step, "func", type(step)).__name__ for step in chosen] == [wanted]
 
 
-def test_head_alone_is_recorded_for_itself():
-    flags = ("--training.engine", "traced")
-    fed = federation(*flags)
-    before = fed.clients[5].skeleton.flat.clone()
-    sgd(fed, fed.clients[5], 0, cross_entropy, only=lambda name: name.startswith("head."))
-    after, layout = fed.clients[5].skeleton.flat, fed.clients[5].skeleton.layout
-    start = layout.slots["head.weight"].start
-    assert torch.equal(after[:start], before[:start]) and not torch.equal(
-        after[start:], before[start:]
-    )
-
-
 # What a recording would miss, if the job asks for one of a user's objective
 
 SEEN: list[Tensor] = []
-SCALE = 1.0
-MEAN_LOSS = nn.CrossEntropyLoss()
 
 
 def draws(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -239,60 +214,16 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
     [
         *(
             (partial(cross_entropy, held), f"it holds a {type(held).__name__}, which can change")
-            for held in ([], {}, set(), np.zeros(1), bytearray(), SimpleNamespace())
+            for held in ([], np.zeros(1), SimpleNamespace(), torch.Generator())
         ),
         (partial(cross_entropy, ([],)), "it holds a list"),
+        ((lambda n: lambda model, x, y: model(x).sum() * n)(2), "no function without variables"),
         (partial(cross_entropy, Box({})), "it holds a dict"),
     ],
 )
 def test_an_objective_that_holds_what_can_change_is_never_recorded(loss, why: str):
     with pytest.raises(Unshareable, match=why):
         extract_tensors(loss)
-
-
-def constant_parts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    scale = float(np.pi) * math.pi * SCALE
-    return MEAN_LOSS(model(x), y) * scale + max(v.sum() for v in (x, x)) * 0
-
-
-def test_constants_functions_and_torchs_modules_may_be_read():
-    extract_tensors(constant_parts)
-    extract_tensors(partial(cross_entropy, Params(a=torch.zeros(1)), (1, "a", None), np.float32(1)))
-
-
-def writes_params(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    there["seen"] = y
-    return cross_entropy(model, x, y)
-
-
-def writes_a_tensor(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    there["head.bias"][0].add_(1)
-    return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
-
-
-def tells_the_client(client, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    client.seen = y
-    return cross_entropy(model, x, y)
-
-
-@pytest.mark.parametrize(
-    "loss, why",
-    [
-        (writes_params, "it writes into the Params that it is given"),
-        (writes_a_tensor, "it writes into a tensor that it is given, by aten::add_"),
-        (tells_the_client, "it sets the"),
-    ],
-)
-def test_what_an_objective_writes_into_its_arguments_is_written_in_every_step(loss, why, capsys):
-    outcomes = []
-    for engine in ("traced", "eager"):
-        fed = federation("--training.engine", engine)
-        there = Params({"head.bias": torch.zeros(4)})
-        client = fed.clients[5]
-        sgd(fed, client, 0, partial(loss, client if loss is tells_the_client else there))
-        outcomes.append((client.skeleton.flat.clone(), there.get("seen", there["head.bias"])))
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
-    assert f"cannot be recorded ({why}" in capsys.readouterr().err
 
 
 class Scaling(nn.Module):
@@ -332,20 +263,6 @@ def test_a_hook_on_a_model_runs_in_every_step(engine: str, capsys):
     assert len(seen) == steps
     said = "its model's Sequential has a hook" in capsys.readouterr().err
     assert said == (engine == "traced")
-
-
-def test_a_recording_without_a_hook_does_not_stand_for_steps_with_one():
-    def run(engine: str) -> Tensor:
-        fed = federation("--training.engine", engine)
-        sgd(fed, fed.clients[5], 0, cross_entropy)
-        for width in (0.5, 0.25):
-            hook = lambda module, x, z: z / width  # noqa: E731, B023
-            handle = fed.clients[5].model.body.register_forward_hook(hook)
-            sgd(fed, fed.clients[5], 0, cross_entropy)
-            handle.remove()
-        return fed.clients[5].skeleton.flat.clone()
-
-    assert torch.equal(run("traced"), run("eager"))
 
 
 class Collects(FedAvg):

@@ -431,13 +431,6 @@ def test_a_group_is_not_waited_for_beyond_its_slack_and_who_is_late_gets_work_at
     assert (job.start, job.amount) == (250.0, int(70 / (0.1 * 1 + 0.9 * 1.5)))
 
 
-@pytest.mark.parametrize("way", [{"stragglers": 0.9}, {"reach": 0.4}])
-def test_stragglers_and_absence_do_not_change_the_estimate_of_a_clients_speed(way):
-    queue = compass((4.0, 1.0, 0.9), **way)
-    compass_trace(queue, 40)
-    assert queue.coordinator.speed == pytest.approx({0: 1 / 4, 1: 1.0, 2: 1 / 0.9})
-
-
 def test_in_the_middle_of_a_group_a_save_changes_nothing():
     whole, first = compass_trace(compass((4.0, 1.0, 0.9)), 30), compass((4.0, 1.0, 0.9))
     begun = compass_trace(first, 11)

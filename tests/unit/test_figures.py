@@ -5,16 +5,14 @@ by hand.
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.report.figures import curves, labels, plotting, runs
+from hpcfed.report.figures import curves, labels, runs
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, figure
 from hpcfed.report.figures.registry import FIGURES, select_figures
 from hpcfed.storage import sweep
-from hpcfed.storage.fields import flat
 from hpcfed.storage.record import load
 from tests.unit.test_report import HEAD, NAN, row, run_of
 
@@ -40,13 +38,6 @@ def test_the_pictures_of_one_run_lie_in_its_folder(run, tmp_path):
     assert (run / "comparison.svg").exists() and (run / "labels.svg").exists()
 
 
-def test_an_axis_along_which_no_run_moved_has_no_panel(run):
-    (one,) = runs.load_runs([run])
-    for name in ("clients/down", "clients/up", "rounds/virtual_seconds"):
-        one.record.columns[name] = np.zeros(2) if name.startswith("rounds") else np.zeros((2, 4))
-    assert [ax.get_xlabel() for ax in figure([one]).axes] == ["round", "local epochs per client"]
-
-
 def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run, tmp_path):
     assert plot([run], "fedclassavg-2", tmp_path / "a.png") == str(tmp_path / "a.png")
     both = plot([run], "curves,labels", tmp_path / "a.png").split("\n")
@@ -66,14 +57,6 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     )
     assert [one.name for one in found] == ["a/run", "b/run"]
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
-
-
-def test_a_run_in_its_first_round_has_no_curves_and_that_is_said(tmp_path):
-    told = plot([run_of(tmp_path / "run", [])]).split("\n")
-    assert told == [
-        "left out: curves: no round has been evaluated yet",
-        str(tmp_path / "run" / "labels.png"),
-    ]
 
 
 def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
@@ -120,43 +103,6 @@ def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
         f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")
     ]
     assert found[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
-
-
-def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
-    found = runs.load_runs([run_of(tmp_path / name, []) for name in ("a", "b", "c")])
-    for run, limit, share in zip(found, (100, 200, 100), (1.0, 1.0, 0.5), strict=True):
-        run.record.header["job"] |= {
-            "data": run.record.header["job"]["data"] | {"train_limit": limit},
-            "participation": share,
-        }
-    found = [run.with_fields(flat(run.job)) for run in found]
-    titles = [one.title for one in labels.numbers(found)]
-    assert titles == [
-        f"digits, dirichlet(0.5), 4 clients, train limit {limit}" for limit in (100, 200)
-    ]
-
-
-@pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
-def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
-    [one] = runs.load_runs([run])
-    one.record.arrays["label_counts"] = np.arange(K * C).reshape(K, C)
-    one.record.header["classes"] = [f"class {c}" for c in range(C)]
-    drawing = labels.figure([one])
-    plotting.save(drawing, run / "labels.png")
-    [ax] = drawing.axes
-    most = K * C - 1
-    if not most:
-        return
-    told = [int(text.get_text().replace(",", "")) for text in ax.get_legend().get_texts()]
-    assert told == labels.sizes(most) and told[-1] == most
-    dots, *key = (each.get_sizes().max() for each in ax.collections)  # areas
-    assert [area / key[-1] for area in key] == pytest.approx([n / most for n in told])
-    assert dots == key[-1]
-
-
-def test_labels_explain_dots_of_three_sizes():
-    assert labels.sizes(203) == [10, 50, 203]
-    assert labels.sizes(2) == [2] and labels.sizes(0) == []
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):

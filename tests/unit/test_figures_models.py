@@ -18,7 +18,6 @@ from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
 from hpcfed.training.similarity import linear_cka, pairwise_cka
-from tests.unit.test_figures_numbers import apart
 
 CLASSES = ["cat", "dog", "owl"]
 
@@ -103,25 +102,11 @@ def test_clients_of_an_architecture_stand_side_by_side_and_agree_among_themselve
     assert ranks.right == 2  # of cat; the client that is wrong is compared too
 
 
-def test_a_client_whose_units_all_count_alike_correlates_with_none():
-    ranks = np.array([[[1.0, 2.0, 3.0]], [[2.0, 2.0, 2.0]]])
-    assert np.isnan(models_conductance.correlations(ranks)).tolist() == [
-        [False, True],
-        [True, True],
-    ]
-
-
 def test_only_clients_of_the_common_width_are_ranked():
     found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
     assert models_conductance.rank_units("a", found, 0).clients.tolist() == [0, 2]
     with pytest.raises(ConfigError, match="its inputs are no images"):
         models_conductance.rank_units("a", answers([[1], [2]], [0]), 0)
-
-
-def test_many_units_are_drawn_as_means_of_neighbours():
-    shares = np.arange(64.0)[:, None].repeat(2, 1)
-    assert models_conductance.downsample(shares)[:, 0].tolist() == np.arange(0.5, 64, 2).tolist()
-    assert models_conductance.downsample(shares[:3]).tolist() == shares[:3].tolist()
 
 
 def test_images_are_of_different_classes_and_depend_on_the_labels_alone():
@@ -191,12 +176,6 @@ def test_a_plane_has_a_point_for_each_image_and_client_and_is_the_same_each_time
         models_tsne.plane("a", answers([[0], [0]], [0]), seed=0)
 
 
-def test_many_clients_share_the_points(monkeypatch):
-    monkeypatch.setattr(models_tsne, "POINTS", 8)
-    plane = models_tsne.plane("a", answers([[0] * 6] * 2, [0, 1, 2] * 2), seed=0)
-    assert plane.whose.tolist() == [0] * 4 + [2] * 4 and plane.labels.tolist() == [0, 2, 0, 2] * 2
-
-
 def test_of_many_clients_some_are_in_the_plane_and_its_title_says_of_how_many(monkeypatch):
     monkeypatch.setattr(models_tsne, "CLIENTS", 2)
     found = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 4))
@@ -220,69 +199,12 @@ def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
     assert len(picture.axes) > n  # panels, and what their colours mean
 
 
-def test_colour_scales_of_conductance_stand_beside_their_panels_and_touch_no_other(tmp_path):
-    found = answers([[0, 1]] * 2, [0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
-    picture = models_conductance.figure([run_with(tmp_path / str(i), found) for i in range(4)])
-    picture.canvas.draw()
-    bars = [ax.get_tightbbox() for ax in picture.axes if ax.get_label() == "<colorbar>"]
-    assert len(bars) == 4
-    assert not any(a.overlaps(b) for i, a in enumerate(bars) for b in bars[:i])
-
-
 def test_seeds_of_a_method_are_one_matrix_of_confusion():
     first = models.count_confusions("seed 0", TWO)
     both = models.pool_seeds("fedavg", [first, first])
     assert both.title == f"fedavg\n2 seeds, each {first.title.partition(chr(10))[2]}"
     assert both.counts.tolist() == (2 * first.counts).tolist()
     np.testing.assert_array_equal(both.shares, first.shares)
-
-
-def test_twenty_clients_have_colours_of_their_own():
-    for n in (3, 10, 20):
-        colours, _ = models_tsne.palette(n)
-        shades = np.array([colours(i)[:3] for i in range(n)])
-        away = np.abs(shades[:, None] - shades).sum(-1) + 9 * np.eye(n)
-        assert away.min() > 0.14  # of twenty in viridis it is 0.07
-
-
-@pytest.mark.parametrize("K", [3, 20, 100])
-@pytest.mark.parametrize("figure", [models.cka, models_conductance.figure])
-def test_numbers_of_clients_do_not_touch_each_other(figure, K, tmp_path):
-    found = answers([[0]] * K, [0], (4,) * K, conductances=[[0.1, 0.2, 0.3, 0.4]] * K)
-    picture = figure(
-        [run_with(tmp_path / "a", replace(found, rounds=found.rounds[1:], cka=found.cka[1:]))]
-    )
-    picture.canvas.draw()
-    assert apart([text for text in picture.axes[0].get_xticklabels() if text.get_text()])
-
-
-def test_of_one_client_there_is_no_mean_of_pairs(tmp_path):
-    run = run_with(
-        tmp_path / "a", answers([[0, 1]], [0, 1], (4,), conductances=[[0.1, 0.2, 0.3, 0.4]])
-    )
-    drawn = [
-        figure([run]).axes[0].get_title()
-        for figure in (models.cka, models_conductance.figure, models.confusion)
-    ]
-    assert drawn == [
-        "a\nround 1",
-        "a\nan image of class cat: 1 client, 1 right",
-        "a\n1 client, 2 test examples",
-    ]
-
-
-def test_runs_of_one_round_each_lie_side_by_side(tmp_path):
-    found = answers([[0]] * 2, [0])
-    late = replace(found, rounds=found.rounds[1:], cka=found.cka[1:])
-    panels = models.cka([run_with(tmp_path / str(i), late) for i in range(4)]).axes[:4]
-    assert [ax.get_subplotspec().rowspan.start for ax in panels] == [0, 0, 0, 1]
-
-
-def test_planes_share_scales_only_where_classes_and_clients_are_the_same():
-    one = models_tsne.plane("a", answers([[0] * 4] * 2, [0, 1, 2, 0]), seed=0)
-    other, fewer = replace(one, classes=["x", "y", "z"]), replace(one, clients=one.clients[:1])
-    found = models_tsne.blocks([one, one, other, fewer, one, one, one, one])
-    assert list(map(len, found)) == [2, 1, 1, 3, 1]
 
 
 def run_with(folder: Path, found: Probe) -> Run:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import (
@@ -14,7 +13,6 @@ from hpcfed.report.figures import (
     learning,
     memory,
     phases,
-    plotting,
     topology,
     virtual,
 )
@@ -74,21 +72,6 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path
         ("mnist", "fedclassavg", ["e"]),
     ]
     assert groups(made)[3].panel == "mnist, dirichlet(0.1), 4 clients"
-
-
-def test_runs_with_the_same_seed_and_job_are_told_apart_by_name(tmp_path):
-    made = [one(tmp_path / name, []) for name in ("a", "b")]
-    assert [group.label for group in groups(made)] == ["fedclassavg (a)", "fedclassavg (b)"]
-
-
-def test_long_values_are_shortened_and_lines_that_then_read_the_same_get_names(tmp_path):
-    made = [
-        one(tmp_path / name, [], models_mix=["resnet18"] * 4 + [name] + ["resnet18"] * 4)
-        for name in ("a", "b")
-    ]
-    assert [group.label for group in groups(made)] == [
-        f"fedclassavg, mix resnet18, r … , resnet18 ({name})" for name in ("a", "b")
-    ]
 
 
 def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all_have(tmp_path):
@@ -255,27 +238,6 @@ def apart(labels: list) -> bool:
     """Whether texts below an axis, from left to right, leave room between them; one at least."""
     boxes = sorted((text.get_window_extent() for text in labels), key=lambda box: box.x0)
     return len(boxes) > 0 and all(one.x1 + 2 < other.x0 for one, other in pairwise(boxes))
-
-
-@pytest.mark.parametrize("times", [11.0, 30.0, 1e3, 1e6])
-@pytest.mark.parametrize("name", ["time", "bytes", "curves"])
-def test_ticks_of_a_logarithmic_axis_do_not_touch_each_other(tmp_path, name, times):
-    runs = [timed(tmp_path / "a", [0.5] * 4), timed(tmp_path / "b", [0.5] * 4)]
-    for column in ("clients/up", "clients/down", "clients/epochs", "rounds/virtual_seconds"):
-        runs[1].record.columns[column] = runs[0].record.columns[column] * times
-    picture = FIGURES[name].load()(runs)
-    picture.canvas.draw()
-    for ax in picture.axes:
-        marks = [*ax.get_xticklabels(), *ax.get_xticklabels(minor=True)]
-        low, high = ax.get_xlim()
-        seen = [text for text in marks if text.get_text() and low <= text.get_position()[0] <= high]
-        assert apart(seen)
-
-
-def test_where_there_is_no_unit_a_tick_is_a_plain_number():
-    ax = Figure().subplots()
-    plotting.unit(ax.xaxis, "")
-    assert ax.xaxis.get_major_formatter()(0.1) == "0.1"  # and no 100 m, for metres or minutes
 
 
 @pytest.mark.parametrize("name", OURS)

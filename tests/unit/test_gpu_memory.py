@@ -98,12 +98,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_a_batch_that_may_fit(
     assert "local.batch = 32 may fit" in str(error.value)
 
 
-def test_where_no_batch_is_small_enough_none_is_named():
-    with pytest.raises(ConfigError) as error:
-        refuse(LARGE, 4 * GIB, 64)
-    assert "may fit" not in str(error.value) and "fewer ranks on a GPU" in str(error.value)
-
-
 def test_the_estimate_is_what_autograd_keeps():
     model = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid(), nn.Linear(4, 2))
     found = estimate_activations(

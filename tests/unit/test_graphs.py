@@ -6,7 +6,6 @@ step did is torch's.
 """
 
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +15,15 @@ from torch.nn import functional as F
 
 from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.algorithms.public_data.alignment import add_alignment
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
 from hpcfed.machine.transfer import Transfer
-from hpcfed.training import engines, graphs, local
-from hpcfed.training.graphs import Fixed, Graph
+from hpcfed.training import engines, graphs
+from hpcfed.training.graphs import Graph
 from hpcfed.training.local import LocalSteps, sgd
-from hpcfed.training.losses import proximal
 from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
@@ -53,10 +50,6 @@ def federation(*flags: str) -> Federation:
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
-
-
-def anchored(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
 
 
 HOW = {
@@ -109,77 +102,6 @@ def test_where_a_batch_is_larger_than_any_client_the_largest_clients_is_full(
     assert len(captures) == captured
 
 
-def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captures: list):
-    """The warm-up makes steps, with dropout and batch statistics: they are undone."""
-    flags = (*DROPOUT, "--rounds", "1", "--evaluate.every", "1000")
-    once, again = (
-        toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED)
-    )
-    assert captures and toy.differences(once, again) == []
-
-
-@pytest.mark.parametrize("engine", ["traced", "graphed"])
-def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_first(
-    engine: str, captures: list, monkeypatch: pytest.MonkeyPatch
-):
-    now = 0.0
-
-    class Slow(RecordedStep):
-        def __init__(self, *args: object):
-            nonlocal now
-            now += 100.0
-            super().__init__(*args)
-
-    class SlowGraph(Graph):
-        def __init__(self, *args: object):
-            nonlocal now
-            now += 100.0
-            super().__init__(*args)
-
-    for module in (engines, local):
-        monkeypatch.setattr(module, "perf_counter", lambda: now)
-    monkeypatch.setattr(engines, "RecordedStep", Slow)
-    monkeypatch.setattr(engines, "Graph", SlowGraph)
-    equal = ("--clients", "2", "--data.partition", "iid", "--data.test_share", "0.25")
-    flags = ("--models.mix", "mlp", "--participation", "1", "--training.engine", engine, *equal)
-    going = toy.start(Serial(), toy.job("fedavg", *flags))
-    row, _ = going.step()
-    assert row["ranks/train"].sum() >= 100.0 and row["ranks/train"].sum() % 100.0 == 0.0
-    assert row["clients/seconds"].tolist() == [0.0, 0.0]
-
-
-def test_what_a_client_received_is_copied_into_the_graph(captures: list):
-    def run(*engine: str) -> Tensor:
-        fed = federation(*engine)
-        for k, anchor in ((4, 0.0), (5, 1.0), (4, 2.0)):
-            there = Params({"head.bias": torch.full((4,), anchor)})
-            sgd(fed, fed.clients[k], 0, partial(anchored, there))
-        return torch.cat([fed.clients[k].skeleton.flat.clone() for k in (4, 5)])
-
-    assert torch.equal(run(*GRAPHED), run(*EAGER))
-
-
-def test_kept_moments_are_the_clients_own_and_not_those_in_the_graph(captures: list):
-    fed = federation(*GRAPHED, "--local.keep_optimiser", "true")
-    sgd(fed, fed.clients[4], 0, cross_entropy)
-    before = {name: v.clone() for name, v in fed.clients[4].memory["optimiser"].items()}
-    sgd(fed, fed.clients[5], 0, cross_entropy)
-    after = fed.clients[4].memory["optimiser"]
-    assert all(torch.equal(before[name], after[name]) for name in after) and after["exp_avg"].any()
-
-
-def test_the_learning_rate_is_in_memory_so_that_a_schedule_needs_no_second_capture(captures: list):
-    fed = federation(*GRAPHED)
-    for lr in (0.1, 0.01):
-        sgd(fed, fed.clients[5], 0, cross_entropy, lr=lr)
-    fixed = [
-        found
-        for found in fed.store.skeletons["mlp", "clients"].captured.values()
-        if isinstance(found, Fixed)
-    ]
-    assert len(captures) == len(fixed) == 1 and fixed[0].lr.item() == 0.01
-
-
 def test_a_step_that_cannot_be_captured_is_eager_and_the_run_says_so_once(
     capsys: pytest.CaptureFixture[str],
 ):
@@ -198,24 +120,6 @@ def test_a_step_that_cannot_be_captured_is_eager_and_the_run_says_so_once(
         )
         == 1
     )
-
-
-def test_a_step_that_another_rank_than_0_cannot_capture_is_told_with_the_rank(
-    capsys: pytest.CaptureFixture[str],
-):
-    def run(comm: Comm) -> None:
-        flags = ("--models.mix", "mlp", "--local.batch", "1", "--participation", "1", *GRAPHED)
-        going = toy.start(comm, toy.job("local", *flags))
-        if comm.rank == 0:  # which has another engine's steps here, and nothing to say
-            eager = going.fed.job.training.model_copy(update={"engine": "eager"})
-            going.fed.job = going.fed.job.model_copy(update={"training": eager})
-        for _ in range(2):
-            going.step()
-
-    spmd(3, run)
-    said = capsys.readouterr().err
-    assert said.count("cannot be captured") == 1
-    assert "hpcfed: ranks 1, 2: the local objective" in said
 
 
 class Pretended:
@@ -373,12 +277,6 @@ def test_a_graph_whose_first_replay_differs_from_the_eager_step_is_not_used(monk
         sgd(other, other.clients[5], 0, cross_entropy)
     assert torch.equal(fed.clients[5].skeleton.flat, eager.clients[5].skeleton.flat)
     assert "cannot be captured (its replay has other bits" in capsys.readouterr().err
-
-
-def test_ranks_do_not_matter(captures: list):
-    job = toy.job("fedclassavg", "--rounds", "2", *GRAPHED)
-    want = toy.run(Serial(), job)
-    assert all(toy.differences(want, got) == [] for got in spmd(2, lambda comm: toy.run(comm, job)))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedme", "perfedavg", "scaffold", "fedsgd"])

@@ -65,11 +65,6 @@ def defined(words: str) -> list[Run]:
     return runs
 
 
-def test_each_table_has_its_commands():
-    assert [name for _, _, name in COMMANDS] == list(papers())
-    assert all(words.endswith(f"--out {folder}") for words, folder, _ in COMMANDS)
-
-
 @pytest.mark.parametrize(
     ("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers())
 )

@@ -11,11 +11,8 @@ from hpcfed.core import progress, tables
 from hpcfed.core.progress import track
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.job_warnings import merged_users, odd_labels
-from hpcfed.launch.sweep.pool import Pool
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
-from hpcfed.storage import names
-from hpcfed.storage.sweep import Member, Sweep
 
 
 def test_quick_work_says_nothing_and_slow_work_a_line_where_there_is_no_terminal(
@@ -72,28 +69,6 @@ def test_a_round_says_the_first_metric_that_its_run_has(shown, capsys):
         ["C-index 0.6250", "train loss 1.500"],
         ["C-index 0.6250", "train loss 1.500"],  # of the last evaluation
     ]
-
-
-def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, monkeypatch, capsys):
-    monkeypatch.setattr(rounds, "OFTEN", -1.0)
-    heartbeat = Heartbeat()
-    heartbeat.look = shown.look
-    heartbeat.expect(2)
-    for _ in range(3):
-        heartbeat.finish(1)
-    counts = [line.split()[3] for line in capsys.readouterr().out.splitlines()]
-    assert counts == ["0", "1", "2", "1"]
-
-
-def test_a_sweep_knows_how_far_its_runs_are_from_what_they_last_said(tmp_path):
-    members = tuple(Member(name, [], {"rounds": 5, "run.threads": 1}) for name in ("a", "b"))
-    pool = Pool(Sweep(tmp_path, [], str(tmp_path), 1, "", members), 1)
-    pool.active = list(members)
-    log = names.log_file(tmp_path, "a")
-    log.parent.mkdir()
-    before = "$ python\nround 4/5  0.1 s/round\n"  # an earlier start
-    log.write_text(f"{before}\n$ python\nround 1/5  x\nround 2/5  x\n")
-    assert pool.rounds() == ["a round 2/5", "b round 0/5"]
 
 
 @pytest.mark.parametrize(

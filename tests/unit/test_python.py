@@ -20,7 +20,6 @@ from hpcfed.algorithms.global_model.fedprox import FedProx
 from hpcfed.config.load import load
 from hpcfed.config.write import to_toml
 from hpcfed.core.exit_status import DONE, RESUME_ME
-from hpcfed.engine import folder
 from hpcfed.launch import python
 from hpcfed.machine.devices import prepare
 from hpcfed.machine.settings import VARIABLES, backend, usual_settings
@@ -199,16 +198,6 @@ def test_a_class_that_is_defined_again_is_another_one():
     assert seen[0] != seen[1]
 
 
-def test_natural_clients_come_with_arrays_by_name_or_in_an_object():
-    x, y = arrays()
-    users = np.repeat(["ann", "bob", "eve"], 20)
-    held = SimpleNamespace(x_train=x, y_train=y, users_train=users, x_test=x[:9], y_test=y[:9])
-    data = {"name": held, "partition": "natural"}
-    run = hpcfed.run(TINY, algorithm="local", data=data, out="run")
-    each = [np.bincount(y[users == name], minlength=3) for name in ("ann", "bob", "eve")]
-    assert sorted(run.label_counts.tolist()) == sorted(map(list, each))
-
-
 STEPS = {"done": 0, "until": -1}  # of client 1, and at which Ctrl-C comes
 
 
@@ -253,26 +242,6 @@ def test_whatever_ends_a_run_its_folder_is_free_for_the_next():
         hpcfed.run(TINY, algorithm=Wrong, out="run")
     assert isinstance(caught.value.__cause__, Exception)
     assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
-
-
-def test_a_run_in_another_thread_than_the_main_one_goes_through():
-    done = []
-    call = threading.Thread(target=lambda: done.append(hpcfed.run(TINY, algorithm="local")))
-    call.start()
-    call.join()
-    assert len(done[0]) == 2
-
-
-class Silent(hpcfed.RoundBased):
-    """Says which threads there are: none may end the process."""
-
-    def loss(self, client, state, model, x, y):
-        assert {"watchdog", "guard"}.isdisjoint(t.name for t in threading.enumerate())
-        return nn.functional.cross_entropy(model(x), y)
-
-
-def test_nothing_watches_a_run_that_could_end_the_interpreter():
-    hpcfed.run(TINY, algorithm=Silent, out="run", **{"run.watchdog": 0.01})
 
 
 def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_interpreter(
@@ -350,13 +319,6 @@ def test_ranks_of_its_own_have_the_same_bits_also_of_classes_of_a_file_and_of_ar
     assert run.header["ranks"] == 2 and digest("two") == digest("one")
 
 
-def test_a_signal_that_comes_when_all_is_done_is_passed_on_too(monkeypatch):
-    hpcfed.run(TINY, algorithm="local", out="run")
-    monkeypatch.setattr(python, "here", lambda job: (DONE, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        hpcfed.run(TINY, algorithm="local", out="run", resume=True)
-
-
 class Nested(hpcfed.RoundBased):
     """Begins a run inside a run."""
 
@@ -391,12 +353,6 @@ def test_ctrl_c_stops_ranks_and_resume_goes_on_and_a_mistake_is_one_message(mpi,
     assert len(hpcfed.run(more, ranks=2, launcher=mpi, out="run", resume=True)) == done + 1
     with pytest.raises(hpcfed.HpcfedError, match="^run.device = 'cuda', but torch sees no GPU"):
         hpcfed.run(job, ranks=2, launcher=mpi, out="gpu", **{"run.device": "cuda"})
-
-
-def test_the_text_of_a_job_is_a_job_file_of_the_same_job(tmp_path):
-    job = load(["--models.mix", "mlp,cnn", "--evaluate.every", "3", "--system.dropout", "0.2"])
-    (tmp_path / "job.toml").write_text(to_toml(job.plain()))
-    assert load(["job.toml"], folder.read_job).plain() == job.plain()
 
 
 def test_the_job_that_export_writes_runs_again_with_the_same_bits(of_command, by_command, tmp_path):

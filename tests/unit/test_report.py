@@ -1,23 +1,17 @@
 """What result files tell: numbers by hand, references that exist, pictures that are written."""
 
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
 
 from hpcfed.core import tables
-from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.tables import console, duration, size
 from hpcfed.report import catalogue, cite
 from hpcfed.report.figures.curves import Curve
-from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View, measure
-from hpcfed.report.progress import Progress, TwoLines, line
 from hpcfed.report.references import bibtex, references
 from hpcfed.results import summary
 from hpcfed.results.columns import so_far
@@ -132,23 +126,6 @@ def test_a_run_without_rounds_has_facts_and_a_table(tmp_path):
     console().print(summary.render(load(run)))
 
 
-def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
-    console().print(summary.render(load(run)))
-    text = capsys.readouterr().out
-    assert (
-        "fedclassavg on digits, dirichlet(0.5), 4 clients, seed 7\n3 of 3 rounds done, on 2 ranks"
-        in text
-    )
-    assert "best round: 2, selected on test data" in text and "20,520 B (20.5 kB)" in text
-    assert "time: 15.0 s (5.00 s per round)" in text
-
-
-def test_a_rounds_line_says_nothing_of_what_was_not_measured():
-    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  train loss 1.250  2.0 s/round"
-    assert line(NAN, 1.25, 2.0) == "train loss 1.250  2.0 s/round"
-    assert line(NAN, NAN, 2.0) == "2.0 s/round"  # central training, whose loss is no client's
-
-
 def test_bytes_and_seconds_are_written_for_people():
     assert [size(n) for n in (0, 999, 20520, 999_950)] == ["0 B", "999 B", "20.5 kB", "1.0 MB"]
     assert [duration(s) for s in (0.25, 59.96, 125)] == ["0.25 s", "1 min 0 s", "2 min 5 s"]
@@ -159,15 +136,6 @@ def test_bytes_and_seconds_are_written_for_people():
         and summary.amount(20520) == "20,520 B (20.5 kB)"
     )
     assert View("up", measure("up")).number(mean) == "2,026,719 B (2.0 MB)"
-
-
-def test_one_client_is_no_clients(run):
-    record = load(run)
-    record.header["job"]["clients"] = 1
-    assert (
-        summary.title(record).endswith(", 1 client, seed 7")
-        and label_value("clients", "1") == "1 client"
-    )
 
 
 def test_every_citation_of_every_registry_has_an_entry():
@@ -199,12 +167,6 @@ def test_a_file_of_ones_own_is_not_cited(tmp_path):
     )
 
 
-def test_missing_results_are_an_error(tmp_path):
-    for command in (summary.summary, cite.cite):
-        with pytest.raises(CheckpointError, match="absent"):
-            command(tmp_path / "absent")
-
-
 @pytest.mark.parametrize("kind", catalogue.REGISTRIES)
 def test_everything_that_is_listed_can_be_shown(kind):
     for name in catalogue.registry(kind):
@@ -228,12 +190,6 @@ def test_a_model_shows_parameters_and_multiply_adds():
     assert sizes["3x32x32"] == {"parameters": 30730, "multiply_adds": 30720}
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_and_not_with_all():
-    with pytest.raises(ConfigError, match="did you mean 'fedprox'") as error:
-        catalogue.show("fedprx")
-    assert len(str(error.value)) < 120 and "hpcfed list" in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("spelt", "name"), [("FedAvg", "fedavg"), ("KT-pFL", "ktpfl"), ("CIFAR-10", "cifar10")]
 )
@@ -246,13 +202,6 @@ def test_a_partition_is_shown_with_its_fields(capsys):
     assert own == ["sizes", "alpha"]
     console().print(catalogue.show("dirichlet"))
     assert "data.alpha = 0.5" in capsys.readouterr().out
-
-
-def test_show_keeps_to_80_columns_in_a_pipe(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    console().print(catalogue.show("fedclassavg"))
-    lines = capsys.readouterr().out.partition("@")[0].splitlines()
-    assert max(map(len, lines)) <= 80 and any("Temperature" in line for line in lines)
 
 
 def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkeypatch):
@@ -306,17 +255,6 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
     assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])
 
 
-def test_the_bar_of_a_run_fills_the_line_whatever_is_said_of_the_round():
-    where = Console(width=80, record=True, file=io.StringIO(), force_terminal=True)
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=None)
-    bar = TwoLines(*columns, console=where, expand=True, auto_refresh=False)
-    bar.add_task("fedclassavg", total=80, line="accuracy 0.8472  loss 1.203  12.5 s/round")
-    where.print(bar)
-    first, second = where.export_text().splitlines()
-    assert len(first) == 80 and first.count("━") == 80 - len("fedclassavg ")
-    assert second == "accuracy 0.8472  loss 1.203  12.5 s/round"
-
-
 def test_own_data_are_called_by_their_files_name_or_a_label_and_the_path_stands_once(tmp_path):
     made = header(data="/somewhere/far/away/mine.npz")
     record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=made["job"]))
@@ -343,12 +281,6 @@ def test_one_client_has_no_deviation(tmp_path):
     line = next(line for line in drawn_text(record).splitlines() if "all clients" in line)
     assert line.split()[-3:] == ["0.5000", "-", "1"]
     assert measure("last:1").of(record) == (0.5, None)
-
-
-def test_the_last_round_has_no_time_left(tmp_path):
-    job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
-    progress = Progress(job, tmp_path, None, active=False)
-    assert [bool(progress.left(t)) for t in (1, 2, 3)] == [False, True, False]
 
 
 def test_no_word_of_a_csv_file_is_a_formula(tmp_path):

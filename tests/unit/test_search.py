@@ -174,14 +174,3 @@ def test_a_choice_says_which_model_was_scored_and_takes_runs_of_one_alone(tmp_pa
     finish(tmp_path / "own", 0.9, 0.9, local_lr=1.0)
     with pytest.raises(ConfigError, match="own in some of these runs and received in others"):
         table(sorted(tmp_path.iterdir()), choose="local.lr")
-
-
-def test_a_choice_needs_fields_that_there_are_and_examples_that_were_held_out(tmp_path):
-    finish(tmp_path / "a", 0.5, 0.5, local_lr=0.1)
-    with pytest.raises(ConfigError, match=r"--choose local\.rate: no such field"):
-        table([tmp_path / "a"], choose="local.rate")
-    from tests.unit.test_table import run, to_end
-
-    run(tmp_path / "b", to_end(0.5), local_lr=0.1)
-    with pytest.raises(ConfigError, match="held no examples out"):
-        table([tmp_path / "b"], choose="local.lr")

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from hpcfed.config.load import load as load_job
-from hpcfed.config.sections import Log
-from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry
 from hpcfed.main import main
 from hpcfed.report.sinks import SINKS, logs, numbers
@@ -110,16 +108,6 @@ def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phas
     }
 
 
-def test_of_very_many_clients_the_row_says_which_architectures_are_there():
-    row = records.row(1, 2, 1, clients__architecture=np.array([1, 1]))
-    assert "accuracy_of/cnn" not in numbers.numbers(row, ["cnn", "mlp"])
-
-
-def test_clients_of_a_row_of_some_have_the_architectures_of_their_numbers():
-    row = records.row(1, 2, 1, clients__id=np.array([1, 3]))
-    assert "accuracy_of/cnn" not in numbers.numbers(row, ["cnn", "mlp", "cnn", "mlp"])
-
-
 def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
     jobs = [
         load_job(["--log.tensorboard", *more], environ={})
@@ -213,11 +201,6 @@ def test_a_missing_package_is_one_message_before_anything_is_made(
     assert "Traceback" not in err and not (tmp_path / "run").exists()
 
 
-def test_packages_are_imported_only_when_asked_for():
-    logs.check(Log())
-    assert logs.sink_names(Log()) == []
-
-
 def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
     sink = Told(tmp_path)
     assert sink.read_mark("wandb", 3) == {}
@@ -249,24 +232,3 @@ def test_a_new_run_in_the_same_folder_replaces_what_tensorboard_shows(tmp_path):
     spoken("tensorboard", tmp_path, [(0, [1, 2, 3], "finished"), (0, [1, 2], "finished")])
     events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
     assert [e.step for e in events.Scalars("loss/train")] == [1, 2]
-
-
-def test_tensorboard_asked_for_late_has_the_rounds_before_too(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    spoken("tensorboard", tmp_path, [(2, [3], "finished")])
-    events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
-    assert [e.step for e in events.Scalars("loss/train")] == [1, 2, 3]
-
-
-def test_a_log_that_cannot_begin_says_why_and_nothing_else(tmp_path):
-    pytest.importorskip("tensorboard")
-    (tmp_path / "tensorboard").touch()
-    said = []
-    with (
-        pytest.raises(ConfigError, match=r"log.tensorboard: cannot begin: .*tensorboard"),
-        logs.Logs(Log(tensorboard=True), tmp_path, said.append) as log,
-    ):
-        log.begin({"job": {}, "architectures": []}, 0, lambda t: {})
-    assert said == []

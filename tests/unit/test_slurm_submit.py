@@ -110,16 +110,6 @@ def test_a_run_of_several_job_files_is_submitted_with_all_of_them(bin, capsys):
     assert "hpcfed.main a.toml b.toml --rounds 3" in text and "--cpus-per-task=3\n" in text
 
 
-def test_there_is_a_ready_script_for_each_typical_cluster():
-    assert [path.stem for path in READY] == [
-        "one-node",
-        "paper",
-        "scaling",
-        "several-nodes",
-        "sweep",
-    ]
-
-
 @pytest.mark.parametrize(
     "word", ["a b", "$(touch x)", "`touch x`", "';touch x;'", "line\nbreak", "*", "-n", "\\"]
 )
@@ -209,39 +199,6 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
     assert main(["submit", *SMALL, "--env", "module load x", "--dry-run"]) == 0
     assert f"export PATH={shlex.quote(HERE)}:$PATH\nmodule load x\n" in capsys.readouterr().out
     assert not (bin / "submitted").exists()
-
-
-def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environment(
-    bin, capsys, monkeypatch
-):
-    monkeypatch.setattr(sys, "executable", str(bin / "python"))  # which is first on the path
-    for options in ([], ["--sbatch=--export=NONE"]):
-        assert main(["submit", *SMALL, "--launcher", "mpirun", *options, "--dry-run"]) == 0
-        assert (f"export PATH={bin}:$PATH\n" in capsys.readouterr().out) is bool(options)
-    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
-    assert main(["submit", *SMALL, "--launcher", "mpirun", "--dry-run"]) == 0
-    assert f"export PATH={bin}:$PATH\n" in capsys.readouterr().out
-
-
-def test_other_options_of_sbatch_stand_in_the_script_as_they_are(bin, capsys):
-    assert (
-        main(
-            [
-                "submit",
-                *SMALL,
-                "--sbatch=--exclusive",
-                "--sbatch",
-                "-x n7 --mail-type=END",
-                "--dry-run",
-            ]
-        )
-        == 0
-    )
-    assert (
-        "#SBATCH --requeue\n#SBATCH --exclusive\n#SBATCH -x n7 --mail-type=END\n"
-        in capsys.readouterr().out
-    )
-    assert main(["submit", *SMALL, "--sbatch=--exclusive\nrm x", "--dry-run"]) == 2
 
 
 @pytest.mark.parametrize(("grace", "notice"), [("10", 120), ("600", 660)])
@@ -353,12 +310,6 @@ def test_a_job_gives_each_rank_the_cores_that_its_threads_need(bin, capsys):
     assert "#SBATCH --cpus-per-task=2\n" in capsys.readouterr().out
 
 
-def test_a_job_on_cores_alone_has_a_rank_on_each_node(bin, capsys):
-    assert main(["submit", *SMALL, "--gpus-per-node", "0", "--out", ".", "--dry-run"]) == 0
-    text = capsys.readouterr().out
-    assert "--ntasks-per-node=1\n" in text and "--job-name=hpcfed\n" in text
-
-
 def test_a_signal_before_the_run_begins_is_not_lost(bin):
     text = script.run(Batch("x", env=("kill -USR1 $$",)), [])  # while modules are loaded, say
     (bin / "job").write_text(text)
@@ -381,12 +332,6 @@ def test_a_signal_between_two_runs_of_a_study_begins_no_more(bin):
     (bin / "job").write_text(script.study(Batch("x"), [], "s", [1, 2, 4]))
     assert subprocess.run(["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7"}).returncode == 75
     assert (bin / "told").read_text() == "ran\n"
-
-
-@pytest.mark.parametrize("name", ["again", "stopped", "run"])
-def test_a_variable_of_the_environment_is_no_signal(bin, name):
-    assert execute(script.run(Batch("x"), []), bin, status=1, **{name: "yes"}) == 1
-    assert not (bin / "queued").exists()
 
 
 def test_slurms_own_refusal_is_told_in_its_words(bin, capsys, monkeypatch):

@@ -155,19 +155,6 @@ def test_a_restart_that_gains_no_round_is_the_last(tmp_path, capfd):
     assert "no round was gained since the last start: 2 saved" in capfd.readouterr().err
 
 
-def test_there_are_at_most_max_restarts(tmp_path, capfd):
-    case = Case(tmp_path, *([75, t] for t in range(1, 6)))
-    assert main(case.words("--run.max_restarts", "2")) == 1
-    assert len(case.starts()) == 3
-    assert "run.max_restarts = 2" in capfd.readouterr().err
-
-
-def test_on_fault_stop_means_no_restart(tmp_path):
-    case = Case(tmp_path, [137, 2], [0, 6])
-    assert main(case.words("--run.on_fault", "stop")) == 137
-    assert len(case.starts()) == 1
-
-
 def test_a_folder_that_holds_a_checkpoint_is_gone_on_with(tmp_path):
     Case(tmp_path, [75, 2])
     case = Case(tmp_path, [0, 6])
@@ -181,15 +168,6 @@ def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tm
     case = Case(tmp_path, [0, 2], [0, 6])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--resume"]
-
-
-@pytest.mark.parametrize("resumed", [True, False])
-def test_a_start_that_wrote_nothing_leaves_the_next_one_to_begin_as_the_job_says(tmp_path, resumed):
-    case = Case(tmp_path, [1, None], [75, 2], [0, 6])
-    case.held(3, 5)
-    told = ["--resume", str(names.checkpoint_file(case.run, 3))] if resumed else ["--overwrite"]
-    assert main(case.words(*told)) == 0
-    assert [words[-1] for words in case.told()] == [told[-1], told[-1], str(case.run)]
 
 
 @pytest.mark.parametrize(
@@ -209,21 +187,6 @@ def test_batch_jobs_go_on_with_what_one_of_them_began_whatever_the_job_says_and_
     case.held(5, **header)
     assert main(case.words("--overwrite", options=("--job", "7", "--job", "8"))) == 0
     assert case.starts() == [flag]
-
-
-def test_a_run_that_a_batch_job_began_and_did_not_save_begins_anew(tmp_path):
-    case = Case(tmp_path, [0, 6])
-    write(case.run, 1, STOPPED, **{JOB_ID: "7"})
-    assert main(case.words(options=("--job", "7"))) == 0
-    assert case.starts() == ["--overwrite"]
-
-
-@pytest.mark.parametrize(("by", "starts"), [("7", 0), ("6", 1)])
-def test_a_finished_run_is_overwritten_unless_the_same_batch_job_made_it(tmp_path, by, starts):
-    case = Case(tmp_path, [0, 6])
-    write(case.run, 6, FINISHED, **{JOB_ID: by})
-    assert main(case.words("--overwrite", options=("--job", "7"))) == 0
-    assert case.plan.with_suffix(".told").exists() is bool(starts)
 
 
 def write(run: Path, rounds: int, ended: str, **header: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep import gpus, launch, pool
 from hpcfed.launch.sweep.grid import agree, define
 from hpcfed.launch.sweep.launch import continuing
@@ -77,18 +77,6 @@ def test_a_search_draws_a_method_s_own_field_for_its_runs_alone():
     assert [run.fields.get("algorithm.lam") for run in found] == [None, 0.2, 0.7]
 
 
-def test_semicolons_separate_the_values_of_any_field():
-    assert [name for name, _ in runs("--seed", "3;4")] == ["seed=3", "seed=4"]
-    found = runs("--data.name", "a,b.npz;", "--seed", "0,1")
-    assert [words for _, words in found] == [["--seed", "0"], ["--seed", "1"]]
-
-
-def test_switches_vary_too():
-    assert [
-        words for _, words in runs("--evaluate.received", "true,false", "--no-evaluate.before")
-    ] == [["--evaluate.received", "true"], ["--evaluate.received", "false"]]
-
-
 def jobs(folder: Path, *places: str) -> list[str]:
     """Job files at these places, each of one method on one architecture."""
     for place in places:
@@ -128,14 +116,6 @@ def test_overlays_lie_over_each_job_file_of_a_sweep(tmp_path):
     assert [(run.fields["rounds"], run.fields["clients"]) for run in found.runs] == [(3, 2)] * 4
     alone = define([one, "--rounds", "5", "--seed", "0,1"], tmp_path / "s", 1, "", [small])
     assert alone.words == [one, str(small), "--rounds", "5"] and alone.runs[0].fields["rounds"] == 5
-
-
-def test_an_overlay_that_names_another_method_has_its_fields(tmp_path):
-    (one,) = jobs(tmp_path, "a.toml")
-    over = tmp_path / "over.toml"
-    over.write_text('[algorithm]\nname = "fedasync"\ndecay = 0.5\n')
-    found = define([one, "--algorithm.decay_at", "10,20;30"], tmp_path / "s", 1, "", [over])
-    assert [run.name for run in found.runs] == ["decay_at=10-20", "decay_at=30"]
 
 
 def test_the_command_takes_overlays_by_with_and_names_its_folder_after_them(
@@ -227,13 +207,6 @@ def test_a_definition_is_read_as_it_was_written(tmp_path):
         {"seed": 0},
         {"seed": 1},
     ]
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "version": 1}'])
-def test_a_file_that_is_no_definition_is_one_message(tmp_path, text):
-    names.sweep_file(tmp_path).write_text(text)
-    with pytest.raises(CheckpointError, match="sweep.json"):
-        store.read(tmp_path)
 
 
 def test_a_sweep_may_grow_and_last_longer_but_not_change(tmp_path):

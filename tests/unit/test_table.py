@@ -12,8 +12,6 @@ from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
 
-NAN = np.nan
-
 
 def job(
     method: str = "fedavg", alpha: float = 0.5, seed: int = 0, data: str = "digits", **more: object
@@ -133,12 +131,6 @@ def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(
     )
     assert "fedprox_0.5_0: stopped since" in stopped and stopped.endswith(", 2 of 3 rounds")
     assert absent.endswith("fedprox_0.5_1: not begun")
-
-
-def test_a_run_that_is_not_finished_does_not_count_by_itself_either(tmp_path):
-    runs = [run(tmp_path / "a", to_end(0.5)), run(tmp_path / "b", to_end(0.5)[:1], seed=1)]
-    text = table(runs)
-    assert "0.5000 (1 of 2; 1 unfinished)" in text and "b: 1 of 3 rounds are done" in text
 
 
 @pytest.mark.parametrize(
@@ -315,18 +307,6 @@ def test_any_fields_may_be_rows_and_columns(sweep):
     )
 
 
-def test_markdown_and_latex_set_the_best_in_bold(sweep):
-    marked = table([sweep], format="markdown")
-    assert "| method | dirichlet(0.1) | dirichlet(0.5) |\n| --- | --- | --- |\n" in marked
-    assert "| **0.8000** (1 of 2; 1 failed) |" in marked and "- " + str(sweep) in marked
-    typeset = table([sweep], format="latex")
-    assert (
-        r"fedavg & 0.4500 $\pm$ 0.0707 &" in typeset
-        and r"& \textbf{0.8000} (1 of 2; 1 failed) &" in typeset
-    )
-    assert r"\begin{tabular}{lcc}" in typeset and typeset.count("\n% ") == 3
-
-
 def test_heads_of_several_columns_span_them_in_latex(tmp_path):
     runs = [
         run(tmp_path / f"{d}{n}", to_end(0.5), data=d, clients=n)
@@ -344,11 +324,6 @@ def test_csv_has_the_numbers_in_full_and_a_line_a_cell(sweep):
     assert text[0] == "algorithm.name,data.partition,mean,deviation,seeds,runs,best,note"
     assert text[3] == "fedprox,dirichlet(0.1),0.8,,1,2,1,1 of 2; 1 failed"
     assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not begun"'
-
-
-def test_a_table_is_written_to_a_file(sweep, tmp_path):
-    assert table([sweep], out=tmp_path / "t.txt") == str(tmp_path / "t.txt")
-    assert (tmp_path / "t.txt").read_text() == table([sweep]) + "\n"
 
 
 def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
@@ -372,8 +347,3 @@ def test_own_data_have_their_files_name_in_a_table_and_as_much_of_the_path_as_te
     named = {"data_label": "birds"}
     labelled = [run(tmp_path / f"l{i}", to_end(0.5), data=places[i], **named) for i in (0, 2)]
     assert lines(table(labelled))[2].split() == ["method", "birds", "(x.npz)", "birds", "(y.npz)"]
-
-
-def test_a_label_of_the_data_tells_no_runs_apart(tmp_path):
-    runs = [run(tmp_path / str(i), to_end(0.5), seed=i, **{"data_label": "ab"[i]}) for i in (0, 1)]
-    assert "± 0.0000" in table(runs)

@@ -25,12 +25,6 @@ def test_collectives_that_return_wrong_sums_after_a_death_are_switched_off(given
     assert ulfm.fit(given) == taken
 
 
-def test_what_else_the_user_has_set_stays():
-    env = {"OMPI_MCA_coll": "^ucc", "OMPI_MCA_pml": "ucx", "OMPI_MCA_btl": "tcp,self"}
-    ulfm.prepare(env)
-    assert env["OMPI_MCA_pml"] == "ob1" and env["OMPI_MCA_btl"] == "tcp,self"
-
-
 @pytest.mark.parametrize(
     ("value", "on"), [("1", True), ("true", True), ("0", False), (None, False)]
 )

@@ -157,7 +157,7 @@ def test_hostile_results_are_refused_with_one_message_by_all_that_read_them(
     run = crafted_run(tmp_path / "run", change)
     with pytest.raises(CheckpointError, match=what):
         record.load(run)
-    for command in ("summary", "tail", "cite", "digest"):
+    for command in ("summary", "cite", "digest"):
         assert cli.main([command, str(run)]) == 2
         assert capsys.readouterr().err.count("hpcfed: ") == 1
     assert cli.main(["status", str(run)]) == 0 and "damaged" in capsys.readouterr().out
@@ -409,7 +409,7 @@ def test_what_a_terminal_would_obey_is_printed_as_escapes():
     assert printable("ü漢 ±") == "ü漢 ±"
 
 
-@pytest.mark.parametrize("command", ["summary", "status", "table", "tail", "cite", "watch"])
+@pytest.mark.parametrize("command", ["summary", "status", "table", "cite", "watch"])
 def test_names_of_folders_and_labels_are_printed_in_one_line(tmp_path, capsys, command):
     run = crafted_run(tmp_path / f"run{MARKS}", field("job.algorithm.name", f"mine{MARKS}"))
     other = records.run(tmp_path / "plain").path.parent

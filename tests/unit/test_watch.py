@@ -9,11 +9,9 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.report.watch import command, terminal
-from hpcfed.report.watch.terminal import bars, histogram, parts, spark
 from hpcfed.report.watch.view import View, look, warnings
 from hpcfed.results import run as reader
 from hpcfed.results.run import Run, find, name_runs
-from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
 from hpcfed.storage.sweep import End, Member, Sweep
@@ -35,27 +33,6 @@ def drawn(*paths: Path, width: int = 100, height: int = 50) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"), markup=False)  # noqa: SIM115
     console.print(terminal.render(views(paths), width, height))
     return console.export_text()
-
-
-def test_columns_of_blocks_reach_as_high_as_their_values():
-    assert bars([0.0, 0.5, 1.0], 10, 2, 0.0, 1.0) == [" ▁█", "▁██"]
-    assert spark([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert (spark([3.0, 3.0], 8), spark([], 8), spark([np.nan, 1.0], 8)) == ("▁▁", "", "▁")
-
-
-def test_more_values_than_columns_are_averaged():
-    assert spark([0, 2, 4, 6], 2) == spark([1, 5], 2)
-    assert max(map(len, bars(np.arange(1000.0), 30, 3, 0, 999))) == 30
-
-
-def test_a_histogram_counts_shares_and_leaves_nan_out():
-    assert histogram(np.array([0.0, 0.1, 0.6, np.nan, 1.0]), 4) == "█ ▄▄"
-    assert histogram(np.array([np.nan]), 3) == "   "
-
-
-def test_parts_of_a_bar_fill_it():
-    assert parts([1, 1, 2], 8) == [2, 2, 4]
-    assert sum(parts([1 / 3] * 3, 10)) == 10 and parts([0, 0], 5) == [0, 0]
 
 
 def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks(tmp_path):
@@ -147,18 +124,6 @@ def test_why_a_run_failed_stands_below_it_and_takes_no_room_from_others(tmp_path
     assert "failed since 1970-01-01" in "".join(lines[:below]) and "nan" not in "".join(
         lines[:below]
     )
-
-
-def test_the_last_warning_in_the_log_of_a_sweeps_run_is_shown(tmp_path):
-    sweep = swept(tmp_path / "s", "ab")
-    records.run(sweep.folder / "a", 2, total=4)
-    log = names.log_file(sweep.folder, "a")
-    log.parent.mkdir(exist_ok=True)
-    log.write_text(
-        "hpcfed: warning: first\nround 1\nhpcfed: warning: 1 of 2 ranks have no client\nround 2\n"
-    )
-    text = drawn(sweep.folder)
-    assert "a: warning: 1 of 2 ranks have no client" in text and "not begun" in text
 
 
 def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):

@@ -67,10 +67,6 @@ def test_clocks_of_nodes_may_differ(clock, tmp_path, skew):
     assert stuck and not here.silent(here.signs(), START + 910)
 
 
-def test_a_rank_that_waits_for_one_that_works_is_not_stuck(clock, tmp_path):
-    assert look(dogs(tmp_path, 3, []), 99, beating=(2,)) == [False] * 3
-
-
 def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_path, monkeypatch):
     """A sign that cannot be renewed, or is gone with its folder, says nothing of the rank."""
     full = dogs(tmp_path, 2, [])
@@ -121,18 +117,6 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
         "it was at round 5, train, last client 7 (mlp)" in err
         and err.count("the run ends with status 70") == 1
     )
-
-
-def test_its_files_go_when_the_run_is_over(tmp_path):
-    with Watchdog(Heartbeat(), 0, 1, tmp_path, 100.0) as dog:
-        dog.leave(START)
-        assert names.watch_file(tmp_path, 0).exists()
-    assert not names.watch_folder(tmp_path).exists()
-
-
-def test_a_folder_that_is_gone_stops_nobody(tmp_path):
-    dog = Watchdog(Heartbeat(), 0, 1, tmp_path / "gone", 100.0)
-    assert not dog.is_stuck(START + 1)
 
 
 def test_a_rank_that_is_asked_to_stop_ends_the_client_in_hand_if_there_is_time():
