@@ -39,6 +39,7 @@ setup(
             "py.typed",
             "report/references.bib",
             "config/presets/*.toml",
+            "launch/slurm/*.sh",
             "report/*.toml",
             "report/page/files/*",
         ]

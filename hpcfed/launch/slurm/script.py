@@ -1,4 +1,4 @@
-"""The text of a batch script; nothing here looks at the machine or starts anything.
+"""The text of a batch script (job.sh); nothing here looks at the machine or starts anything.
 
 A script handles time limits and requeueing. Slurm sends SIGUSR1 to it some time before the limit,
 or when the job is preempted (--signal); it passes that on to `hpcfed supervise`, which asks the
@@ -9,9 +9,11 @@ checkpoint.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG
@@ -146,87 +148,51 @@ def supervise_command(
     return f'{indent}watch hpcfed supervise {jobs} -- \\\n{indent}  {start} "$@"{last}'
 
 
+def fill(name: str, **values: object) -> str:
+    """Return the text of a file beside this one with these values in place of @name or @{name}."""
+    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"@\{?([a-z]+)\}?", lambda place: str(values[place[1]]), text)
+
+
 def script(batch: Batch, body: str, tasks: int = 0) -> str:
     """Return the whole script around a body.
 
     body: starts commands that are to receive signals by `watch`, and leaves its status in $status.
     tasks: number of tasks of an array job.
     """
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *([f"# {one_line('command', batch.made_by)}"] if batch.made_by else []),
-            *directives(batch, tasks),
-            "# sbatch THIS --rounds 200 changes fields of the run; scancel --batch --signal=TERM "
-            "JOB has it save and stop.",
-            "",
-            *signals(batch),
-            "",
-            "unset SLURM_EXPORT_ENV   # it keeps from srun's ranks what is set here, where jobs "
-            "begin with no environment",
-            f"export OMP_NUM_THREADS={batch.threads}   # of a rank: libraries beside torch start "
-            f"one for each core else",
-            *[one_line("env", line) for line in batch.env],
-            "",
-            body,
-            "",
-            *([] if batch.chain else queue_again(batch, tasks)),
-            "exit $status",
-            "",
-        ]
+    # an array's id means all tasks
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if tasks else "$SLURM_JOB_ID"
+    requeue = fill("requeue.sh", done=DONE, wrong=WRONG, restarts=batch.restarts, job=job)
+    return fill(
+        "job.sh",
+        directives="\n".join(directives(batch, tasks)),
+        again="" if batch.chain else "again=yes; ",
+        resume=RESUME_ME,
+        threads=batch.threads,
+        env="".join(f"{one_line('env', line)}\n" for line in batch.env),
+        body=body,
+        requeue="" if batch.chain else requeue,
     )
 
 
 def directives(batch: Batch, tasks: int) -> list[str]:
-    """Return the lines that sbatch reads."""
-    asked = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
+    """Return the command that writes the script, and the lines that sbatch reads."""
+    options = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
     array = f"0-{tasks - 1}" + (f"%{batch.at_once}" if batch.at_once else "")
-    asked |= {
+    options |= {
         "array": array if tasks else None,
         "signal": f"B:USR1@{batch.notice}",
         "open-mode": "append",
     }
-    given = {"job-name": batch.name} | {
-        name: value for name, value in asked.items() if value is not None
-    }
+    values = {"job-name": batch.name} | {k: v for k, v in options.items() if v is not None}
     return [
-        f"#SBATCH --{name}={one_line(name, quote_words([str(value)]))}"
-        for name, value in given.items()
-    ] + ["#SBATCH --requeue", *(f"#SBATCH {one_line('sbatch', option)}" for option in batch.sbatch)]
-
-
-def signals(batch: Batch) -> list[str]:
-    """Return the lines that pass signals on to the command."""
-    then = "" if batch.chain else "again=yes; "
-    return [
-        "again= stopped= run=   # whatever the environment has",
-        f"trap '{then}stop' USR1   # the time is nearly up, or others need the nodes: save, go "
-        f"on later",
-        "trap stop TERM",
-        'stop() { stopped=yes; [ "$run" ] && kill -USR1 $run; }',
-        "watch() {   # a signal ends `wait`, not what is waited for; after one, nothing more is "
-        "started",
-        f'  if [ "$stopped" ]; then status={RESUME_ME}; return; fi',
-        '  "$@" & run=$!',
-        '  [ "$stopped" ] && kill -USR1 $run',
-        "  while kill -0 $run 2>/dev/null; do wait $run; done",
-        "  wait $run; status=$?; run=",
-        f"  [ $status -ge 0 ] || status={RESUME_ME}   # bash forgets it where a signal comes "
-        f"just as the run ends",
-        "}",
-    ]
-
-
-def queue_again(batch: Batch, tasks: int) -> list[str]:
-    """Return the lines that queue the job again after it was stopped by a signal."""
-    # an array's id means all tasks
-    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if tasks else "$SLURM_JOB_ID"
-    return [
-        f'if [ "$again" ] && [ $status != {DONE} ] && [ $status != {WRONG} ]; then',
-        f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {batch.restarts} ]; then scontrol requeue {job}',
-        f'  else echo "hpcfed: run.max_restarts = {batch.restarts}: not queued again; sbatch '
-        f'goes on with it" >&2; fi',
-        "fi",
+        *([f"# {one_line('command', batch.made_by)}"] if batch.made_by else []),
+        *(
+            f"#SBATCH --{name}={one_line(name, quote_words([str(value)]))}"
+            for name, value in values.items()
+        ),
+        "#SBATCH --requeue",
+        *(f"#SBATCH {one_line('sbatch', option)}" for option in batch.sbatch),
     ]
 
 
