@@ -230,17 +230,17 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         what = f"{title} {AFTER_EACH}, {OVER} and over the last {int(n)} evaluated rounds"
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
         return Measure(what, partial(lately, metric, int(n)), each=each)
-    known = measures_of(metric)
-    if name not in known:
-        names = ["accuracy", *known, *FLOWS, "last:10", "pooled:10"]
+    measures = measures_of(metric)
+    if name not in measures:
+        names = ["accuracy", *measures, *FLOWS, "last:10", "pooled:10"]
         raise ConfigError(f"--value: {unknown('value', name, names)}")
-    return known[name]
+    return measures[name]
 
 
 def usual_metric(records: Iterable[Record | None]) -> str:
     """Return the default metric of a table of these runs: that of all of them, else accuracy."""
-    found = {main_metric(record) for record in records if record}
-    return found.pop() if len(found) == 1 and found <= METRICS.keys() else "accuracy"
+    names = {main_metric(record) for record in records if record}
+    return names.pop() if len(names) == 1 and names <= METRICS.keys() else "accuracy"
 
 
 @dataclass(frozen=True)

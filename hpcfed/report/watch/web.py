@@ -134,9 +134,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
         ours = len(hosts) == 1 and OURS.fullmatch(hosts[0])
-        found = self.server.answer(self.path) if ours else None
-        kind, content = found or ("text/plain", b"no such page\n")
-        self.send_response(200 if found else 404)
+        answer = self.server.answer(self.path) if ours else None
+        kind, content = answer or ("text/plain", b"no such page\n")
+        self.send_response(200 if answer else 404)
         about = {
             "Content-Type": f"{kind}; charset=utf-8",
             "Content-Length": str(len(content)),
