@@ -79,7 +79,7 @@ def loads(*words: str) -> None:
         assert str(error) and len(format_error(error)) < 150_000
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(METHODS, st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3))
 def test_any_values_of_any_fields_in_a_file(tmp_path, method, values):
     text = "\n".join(
@@ -89,7 +89,7 @@ def test_any_values_of_any_fields_in_a_file(tmp_path, method, values):
     loads(str(tmp_path / "job.toml"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.one_of(
         st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode(errors="replace"))
@@ -102,18 +102,18 @@ def test_any_bytes_as_a_file(tmp_path, content):
 
 def test_damaged_job_files(tmp_path):
     g = Random(0)
-    for _ in range(100):
+    for _ in range(50):
         (tmp_path / "job.toml").write_bytes(damaged(g.choice(JOBS).read_bytes(), g))
         loads(str(tmp_path / "job.toml"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(FIELDS, st.one_of(ONE.map(str), VALUES.map(json.dumps)), st.booleans())
 def test_any_text_for_any_flag(name, text, joined):
     loads(*([f"--{name}={text}"] if joined else [f"--{name}", text]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.one_of(
@@ -129,7 +129,7 @@ def test_any_words(words):
     loads(*[word for word in words if word not in ("-h", "--help")])
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(FIELDS, st.one_of(ONE.map(str), VALUES.map(json.dumps)))
 def test_any_text_in_any_variable(name, text):
     with pytest.MonkeyPatch.context() as patch:

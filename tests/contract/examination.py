@@ -6,7 +6,7 @@
 | `spread`  | 3     | 1 to 4 | saved after round 1; clients move after 2; in 4 that client fails   |
 | `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
 | `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
-| `plain`   | 1     | 1 to 3 | no evaluation, no undo log; in 4 the loss is nan                    |
+| `plain`   | 1     | 1, 2   | no evaluation, no undo log; in 3 the loss is nan                    |
 | `graphed` | 1     | 1, 2   | recorded steps, as CUDA graphs with a stand-in for the capture      |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
@@ -51,6 +51,7 @@ from tests.pretended_gpu import WAITS, on_host, pretended_gpu
 
 ROUNDS = 4
 SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
+DIVERGED = 3  # the round in which the loss of `plain` is nan
 LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
 SCORED = ("--evaluate.common", "true", "--evaluate.received", "true")
 UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
@@ -235,7 +236,7 @@ class Examination:
         """The run without evaluation and undo log; a loss of nan ends it."""
         flags = (*LONG, *UNSCORED, *self.flags)
         watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
-        for _ in range(ROUNDS - 1):
+        for _ in range(DIVERGED - 1):
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         with nan_losses(load(self.method)):
             try:

@@ -20,9 +20,9 @@ from hpcfed.launch.plan.predict import Cluster, Network, predict
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.examination import (
+    DIVERGED,
     FAILED,
     MOVED,
-    ROUNDS,
     SAVED,
     STOPPED,
     Examination,
@@ -278,7 +278,7 @@ class SameForAll(dict):
 
 
 def test_a_loss_that_is_nan_names_rank_client_round_epoch_and_batch(runs: Examination):
-    t = r"\d" if runs.event_based else ROUNDS  # there it is the number of the client's task
+    t = r"\d" if runs.event_based else DIVERGED  # there it is the number of the client's task
     words = (
         rf"rank 0 of 1: client \d \(\S+\): the loss is nan in round {t}, epoch 1, batch 1 "
         r"\(lr 0.00[15]\)"
