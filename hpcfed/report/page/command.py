@@ -11,7 +11,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report import colours
-from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
+from hpcfed.report.page import curves, job, methods, notes, tables, write
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.results.state import RECENT
 from hpcfed.storage import names
@@ -92,7 +92,6 @@ def constants(
         "x": curves.X,
         "y": axes,
         "metrics": [metric, *others],
-        "steps": encode.STEPS,
         **colours.for_scripts(),
         "heads": {
             "runs": tables.heads(tables.RUNS, metric),
@@ -162,18 +161,14 @@ def some(run: Run, n: int) -> str:
     )
 
 
-def resolution(found: Sequence[Run], choices: Sequence[curves.Chosen]) -> str:
-    """Return a note on the precision of the curves."""
-    text = (
-        f"Curves of runs are exact; each curve of a client is rounded to {encode.STEPS:,} steps "
-        f"between its lowest and highest value."
-    )
-    if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):
-        return text
+def resolution(runs: Sequence[Run], choices: Sequence[curves.Chosen]) -> str:
+    """Return a note on the rounds that curves have, "" if these are all."""
+    if all(len(c.rounds) == run.record.rounds for run, c in zip(runs, choices, strict=True)):
+        return ""
     most = f"{curves.MOST_ROUNDS:,}"
     return (
-        f"{text} Of a run with more than {most} rounds the page has at most {most} of those "
-        f"with an evaluation."
+        f"Of a run with more than {most} rounds the page has at most {most} of those with an "
+        "evaluation."
     )
 
 

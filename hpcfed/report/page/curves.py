@@ -1,4 +1,4 @@
-"""The curves of a run over its rounds: exact for the whole run, quantised for its clients."""
+"""The curves of a run over its rounds: in double precision, of its clients in single."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcfed.results.columns import (
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # rounds of a curve: more than a screen has columns
-MOST_VALUES = 1_500_000  # values of clients for each quantity, in all runs together
+MOST_VALUES = 600_000  # values of clients for each quantity, in all runs together
 LIVE_VALUES = 100_000  # the same on a served page, which gets them anew each round
 
 X = {  # x axes of curves: name -> text, unit

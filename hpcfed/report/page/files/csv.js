@@ -38,7 +38,7 @@ function csvOfClients() {
   download("clients.csv", names, run.ids.map((_, i) => names.map(name => run.table[name][i])));
 }
 
-// Of the chosen run: 6 digits, as its curves are kept in steps.
+// Of the chosen run: 6 digits, as its curves are in single precision.
 async function csvOfCurves() {
   const run = PAGE.runs[state.run];
   await unpackClients(run);

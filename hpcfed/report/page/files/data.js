@@ -1,5 +1,5 @@
 "use strict";
-// Numbers of the page: unpacked (the inverse of packed.py), and as people read them.
+// Numbers of the page: unpacked (the inverse of encode.py), and as people read them.
 
 async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
@@ -14,15 +14,8 @@ async function exact(packed) {
 // One Float64Array a client; NaN where it has no value.
 async function curves(packed) {
   const [n, T] = packed.shape;
-  const [bytes, low, width] = await Promise.all([inflate(packed.data), exact(packed.low), exact(packed.width)]);
-  return Array.from({length: n}, (_, k) => {
-    let step = 0;
-    return Float64Array.from({length: T}, (_, t) => {
-      const i = k * T + t;
-      step = (step + bytes[i] + 256 * bytes[n * T + i]) & 0xffff;
-      return step > PAGE.steps ? NaN : low[k] + step / PAGE.steps * width[k];
-    });
-  });
+  const values = new Float32Array((await inflate(packed.data)).buffer);
+  return Array.from({length: n}, (_, k) => Float64Array.from(values.subarray(k * T, (k + 1) * T)));
 }
 
 function bytes(n) {
