@@ -63,6 +63,12 @@ def test_changes_of_colour_are_torchvisions(name, factors):
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
 
 
+def test_contrast_of_one_channel_is_torchvisions():
+    x = images(2, 1)
+    want = torch.stack([reference.adjust_contrast(x[i], f) for i, f in enumerate((0.6, 1.4))])
+    torch.testing.assert_close(colour.adjust_contrast_(x.clone(), torch.tensor([0.6, 1.4])), want)
+
+
 def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions():
     draws = torch.full((6, 6), 0.5)
     torch.testing.assert_close(
@@ -73,6 +79,14 @@ def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions():
     torch.testing.assert_close(grey, reference.rgb_to_grayscale(images(), 3), atol=1e-6, rtol=0)
 
 
+def test_jitter_leaves_one_image_in_five_alone_and_greys_one_in_five():
+    draws = uniform(torch_stream(1, "d"), 4000, 6, torch.device("cpu"))
+    x = images(1, height=2, width=2).expand(4000, -1, -1, -1)
+    same = (colour.jitter_(x.clone(), [0, 1, 2, 3], draws) - x).abs().amax((1, 2, 3)) < 1e-5
+    grey = colour.jitter_(x.clone(), [0, 1, 2, 3], draws).std(1).amax((1, 2)) < 1e-5
+    assert abs(same.float().mean() - 0.2 * 0.8) < 0.03 and abs(grey.float().mean() - 0.2) < 0.03
+
+
 @pytest.mark.parametrize("box", [(0, 0, 12, 12), (2, 3, 6, 8), (11, 0, 1, 12), (5, 7, 7, 5)])
 def test_a_crop_is_torchvisions_resized_crop(box):
     x, numbers = images(), (torch.full((6,), float(v)) for v in box)
@@ -80,6 +94,12 @@ def test_a_crop_is_torchvisions_resized_crop(box):
     want = reference.resized_crop(x, *box, size=[12, 12], antialias=False)
     torch.testing.assert_close(got[::2], want[::2], atol=1e-5, rtol=0)
     torch.testing.assert_close(got[1::2], want[1::2].flip(3), atol=1e-5, rtol=0)
+
+
+def test_a_crop_at_full_scale_is_the_identity():
+    x, zero, full = images(), torch.zeros(6), torch.full((6,), 12.0)
+    got = crop(x, zero, zero, full, full, torch.zeros(6, dtype=torch.bool))
+    torch.testing.assert_close(got, x, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("height, width", [(32, 32), (8, 8), (6, 40)])
@@ -115,6 +135,14 @@ def test_an_affine_change_is_affine_grids():
         x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False
     )
     torch.testing.assert_close(warp(x, matrix), want, atol=1e-5, rtol=0)
+
+
+def test_the_probability_of_a_flip_is_a_parameter():
+    x, draws = images(200), uniform(torch_stream(4, "f"), 200, DRAWS, torch.device("cpu"))
+    plain, flipped, half = (resized_crop(x, draws, flip=p) for p in (0.0, 1.0, 0.5))
+    torch.testing.assert_close(flipped, plain.flip(3))
+    mirrored = (half - flipped).abs().amax((1, 2, 3)) < 1e-6
+    assert 70 < mirrored.sum() < 130
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial, exact, spmd, sum_messages
 from hpcfed.core import payload
-from hpcfed.core.averaging import Row
+from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import extremes, not_finite
@@ -109,6 +109,14 @@ def test_what_a_rank_sends_has_the_same_bits_in_messages_of_several_lines(rows):
         assert spmd(3, lambda comm: run(comm, True)) == host
 
 
+def test_rows_of_other_shapes_are_refused_on_a_device_too():
+    rows = DeviceRows([Given([torch.zeros(3)])], CPU)
+    with pytest.raises(ValueError, match=r"row 0, array 0 has shape \(3,\) instead of \(2,\)"):
+        rows.largest([(2,)], [1.0])
+    with pytest.raises(ValueError, match="row 0 has 1 arrays instead of 2"):
+        rows.largest([(3,), (3,)], [1.0])
+
+
 @pytest.mark.parametrize("per", ["tensor", "row", "value"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_pieces_with_weights_of_their_own_have_the_same_mean(per: str, dtype: torch.dtype):
@@ -122,6 +130,18 @@ def test_pieces_with_weights_of_their_own_have_the_same_mean(per: str, dtype: to
         weight = Params(a=torch.rand(shape, generator=g)) if k % 2 else 1 / (k + 3)
         parts += Mean.of(value, weight, at).terms
     mean_on_both(parts, keep, per)  # compares
+
+
+def test_a_transposed_upload_is_read_in_its_logical_order():
+    value = Params(a=torch.arange(12.0).reshape(3, 4).t())
+    assert torch.equal(mean_on_both(Mean.of(value).terms, value * 0, "mean")["a"], value["a"])
+
+
+def test_positions_beyond_the_shape_are_refused_before_a_gpu_sees_them():
+    part = Mean.of(Params(a=torch.ones(1)), 1.0, at={"a": ([3],)}).terms
+    keep = Params(a=torch.zeros(3))
+    with pytest.raises(IndexError, match=r"positions 3..3 of a dimension of 3 entries"):
+        mean_of(part, keep, "value", Serial().sum, lambda rows: DeviceRows(rows, CPU))
 
 
 def test_only_values_that_are_all_on_one_gpu_are_summed_there(monkeypatch: pytest.MonkeyPatch):
