@@ -1,4 +1,5 @@
-"""Measurement of a local step of each architecture on a GPU, before clients are placed.
+"""Measurement of a local step of each architecture: before clients are placed on GPUs, and for a
+dry run.
 
 On CPUs clients are placed by multiply-adds. These say little about a GPU, which computes one large
 product many times faster than as many multiply-adds in small products. No result depends on the
@@ -7,6 +8,7 @@ measured times, because no result depends on the placement of clients.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from hpcfed.engine.world import World
     from hpcfed.federation.federation import Federation
 
-STEPS = 10  # steps that are timed, after the warm-up
+STEPS, FEW = 10, 2  # steps that are timed, after the warm-up: on a GPU, on a CPU
 
 
 def calibrate(facts: World, fed: Federation) -> None:
@@ -53,6 +55,22 @@ def on_gpus(fed: Federation) -> bool:
     return all(fed.comm.gather({fed.comm.rank: fed.device.type == "cuda"}).values())
 
 
+def local_seconds(facts: World, fed: Federation) -> float:
+    """Return the seconds in which the rank with most work trains its clients once; 0 if unknown.
+
+    Each architecture's step is measured here, and counted as often as its clients make it.
+    """
+    kinds = sorted(set(fed.architectures))
+    rates = {} if facts.many else measured(fed, kinds)
+    if not rates:
+        return 0.0
+    local, load = fed.job.local, [0.0] * fed.comm.size
+    for rank, kind, n in zip(fed.placement.ranks, fed.architectures, fed.sizes, strict=True):
+        examples = local.steps * min(local.batch, n) if local.steps else local.epochs * n
+        load[rank] += rates[kind] * examples
+    return max(load)
+
+
 def measured(fed: Federation, kinds: list[str]) -> dict[str, float]:
     """Return the seconds per example of a step of each architecture; {} if one does not fit."""
     try:
@@ -65,7 +83,7 @@ def measured(fed: Federation, kinds: list[str]) -> dict[str, float]:
 
 
 def seconds(fed: Federation, kind: str) -> float:
-    """Return the GPU seconds per example of a step with the job's batch size."""
+    """Return the seconds per example of a step with the job's batch size."""
     batch = min(fed.job.local.batch, fed.largest)
     with rng.scoped(fed.seed, "calibration", kind, device=fed.device):
         skeleton = Skeleton(fed.store.build(kind), fed.device)
@@ -78,7 +96,7 @@ def prepared(run: Callable[[], Any], fed: Federation) -> Callable[[], Any]:
 
     Otherwise the step is returned as it is.
     """
-    if fed.job.training.engine in ("auto", "graphed"):
+    if fed.device.type == "cuda" and fed.job.training.engine in ("auto", "graphed"):
         try:
             return graphs.capture(run, fed.device)
         except Exception:  # in any case the step can be timed as it is
@@ -87,7 +105,13 @@ def prepared(run: Callable[[], Any], fed: Federation) -> Callable[[], Any]:
 
 
 def timed(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of one step, by the GPU's own clock."""
+    """Return the seconds of one step, on a GPU by its own clock."""
+    if device.type != "cuda":
+        run()
+        start = time.perf_counter()
+        for _ in range(FEW):
+            run()
+        return (time.perf_counter() - start) / FEW
     with torch.cuda.device(device):
         for _ in range(graphs.WARM):
             run()

@@ -16,9 +16,10 @@ from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.config.architectures import find
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
-from hpcfed.core.tables import size
+from hpcfed.core.tables import duration, size
 from hpcfed.core.version import __version__
 from hpcfed.engine import changed_code
+from hpcfed.engine.calibration import local_seconds
 from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
 from hpcfed.engine.memory_check import need
 from hpcfed.federation.replay_log import WHY
@@ -241,8 +242,27 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
         balance,
         device,
         fed.data.metrics,
-        setting(facts, fed),
+        [*setting(facts, fed), *time_and_disk(job, facts, fed)],
     )
+
+
+def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
+    """Return lines about the time of local training and the size of checkpoints."""
+    lines = []
+    if getattr(job.algorithm, "samples_cohorts", False) and (each := local_seconds(facts, fed)):
+        each *= job.participation
+        lines.append(
+            f"local training: about {duration(each)} a round on the busiest rank, "
+            f"{duration(each * job.rounds)} in all (a step was measured; evaluation and the "
+            f"server's work come on top)"
+        )
+    weights = sum(fed.store.layout(name).size * 4 for name in facts.architectures)
+    clients = "no weights of clients" if fed.store.stateless else f"{size(weights)} of weights"
+    lines.append(
+        f"checkpoints: each has {clients}, beside the server's state and what clients remember; "
+        f"up to {job.checkpoint.keep + 1} are on disk"
+    )
+    return lines
 
 
 def on_gpu(facts: World, fed: Federation) -> str:

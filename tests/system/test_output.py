@@ -96,6 +96,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
         "weights",
         "fedhenn-1",
         "traffic per client and round",
+        "local training: about ",
+        " in all (a step was measured",
+        "checkpoints: each has ",
+        "up to 3 are on disk",
         "metrics: accuracy (task: classes)",
     ):
         assert word in out
