@@ -125,15 +125,22 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def run(words: Sequence[str]) -> int:
+def run(words: Sequence[str]) -> int | str:
     """The command `hpcfed run`: a run, as `python -m hpcfed.main` does it; its exit status. Without
-    words it says what it does, and what to try next.
+    words it says what it does, and what to try next. With --help: the text.
     """
     from hpcfed.comm.connect import detect_launcher, other_process_reports
     from hpcfed.config.load import refuse_early
+    from hpcfed.config.words import CommandLine
 
     if detect_launcher(os.environ)[1] == 1:
-        refuse_early(words)
+        line = CommandLine.parse(words)
+        if line.topics is not None:
+            from hpcfed.config.help import help
+            from hpcfed.engine.folder import read_job
+
+            return help(line, read_job)
+        refuse_early(line)
     from hpcfed.main import program  # here: `hpcfed list` runs nothing
 
     if words or other_process_reports(os.environ):

@@ -106,14 +106,11 @@ def load(
     return job
 
 
-def refuse_early(argv: Sequence[str]) -> None:
+def refuse_early(words: CommandLine) -> None:
     """Raise ConfigError for mistakes in a command that show without its method.
 
     They are told before torch is imported, for which a user would wait.
     """
-    words = CommandLine.parse(argv)
-    if words.topics is not None:
-        return
     sources = layers_of(words, lambda path: {})
     if ":" not in sources.method:
         find("algorithm", sources.method, ALGORITHMS)
@@ -126,8 +123,9 @@ def refuse_early(argv: Sequence[str]) -> None:
 def exit_if_wrong(argv: Sequence[str]) -> None:
     """End a program of one process for mistakes that `refuse_early` sees."""
     try:
-        if detect_launcher(os.environ)[1] == 1:
-            refuse_early(argv)
+        words = CommandLine.parse(argv)
+        if words.topics is None and detect_launcher(os.environ)[1] == 1:
+            refuse_early(words)
     except ConfigError as error:
         print(f"hpcfed: {format_error(error)}", file=sys.stderr)
         raise SystemExit(WRONG) from None

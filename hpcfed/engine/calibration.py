@@ -108,10 +108,10 @@ def timed(run: Callable[[], Any], device: torch.device) -> float:
     """Return the seconds of one step, on a GPU by its own clock."""
     if device.type != "cuda":
         run()
-        start = time.perf_counter()
+        before = time.perf_counter()
         for _ in range(FEW):
             run()
-        return (time.perf_counter() - start) / FEW
+        return (time.perf_counter() - before) / FEW
     with torch.cuda.device(device):
         for _ in range(graphs.WARM):
             run()

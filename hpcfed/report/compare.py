@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.config.methods import registered_name
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
@@ -132,7 +133,8 @@ def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
     """Return the baseline method of this name; None if the name is a path."""
     if baseline is None:
         return found[0]
-    known = [one for one in found if baseline in (one.label, one.label.partition(",")[0])]
+    names = {baseline, registered_name(baseline)}
+    known = [one for one in found if names & {one.label, one.label.partition(",")[0]}]
     if len(known) > 1:
         raise ConfigError(
             f"compare: --baseline {baseline} may be any of: {'; '.join(one.label for one in known)}"

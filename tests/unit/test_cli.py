@@ -151,8 +151,36 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     assert ways[0].stdout and ways[0].returncode == 0
     started = []
     monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 2)
-    for words in (own, ["--rounds", "2"], ["--help", "fedprox"]):
+    for words in (own, ["--rounds", "2"]):
         assert cli.main(["run", *words]) == 2 and started.pop() == words
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--data.alfa", "1"], "no field 'data.alfa'; did you mean 'data.alpha'"),
+        (["--data.alpha", "-1"], "command line: --data.alpha: input should be greater than 0"),
+        (["--algorithm.name", "fedpox"], "no algorithm 'fedpox'; did you mean 'fedprox'"),
+        (["--models.mix", "mpl"], "no model 'mpl'; did you mean 'mlp'?"),
+    ],
+)
+@pytest.mark.parametrize("way", [["hpcfed.cli", "run"], ["hpcfed.main"]])
+def test_a_mistake_that_needs_no_method_is_told_before_torch_is_imported(way, words, text):
+    code = (
+        f"import runpy, sys\nsys.argv = {['hpcfed', *way[1:], *words]!r}\n"
+        "try:\n"
+        f"    runpy.run_module({way[0]!r}, run_name='__main__')\n"
+        "finally:\n"
+        "    print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "False\n") and text in done.stderr
+
+
+def test_help_of_a_run_is_answered_without_starting_one(monkeypatch, capsys):
+    monkeypatch.setattr("hpcfed.main.program", lambda words: pytest.fail("a run was started"))
+    assert cli.main(["run", "--help", "fedprox"]) == 0
+    assert "--algorithm.mu 0.1" in capsys.readouterr().out
 
 
 def test_run_without_words_says_what_it_does_and_ends_with_three_commands_that_there_are(

@@ -139,6 +139,7 @@ def test_several_methods_against_one_are_corrected(tmp_path):
 
 def test_the_baseline_is_the_first_runs_method_or_one_that_is_named_or_that_of_a_run(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5]), *seeds(tmp_path, "fedavg", [0.6])]
+    assert compare(runs, baseline="Local") == compare(runs, baseline="local")
     assert compare(runs, baseline="local") == compare(runs) == compare(runs, baseline=str(runs[0]))
     assert squeezed(lines(compare(runs, baseline="fedavg"))[4]).startswith("local 0.5000 -0.1000 ")
     assert compare(runs[1:], baseline=str(runs[0])) == compare(runs[::-1], baseline="local")

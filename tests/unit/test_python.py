@@ -109,7 +109,7 @@ def test_a_call_has_the_bits_of_the_command_whatever_torch_is_set_to_and_leaves_
     try:
         before = settings()
         with torch.no_grad(), np.errstate(all="raise"):
-            hpcfed.run(TINY, algorithm={"name": "fedprox", "mu": 0.5}, out="a")
+            hpcfed.run(TINY, algorithm={"name": "FedProx", "mu": 0.5}, out="a")
         run = hpcfed.run(TINY, algorithm=FedProx(mu=0.5), out="b")
         assert settings() == before
     finally:

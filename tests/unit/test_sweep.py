@@ -43,6 +43,11 @@ def test_a_sweep_is_the_product_of_its_values_the_last_field_fastest():
     assert found[1][1] == ["--algorithm.name", "fedavg", "--seed", "1"]
 
 
+def test_methods_of_a_sweep_are_named_in_any_spelling():
+    words = [*HOMOGENEOUS, "--algorithm.name", "FedAvg,Fed-Prox", "--FedProx.mu", "0.1,1"]
+    assert [name for name, _ in runs(*words)] == ["fedavg", "fedprox_mu=0.1", "fedprox_mu=1"]
+
+
 def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
     found = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
     assert found == [
