@@ -16,6 +16,7 @@ from hpcfed.storage.fields import at
 
 PRESETS = Path(__file__).parent / "presets"
 EMBEDDED = PRESETS / "default.toml"
+DEFAULT_ALGORITHM = "fedclassavg"
 MOST = 100  # largest number of files that one job file may extend, directly or through others
 
 
@@ -79,12 +80,9 @@ def parse(path: Path, by: str) -> dict[str, Any]:
 
 def drop_other_method(layers: list[Layer], values: dict[str, Any]) -> list[Layer]:
     """Return the layers under these values, without [algorithm] if that is another algorithm's."""
-    below = at(merge(*(layer.values for layer in layers)), "algorithm.name")
-    return layers if at(values, "algorithm.name") in (None, below) else without_algorithm(layers)
-
-
-def without_algorithm(layers: list[Layer]) -> list[Layer]:
-    """Return the layers without their [algorithm] tables."""
+    below = at(merge(*(layer.values for layer in layers)), "algorithm.name") or DEFAULT_ALGORITHM
+    if at(values, "algorithm.name") in (None, below):
+        return layers
     return [
         layer._replace(values={k: v for k, v in layer.values.items() if k != "algorithm"})
         for layer in layers

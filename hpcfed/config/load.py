@@ -16,11 +16,13 @@ from hpcfed.comm.connect import detect_launcher
 from hpcfed.config.check import check, check_fields
 from hpcfed.config.fields import annotation_of, read_text, section
 from hpcfed.config.files import (
+    DEFAULT_ALGORITHM as DEFAULT_ALGORITHM,
+)
+from hpcfed.config.files import (
     EMBEDDED,
     drop_other_method,
     read,
     read_preset,
-    without_algorithm,
 )
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.layers import CALL, PREFIX, Layer, environment, merge
@@ -33,7 +35,6 @@ from hpcfed.core.exit_status import WRONG
 from hpcfed.core.registry import find, refuse_import
 from hpcfed.storage.fields import at, flat
 
-DEFAULT_ALGORITHM = "fedclassavg"
 MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
 MODELS = "--models.mix (models.proxy, models.server)"
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
@@ -175,26 +176,27 @@ def layers_of(
     if given.job:
         table = with_registered_name(given.job)
         files = [*drop_other_method(files, table), Layer("the job", table)]
-    lower = files[::-1]
-
-    resume = text_at([*upper, *lower], "resume")
-    below = stored_layer(resume, stored) if resume else None if files else embedded()
-    lower += [below] if below else []
+    named = files  # by the user
+    resume = text_at([*upper, *files[::-1]], "resume")
+    if resume:
+        values = merge(*(layer.values for layer in files))
+        files = [*drop_other_method([stored_layer(resume, stored)], values), *files]
+    lower = files[::-1] or [embedded()]  # the first wins
 
     name = text_at([*upper, *lower], "algorithm.name") or DEFAULT_ALGORITHM
     if resume and not only:
-        names = user_names([*upper, *files])
+        names = user_names([*upper, *named])
         only = Importable(names, f"resume: {below_name(resume)}", "--algorithm.name", MODELS)
     if only:
         refuse_import([name], only.names, only.where, only.method)
-    lower = for_method(name, lower, len(files))
+    lower = drop_other_method(lower[::-1], {"algorithm": {"name": name}})[::-1]
 
     asked = text_at(upper, "preset")  # over job files; one that they name lies under them
     preset_name = asked or text_at(lower, "preset") or "paper"
     data = text_at([*upper, *lower], "data.name") or Data().name
     preset = Layer(f"preset {preset_name}", read_preset(preset_name, name, data))
     # a stored job already contains its preset, and the values that override it
-    lower = [preset, *lower] if asked and (files or not resume) else [*lower, preset]
+    lower = [preset, *lower] if asked and (named or not resume) else [*lower, preset]
 
     return Sources([layer for layer in (*upper, *lower) if layer.values], name, only)
 
@@ -225,24 +227,6 @@ def text_at(layers: Iterable[Layer], name: str) -> str | None:
     """
     values = (at(layer.values, name) for layer in layers)
     return next((str(value) for value in values if value and isinstance(value, str | Path)), None)
-
-
-def for_method(name: str, lower: list[Layer], files: int) -> list[Layer]:
-    """Return files and stored job without [algorithm] where it is another method's.
-
-    lower: the files, `files` of them, and what lies below.
-    """
-    table = merge(*(layer.values for layer in lower[:files][::-1])).get("algorithm")
-    own = lower[:files] if mine(name, table) else without_algorithm(lower[:files])
-    return own + [
-        layer if mine(name, layer.values.get("algorithm")) else without_algorithm([layer])[0]
-        for layer in lower[files:]
-    ]
-
-
-def mine(name: str, table: Any) -> bool:
-    """Return whether a table [algorithm] may be that of this method."""
-    return not isinstance(table, dict) or table.get("name", DEFAULT_ALGORITHM) == name
 
 
 def read_texts(layer: Layer, model: type[Job]) -> Layer:

@@ -21,6 +21,7 @@ from hpcfed.core.version import __version__
 from hpcfed.engine import changed_code
 from hpcfed.engine.calibration import local_seconds
 from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
+from hpcfed.engine.fault_tolerance.background_save import KEEP
 from hpcfed.engine.memory_check import need
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
@@ -260,7 +261,7 @@ def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
     clients = "no weights of clients" if fed.store.stateless else f"{size(weights)} of weights"
     lines.append(
         f"checkpoints: each has {clients}, beside the server's state and what clients remember; "
-        f"up to {job.checkpoint.keep + 1} are on disk"
+        f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk"
     )
     return lines
 

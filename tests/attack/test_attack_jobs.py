@@ -182,7 +182,7 @@ def test_files_that_extend_each_other_end(tmp_path):
     refused(run(str(tmp_path / "0.toml")), f"extends more than {MOST} files")
 
 
-def test_variables_that_pydantic_would_pass_over_are_refused(monkeypatch):
+def test_variables_that_name_no_field_are_refused(monkeypatch):
     for name, message in {
         "HPCFED_ROUNDS__X": "rounds has no fields",
         "HPCFED_MODELS__MIX__0": "models has no fields of that kind",
