@@ -120,7 +120,7 @@ def fields(model: type[Section], prefix: str = ""):
 
 def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(said):
     listed = " ".join(said["help"][0].out.split())
-    job = load([], environ={})
+    job = load([])  # with the variables that the run has too
     found = dict(fields(type(job)))
     assert len(found) > 50 and "algorithm.rho" in found
     for name, field in found.items():
