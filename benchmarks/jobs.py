@@ -24,7 +24,6 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -58,7 +57,8 @@ MEASURES = {  # what a row can be measured by: its column of a result file
     "common": "rounds/accuracy_common",
     "pr_auc": "rounds/pr_auc_pooled",
     "final": "final/accuracy",  # own models after the step that a method makes after its last round
-    "everywhere": "",  # own models on the whole test split, as an only model of all clients is
+    "everywhere": "everywhere",  # own models on the whole test split, as a common model is
+    "averaged": "averaged",  # the plain mean of the own models, on the whole test split
 }
 VALIDATED = {  # by what a row's fields are chosen: the model, and the column of its score
     "own": ("own", "clients/accuracy_validation"),
@@ -67,6 +67,7 @@ VALIDATED = {  # by what a row's fields are chosen: the model, and the column of
 }
 CUT = {"train": 6000, "test": 2000}  # images that are read of a large set
 MARGIN = 0.02  # mean accuracies that differ by less count as equal
+CLOSE = 0.05  # what a claim of little loss allows
 CLEAR = 0.03  # a first seed so far from any other verdict decides alone
 HEADS = (
     "job",
@@ -90,6 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; default: all")
     parser.add_argument("--again", action="store_true", help="also rows that are finished")
+    parser.add_argument(
+        "--seeds", type=int, default=len(SEEDS), metavar="N", help="at most so many seeds of a row"
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="rows side by side")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HDF5 files")
     options = parser.parse_args()
@@ -100,7 +104,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hpcfed-jobs-"))
     try:
         cut(options.data, folder)
-        make(options.names or list(small["rows"]), small, folder, options.again, options.at_once)
+        make(options.names or list(small["rows"]), small, folder, options)
     finally:
         shutil.rmtree(folder)
     print(write_table(small))
@@ -144,17 +148,18 @@ def contradict(source: h5py.File, path: Path) -> None:
             target[f"{split}/labels"] = np.where(owner < users // 2, labels, changed)
 
 
-def make(names: list[str], small: Table, folder: Path, again: bool, at_once: int) -> None:
+def make(names: list[str], small: Table, folder: Path, options: argparse.Namespace) -> None:
     """Run the rows that are not finished, N at once, and add them to the results."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, mp_context=spawn) as pool:
+    spawn, again, seeds = multiprocessing.get_context("spawn"), options.again, options.seeds
+    with ProcessPoolExecutor(options.at_once, mp_context=spawn) as pool:
         rows = {}
         for name in names:
-            choose_first = "grid" in small["rows"][name] and (again or not is_chosen(name, small))
-            if "cannot" not in small["rows"][name] and (
-                again or choose_first or not is_finished(name, small)
+            row = small["rows"][name]
+            choose_first = "grid" in row and (again or not is_chosen(name, small))
+            if "cannot" not in row and (
+                again or choose_first or not is_finished(name, small, seeds)
             ):
-                rows[pool.submit(make_row, name, small, folder, choose_first)] = name
+                rows[pool.submit(make_row, name, small, folder, seeds, again, choose_first)] = name
         for future in as_completed(rows):
             name = rows[future]
             try:
@@ -168,17 +173,32 @@ def make(names: list[str], small: Table, folder: Path, again: bool, at_once: int
             print(name, json.dumps(values), verdict(small["rows"][name], values), flush=True)
 
 
-def make_row(name: str, small: Table, folder: Path, choose_first: bool) -> tuple[Table, Table]:
-    """Run a row; return what it reached, and the values of its grid's fields if it chooses them."""
-    begun = time.perf_counter()
-    choice = choose(name, small, folder) if choose_first else {}
-    values = measure(name, small, folder, choice or load_choice(name))
-    return values | {"seconds": round(time.perf_counter() - begun)}, choice
+def make_row(
+    name: str, small: Table, folder: Path, seeds: int, again: bool, choose_first: bool
+) -> tuple[Table, Table]:
+    """Run a row; return what it reached, and the values of its grid's fields if it chooses them.
+
+    Seeds that are saved, of the same job and commit, are not run again.
+    """
+    choice, values = {}, load_saved("rows").get(name, {})
+    if choose_first:
+        choice = choose(name, small, folder)
+    if again or choose_first or not is_present(name, small) or values["commit"] != code_commit():
+        values = {}
+    return measure(name, small, folder, choice or load_choice(name), seeds, values), choice
 
 
-def is_finished(name: str, small: Table) -> bool:
+def is_present(name: str, small: Table) -> bool:
     """Return whether the row is saved, and of the job that it has now."""
     return load_saved("rows").get(name, {}).get("hash") == digest(name, small)
+
+
+def is_finished(name: str, small: Table, seeds: int = len(SEEDS)) -> bool:
+    """Return whether the row is saved, of the job that it has now, with the seeds that it needs."""
+    if not is_present(name, small):
+        return False
+    values = load_saved("rows")[name]
+    return len(values["accuracy"]) >= seeds or is_clear(small["rows"][name], values)
 
 
 def is_chosen(name: str, small: Table) -> bool:
@@ -203,38 +223,45 @@ def save(kind: str, name: str, values: Table) -> None:
     put(RESULTS / f"{kind}.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-def measure(name: str, small: Table, folder: Path, choice: Table) -> Table:
+def measure(
+    name: str, small: Table, folder: Path, choice: Table, seeds: int, values: Table
+) -> Table:
     """Run a job made small, and its references; return what they reached with each seed.
 
-    There is one seed if its verdict is clear, else all.
+    There is one seed if its verdict is clear, else so many.
+    values: what they reached with the first seeds, or nothing.
     """
     row = small["rows"][name]
     labels = ["", *row.get("references", {})]
-    reached: dict[str, list[float]] = {label: [] for label in labels}
-    for seed in SEEDS:
+    accuracy = list(values.get("accuracy", []))
+    references = {
+        label: list(values["references"][label]) if values else [] for label in labels[1:]
+    }
+    reached = {"": accuracy, **references}
+    for seed in SEEDS[len(accuracy) : seeds]:
         seconds = 0.0
         for label in labels:
             job = fields(name, small, label, choice) | {"seed": seed}
             same_time = label and row["references"][label].get("same_time")
             within = seconds if same_time else None
             column = MEASURES[measure_of(row, label)]
-            accuracy, time_of_run = run(name, job, column, folder, within)
-            reached[label].append(accuracy)
+            value, time_of_run = run(name, job, column, folder, within)
+            reached[label].append(value)
             seconds = seconds if label else time_of_run
-        if is_clear(row, reached):
+        if is_clear(row, {"accuracy": accuracy, "references": references}):
             break
-    return {"accuracy": reached.pop(""), "references": reached, "commit": code_commit()}
+    return {"accuracy": accuracy, "references": references, "commit": code_commit()}
 
 
-def is_clear(row: Table, reached: Mapping[str, list[float]]) -> bool:
+def is_clear(row: Table, values: Table) -> bool:
     """Return whether the first seed is far from chance, and from what would change the verdict."""
-    accuracy = reached[""][0]
+    accuracy = values["accuracy"][0]
     distances = [accuracy - row["chance"] - 2 * MARGIN]
     for label, reference in row.get("references", {}).items():
         claim = reference.get("claim", "above")
         if claim != "none":
-            needed = MARGIN if claim == "above" else -MARGIN
-            distances.append(abs(accuracy - reached[label][0] - needed))
+            needed = {"above": MARGIN, "close": -CLOSE}.get(claim, -MARGIN)
+            distances.append(abs(accuracy - values["references"][label][0] - needed))
     return min(distances) >= CLEAR
 
 
@@ -303,8 +330,8 @@ def run(
     result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **given)
     seconds = result.virtual_seconds
     last = -1 if within is None else int(np.flatnonzero(seconds <= within)[-1])
-    if not column:
-        values = score_everywhere(out, result.job)
+    if column in (MEASURES["everywhere"], MEASURES["averaged"]):
+        values = score_everywhere(out, result.job, column == MEASURES["averaged"])
     elif column.startswith("final/"):
         values = result.record.arrays[column]
     else:
@@ -313,10 +340,18 @@ def run(
     return round(float(np.nanmean(values)), 4), float(seconds[-1])
 
 
-def score_everywhere(out: Path, job: Table) -> list[float]:
-    """Return the accuracy of each client's own model on the whole test split of a run's data."""
+def score_everywhere(out: Path, job: Table, averaged: bool) -> list[float]:
+    """Return the accuracy of each client's own model on the whole test split of a run's data.
+
+    averaged: of their plain mean instead.
+    """
     test = load_data(job["data"]["name"], Path(job["data"]["root"])).test
     models = [hpcfed.load_model(out, k) for k in range(job["clients"])]
+    if averaged:
+        states = [model.state_dict() for model in models]
+        mean = {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
+        models[0].load_state_dict(mean)
+        models = models[:1]
     with torch.no_grad():
         answers = [model(torch.from_numpy(test.x)).argmax(1).numpy() for model in models]
     return [float((answer == test.y).mean()) for answer in answers]
@@ -430,6 +465,7 @@ def verdict(row: Table, values: Table) -> str:
         else:
             outcome = "below"
         met = outcome in ("above", claim) or claim == "none"
+        met = met or (claim == "close" and difference > -CLOSE)
         met = met or (outcome == "as good as" and claim == "below")
         words.append(f"{outcome} {label}" + ("" if met else " (missed)"))
     return "; ".join(words) or "learns"
