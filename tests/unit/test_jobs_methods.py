@@ -80,7 +80,8 @@ def test_more_seeds_follow_unless_the_first_is_far_from_another_verdict():
     row = {"chance": 0.1, "references": {"fedavg": {}, "local": {"claim": "none"}}}
 
     def clear(accuracy: float, fedavg: float) -> bool:
-        return jobs.is_clear(row, {"": [accuracy], "fedavg": [fedavg], "local": [accuracy]})
+        references = {"fedavg": [fedavg], "local": [accuracy]}
+        return jobs.is_clear(row, {"accuracy": [accuracy], "references": references})
 
     assert clear(0.9, 0.84) and clear(0.9, 0.92)  # above by 0.02 is the claim, 0.03 is far from it
     assert not clear(0.9, 0.86) and not clear(0.9, 0.9)
@@ -99,11 +100,24 @@ def test_a_row_stops_at_a_clear_first_seed_and_else_runs_all(monkeypatch):
         return accuracy[method], 1.0
 
     monkeypatch.setattr(jobs, "run", run)
-    values = jobs.measure("fedprox", small, Path(), {})
+    values = jobs.measure("fedprox", small, Path(), {}, 3, {})
     assert ran == [("fedprox", 0), ("fedavg", 0)]
     assert values["accuracy"] == [0.9] and values["references"] == {"fedavg": [0.5]}
     accuracy["fedavg"] = 0.89
-    assert len(jobs.measure("fedprox", small, Path(), {})["accuracy"]) == len(jobs.SEEDS) == 3
+    first = jobs.measure("fedprox", small, Path(), {}, 1, {})
+    assert first["accuracy"] == [0.9] and first["references"] == {"fedavg": [0.89]}
+    ran.clear()
+    assert jobs.measure("fedprox", small, Path(), {}, 3, first)["accuracy"] == [0.9] * 3
+    assert [seed for _, seed in ran] == [1, 1, 2, 2]  # the first is not run again
+
+
+def test_a_claim_of_little_loss_is_met_a_little_below():
+    row = {"chance": 0.1, "references": {"fedavg": {"claim": "close"}}}
+    verdicts = [
+        jobs.verdict(row, {"accuracy": [accuracy], "references": {"fedavg": [0.8]}})
+        for accuracy in (0.76, 0.74)
+    ]
+    assert verdicts == ["below fedavg", "below fedavg (missed)"]
 
 
 def test_a_grid_is_chosen_from_by_validation_for_the_method_and_its_reference(monkeypatch):
