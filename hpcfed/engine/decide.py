@@ -6,6 +6,7 @@ is decided on rank 0 alone, and sent once: floating-point results may depend on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,9 @@ def world(job: Job, comm: Comm) -> World:
     sets, tree = on_all_ranks(comm, plan)
     # only the ranks that have read the data call the function; each set is freed once it is shared
     shared = [comm.share(lambda: to_arrays(sets.pop(0))) for _ in set_names(job)]
-    return World.from_tree(job, comm.bcast(tree), *map(from_arrays, shared))
+    sent = comm.bcast(tree)
+    del tree  # rank 0 holds the values of many clients once
+    return World.from_tree(job, sent, *map(from_arrays, shared))
 
 
 def set_names(job: Job) -> list[str]:
@@ -104,8 +107,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         (other or original).train,
         public,
         architectures,
-        np.array([costs[kind] for kind in architectures]) * partition.sizes,
-        draw_profiles(job, np.array([3.0 * max(1, adds[kind]) for kind in architectures])),
+        per_client(costs, architectures) * partition.sizes,
+        draw_profiles(job, 3.0 * np.maximum(1, per_client(adds, architectures))),
         metrics,
         run,
         held,
@@ -118,6 +121,11 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     )
     rehearse(job, decided)
     return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))
+
+
+def per_client(values: Mapping[str, float], architectures: Sequence[str]) -> np.ndarray:
+    """Return the value of each client's architecture, [K], float64."""
+    return np.fromiter((values[kind] for kind in architectures), float, len(architectures))
 
 
 def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:

@@ -163,7 +163,7 @@ def of_clients(job: Job, data: DataSet, partition: Partition | Synthetic) -> Dat
 
 def compact(values: np.ndarray) -> np.ndarray:
     """Return the values of all clients, or one value if all are equal."""
-    return values if np.ptp(values) else values[:1]
+    return values if np.ptp(values) else values[:1].copy()
 
 
 def expand(values: np.ndarray, clients: int) -> np.ndarray:
@@ -174,7 +174,7 @@ def expand(values: np.ndarray, clients: int) -> np.ndarray:
 def to_codes(labels: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
     """Return the different labels, and the number of each client's, [K]: few bytes per client."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    return list(numbers), np.array([numbers[label] for label in labels], np.int32)
+    return list(numbers), np.fromiter((numbers[label] for label in labels), np.int32, len(labels))
 
 
 def from_codes(codes: tuple[list[Label], np.ndarray]) -> tuple[Label, ...]:
