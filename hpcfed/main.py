@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if __name__ == "__main__":  # a program, in which nothing that is imported is garbage: not to look
     gc.disable()  # for any, until `program` has begun, saves 0.4 s a rank
@@ -41,6 +41,9 @@ from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.machine.error_messages import ADVICE, out_of_memory
 from hpcfed.storage.fields import at
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
 
 EARLY = "hpcfed: a rank died before the run began; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
@@ -87,12 +90,12 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     """
     try:
         share_environment(comm)
-        line = on_all_ranks(comm, lambda: CommandLine.parse(words))
-        if line.topics is None:
-            status = run(on_all_ranks(comm, lambda: load(words, read_job)), comm, guard)
-        else:
-            print(plain(on_all_ranks(comm, lambda: help.help(line, read_job))))
+        wanted = on_all_ranks(comm, lambda: job_or_help(words))
+        if isinstance(wanted, str):
+            print(plain(wanted))
             status = DONE
+        else:
+            status = run(wanted, comm, guard)
     except HpcfedError as error:
         status = RESUME_ME if error.again else WRONG
         if not error.everywhere:
@@ -119,6 +122,12 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     if comm.lost or ulfm.available():
         depart(status)
     return status
+
+
+def job_or_help(words: Sequence[str]) -> Job | str:
+    """Return the job of a command line, or the help that it asks for."""
+    line = CommandLine.parse(words)
+    return load(words, read_job) if line.topics is None else help.help(line, read_job)
 
 
 def depart(status: int) -> NoReturn:
