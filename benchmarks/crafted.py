@@ -151,7 +151,6 @@ OF_RESULTS = {
     "summary": command("summary", "RUN"),
     "summary --json": command("summary", "RUN", "--json"),
     "status": command("status", "RUN"),
-    "tail": command("tail", "RUN"),
     "table": command("table", "RUN", "OTHER"),
     "cite": command("cite", "RUN"),
     "digest": command("digest", "RUN"),

@@ -117,7 +117,7 @@ class Fuzz:
             self.counts["no name"] += 1
             return
         try:
-            for words in (["summary"], ["status"], ["tail"], ["table"], ["digest"]):
+            for words in (["summary"], ["status"], ["table"], ["digest"]):
                 self.printed(words[0], lambda words=words: cli.main([*words, str(folder)]))
             self.printed("absent", lambda: cli.main(["summary", f"{folder}?"]))
             self.printed("words", lambda: cli.main(["summary", "a", str(folder)]))
