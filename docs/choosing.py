@@ -14,7 +14,7 @@ from text import joined, prose, table
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method
 from hpcfed.config.methods import by_kind
-from hpcfed.report.catalogue import NEEDS
+from hpcfed.report.catalogue import needs_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks/results/methods/table.json"
@@ -75,7 +75,7 @@ def row(name: str, costs: dict[str, dict[str, Any]]) -> tuple[str, ...]:
         MODELS.get(own.accepts, own.accepts),
         speeds(own),
         prose(own.guide.sent),
-        ", ".join(NEEDS[need] for need in own.needs),
+        ", ".join(needs_of(own)),
         *(
             f"{cost[ratio]:.2g} x" if ratio in cost else UNKNOWN
             for ratio in ("seconds_ratio", "bytes_ratio")

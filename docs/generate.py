@@ -30,6 +30,7 @@ PAGES = {
     "reference/commands.md": commands.page,
     "reference/datasets.md": registries.datasets,
     "reference/partitions.md": registries.partitions,
+    "reference/tasks.md": registries.tasks,
     "reference/models.md": registries.models,
     "choosing.md": choosing.page,
     "figures.md": figures.page,

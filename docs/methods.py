@@ -16,7 +16,14 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
 from hpcfed.config.methods import by_kind
-from hpcfed.report.catalogue import ACCEPTS, NEEDS, format_flag_value, keys, parameter, unused
+from hpcfed.report.catalogue import (
+    ACCEPTS,
+    format_flag_value,
+    keys,
+    needs_of,
+    parameter,
+    unused,
+)
 from hpcfed.report.references import bibtex
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +68,7 @@ def index() -> str:
 def row(name: str) -> tuple[str, ...]:
     """One method in the table of its kind."""
     entry, own = ALGORITHMS[name], ALGORITHMS[name].load()()
-    needs = ", ".join(NEEDS[need] for need in own.needs)
+    needs = ", ".join(needs_of(own))
     return f"[{title(name)}]({name}.md)", prose(entry.line), MODELS[own.accepts], needs, time(own)
 
 
@@ -99,7 +106,7 @@ def page(name: str) -> str:
 
 def conditions(own: Method) -> str:
     """What the method accepts and needs, with its defaults."""
-    needs = [NEEDS[need] for need in own.needs] or ["nothing else"]
+    needs = needs_of(own) or ["nothing else"]
     facts = {
         "Models": ACCEPTS.get(own.accepts, own.accepts),
         "Needs": ", ".join(needs),

@@ -14,6 +14,7 @@ from hpcfed.data.sampling import mirror
 from hpcfed.models import MODELS, Entry
 from hpcfed.report.catalogue import concerns, keys, model, parameter
 from hpcfed.report.references import bibtex
+from hpcfed.tasks import METRICS, TASKS
 
 
 def cited(entry: Named) -> str:
@@ -55,6 +56,38 @@ def datasets() -> str:
         for name, entry in DATASETS.items()
     )
     return joined(*intro, names(DATASETS, "dataset"), *each)
+
+
+def tasks() -> str:
+    """The page of tasks and metrics."""
+    intro = (
+        "# Tasks and metrics",
+        "The task of a data set says what its labels are, and from it follow the loss, the metrics "
+        "and the main one, by which methods are compared. [Metrics](../metrics.md) says how they "
+        "are measured, [Data of your own](../extend/data.md#tasks) how data name their task.",
+    )
+    made = {name: entry.load() for name, entry in TASKS.items()}
+    each = (
+        joined(
+            f"## {name} {{ #task-{name} }}",
+            said(entry),
+            f"Measured by default: {', '.join(map(code, made[name].usual))}; the main metric is "
+            f"{code(made[name].usual[0])}.",
+        )
+        for name, entry in TASKS.items()
+    )
+    rows = (
+        (
+            code(name),
+            metric.title,
+            ", ".join(n for n, task in made.items() if name in task.metrics),
+            prose(metric.formula.__doc__),
+            "higher" if metric.high else "lower",
+        )
+        for name, metric in METRICS.items()
+    )
+    head = ("metric", "title", "tasks", "definition", "better")
+    return joined(*intro, names(TASKS, "task"), *each, "## Metrics", table(head, rows))
 
 
 def partitions() -> str:

@@ -10,8 +10,9 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine.setup import federation, world
-from hpcfed.federation.world import World
+from hpcfed.engine.decide import world
+from hpcfed.engine.setup import federation
+from hpcfed.engine.world import World
 
 PUBLIC = 200
 SGD = ("--local.optimiser", "sgd")  # which all take but those that have no optimiser

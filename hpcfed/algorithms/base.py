@@ -43,7 +43,6 @@ from hpcfed.federation.upload import Upload
 from hpcfed.models.assign import draw_width
 from hpcfed.training import evaluate, stacked
 from hpcfed.training.local import sgd
-from hpcfed.training.losses import objective
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -84,9 +83,9 @@ class Method(Section):
     # bool, whether it reads the head of models, their last linear layer, or the representation that
     # this layer reads; models without such a layer are then refused
     reads_head: ClassVar[Any] = False
-    # bool, whether it can be trained on survival times, because it uses labels in the default
-    # `loss` only
-    survival: ClassVar[bool] = False
+    # str, why it needs data whose examples have classes, as "it averages prototypes of classes";
+    # "": it does not, because it uses labels in the default `loss` only
+    needs_classes: ClassVar[Any] = ""
     # int, number of augmented copies of a batch that the loss gets
     views: ClassVar[Any] = 1
     # dict, values of [local] for jobs that do not set them
@@ -186,19 +185,19 @@ class Method(Section):
         client.load(state)
 
     def loss(self, client: Client, state: State, model: Any, x: Any, y: Any) -> Tensor:
-        """Return the local objective on one batch, a scalar.
+        """Return the local objective on one batch, a scalar; by default that of the data's task.
 
         state: what the client was offered.
         model: the client's `Model`.
         """
-        return objective(model(x), y)
+        return client.task.loss(model(x), y)
 
     def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
         """Return the function that evaluation measures, of prepared inputs.
 
-        The function returns logits, or other scores of the classes, [n, C]. The hook is called once
-        for each evaluation of a client. It may change the client's model first, by a training step
-        for example: after the evaluation the weights are restored.
+        The function returns logits, or other outputs that the data's task scores, [n, C]. The hook
+        is called once for each evaluation of a client. It may change the client's model first, by a
+        training step for example: after the evaluation the weights are restored.
         """
         return client.model
 
@@ -206,11 +205,11 @@ class Method(Section):
         """Return additional numbers of an evaluated round's record, by name; collective.
 
         The numbers must not depend on the number of ranks. By default, with evaluate.common and
-        where all tensors are shared, this is `accuracy_common`, the accuracy of what a client
-        receives. A method whose server has no such model replaces the hook.
+        where all tensors are shared, this is `accuracy_common`, or that of another main metric, of
+        what a client receives. A method whose server has no such model replaces the hook.
         """
         whole = fed.job.evaluate.common and shares_all(self, fed)
-        return {"accuracy_common": score_common(self, fed, state)} if whole else {}
+        return {common_name(fed): score_common(self, fed, state)} if whole else {}
 
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
         """Do what follows the last round (a last mean, a fine-tuning) and return the new state.
@@ -330,8 +329,13 @@ def architecture(method: Method, fed: Federation, k: int, t: int) -> str:
     return draw_width(fed.job, own, k, t) if method.draws_widths else own
 
 
+def common_name(fed: Federation) -> str:
+    """Return the name of the column of the main metric on the whole test split."""
+    return f"{fed.task.main}_common"
+
+
 def score_common(method: Method, fed: Federation, state: State, architecture: str = "") -> float:
-    """Return the accuracy on the whole test split of what a client would receive now; collective.
+    """Return the main metric on the whole test split, of what a client would receive; collective.
 
     architecture: of this client; by default that of the server's model.
     """
@@ -342,13 +346,13 @@ def score_common(method: Method, fed: Federation, state: State, architecture: st
 
 
 def score_server(fed: Federation, architecture: str, params: Params) -> dict[str, float]:
-    """Return `accuracy_common` of a model of the server's own, if evaluate.common; collective."""
+    """Return the common score of a model of the server's own, if evaluate.common; collective."""
     if not fed.job.evaluate.common:
         return {}
     pooled = fed.pooled()
     pooled.architecture = architecture
     pooled.load(params)
-    return {"accuracy_common": evaluate.common(fed, pooled.model)}
+    return {common_name(fed): evaluate.common(fed, pooled.model)}
 
 
 def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | None = None) -> None:

@@ -236,8 +236,8 @@ def check_answers(predictor: Callable) -> Callable:
             if not isinstance(z, Tensor) or list(z.shape) != shape or not z.is_floating_point():
                 raise user_code.OwnError(
                     f"{user_code.line_of(predictor)}: the function that {type(self).__name__}."
-                    f"predictor gives returns {describe(z)}; return scores of the classes, "
-                    f"[n, C] as client.model(x) does, here {shape}"
+                    f"predictor gives returns {describe(z)}; return a row of outputs for each "
+                    f"example, [n, C] as client.model(x) does, here {shape}"
                 )
             return z
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
     from hpcfed.models import Model
     from hpcfed.models.flat import Skeleton
+    from hpcfed.tasks import Task
 
 MADE = 1000  # client objects that stay between rounds; others are made again at their next use
 
@@ -33,7 +34,7 @@ class Shard:
     device once.
     x: an array, or a dict of arrays by modality. A batch's inputs are then a dict of the modalities
     in `only`.
-    y: labels of all examples of the split.
+    y: labels of all examples of the split, in the form of their task.
     rows: [n], positions in `x` and `y`.
     """
 
@@ -48,7 +49,7 @@ class Shard:
         if only is not None:
             x = {name: part for name, part in x.items() if name in only}
         self.x, self.rows, self.device = x, rows, device
-        self.labels = y[rows]  # [n], int64, on the host
+        self.labels = y[rows]  # [n, ...], on the host; of classes [n], int64
         self._resident: Inputs | None = None
         self._resident_labels: tuple[np.ndarray, Tensor] | None = None  # on the host, the device
 
@@ -88,7 +89,7 @@ class Shard:
         return torch.from_numpy(which).to(self.device, non_blocking=True)
 
     def targets(self, which: np.ndarray) -> Tensor:
-        """Return the labels [b] of these positions, on the device."""
+        """Return the labels [b, ...] of these positions, on the device."""
         return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
 
     def targets_at(self, at: Tensor) -> Any:
@@ -223,6 +224,11 @@ class Client:
         """
         state = self.store.kept.peek(self.id)
         return state.memory.get(name) if state else None
+
+    @property
+    def task(self) -> Task:
+        """What the labels are, and the loss by which they are learned."""
+        return self.store.task
 
     @property
     def n(self) -> int:

@@ -20,6 +20,8 @@ from hpcfed.models.cost import work
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout, Skeleton
 from hpcfed.models.widths import Units, structure
+from hpcfed.tasks import Task
+from hpcfed.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -37,7 +39,8 @@ class ClientStore:
     ones go to files in `folder`.
     device_bytes: bytes that stay in the memory of a GPU.
     finetuning: the weights that models start from, and which of them are trained.
-    names: names of the classes.
+    names: names of the outputs (classes).
+    task: what the clients' labels are.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class ClientStore:
         device_bytes: float = math.inf,
         finetuning: Finetuning | None = None,
         names: Sequence[str] = (),
+        task: Task = Classification(),  # noqa: B008, it is frozen
     ):
-        self.seed, self.device = seed, device
+        self.seed, self.device, self.task = seed, device, task
         self.new = lambda name, other=None: build(
             name, other or shape, classes, d, relu_head, vocabulary, names
         )

@@ -14,8 +14,8 @@ from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.effects import refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.tasks import METRICS
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -108,7 +108,9 @@ def check_metrics(names: Sequence[str]) -> None:
     """
     for i, name in enumerate(names):
         if name not in METRICS:
-            raise ConfigError(f"evaluate.metrics: {unknown('metric', name, METRICS)}")
+            raise ConfigError(
+                f"evaluate.metrics: {unknown('metric', name, METRICS, 'hpcfed list metrics')}"
+            )
         if name in names[:i]:
             raise ConfigError(f"evaluate.metrics names {name} twice; leave one of them away")
 

@@ -14,9 +14,11 @@ class Scheme(Entry):
 
     The target returns the clients' shares.
     complete: whether every example goes to some client.
+    by_class: whether it goes by the classes of examples.
     """
 
     complete: bool = False
+    by_class: bool = False
 
 
 def _vision(line: str, cite: str) -> Entry:
@@ -106,17 +108,20 @@ PARTITIONS = {
         "hpcfed.data.partition:dirichlet",
         "class proportions from Dirichlet(alpha); sizes equal (a few left over) or free",
         "hsu2019,yurochkin2019",
+        by_class=True,
     ),
     "classes": Scheme(
         "hpcfed.data.partition:classes",
         "classes_per_client classes a client, equal sizes as far as possible",
         "jang2022",
+        by_class=True,
     ),
     "shards": Scheme(
         "hpcfed.data.partition:shards",
         "sorted by label and cut; shards_per_client pieces a client",
         "mcmahan2017",
         complete=True,
+        by_class=True,
     ),
     "quantity": Scheme(
         "hpcfed.data.partition:quantity", "log-normal sizes, labels at random", complete=True
@@ -149,16 +154,19 @@ PARTITIONS = {
         "hpcfed.data.partition:inner_dirichlet",
         "client_sizes examples each, drawn one by one from Dirichlet(alpha)",
         "acar2021,flower",
+        by_class=True,
     ),
     "pathological": Scheme(
         "hpcfed.data.partition:pathological",
         "classes_per_client classes a client, chosen by class_choice; free sizes",
         "li2022,flower",
+        by_class=True,
     ),
     "distribution": Scheme(
         "hpcfed.data.partition:distribution",
         "classes_per_client neighbouring classes a client, shares of a table or log-normal",
         "li2020,flower",
         complete=True,
+        by_class=True,
     ),
 }

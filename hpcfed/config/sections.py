@@ -124,6 +124,8 @@ class Data(Section):
     """Number the clients by their most frequent label, then by the mean of their labels, so that
     neighbours in number (a block of the day, a ring) hold similar labels.
     """
+    task: str = ""
+    """Own data: what the labels are (`hpcfed list tasks`); default: as data and [columns] say."""
     test_file: FileName | None = None
     """A table, .csv or .parquet, whose rows are the test examples of the table in data.name."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -159,6 +161,10 @@ class Columns(Section):
 
     label: str = ""
     """Column of the labels; default: label, labels, target, class or y, whichever there is."""
+    target: Names = ()
+    """Columns of numbers to predict, one or several. The task is then regression."""
+    labels: Names = ()
+    """Columns of 0 and 1, each a label that an example has or not. The task is then multilabel."""
     positive: str = ""
     """The one of two labels that counts as positive; metrics are then those of a binary task."""
     event: str = ""

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+import numpy as np
+
 FEW = 12  # up to so many names, a message lists all
 # maximum lines and characters per line of a message; only users' input makes it longer
 LINES, WIDTH = 60, 2000
@@ -148,6 +150,14 @@ class RankLost(Exception):
 
     Every other rank raises this in its next collective; see engine/fault_tolerance/recover.py.
     """
+
+
+def first_bad(values: np.ndarray, bad: np.ndarray, where: str, help: str) -> None:
+    """Raise DataError for the first of `values` where `bad` is true, with its index."""
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        at = index[0] if len(index) == 1 else list(index)
+        raise DataError(f"{where}: value {values[index]} at index {at}; {help}")
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:

@@ -22,6 +22,7 @@ from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.user_arrays import fits, readable
+from hpcfed.tasks.binary import Binary
 
 FOLDER, IMAGES = "celeba", "img_align_celeba"
 IDENTITY, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
@@ -72,7 +73,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         both.take(test),
         ("not smiling", "smiling"),
         *moments(train.x),
-        task="binary",
+        task=Binary(),
         own_tests=True,
     )
 

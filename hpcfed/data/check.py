@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import DataError, first_bad
+from hpcfed.tasks.classification import below as below
+from hpcfed.tasks.classification import labels as labels
 
-MOST = 2**31  # maximum label, token and index; no array in memory is larger
+MOST = 2**31  # maximum token and index; no array in memory is larger
 
 
 CHANNELS = 4  # largest number of channels of images whose axis of channels is not named
@@ -148,53 +150,6 @@ def vocabulary(given: object, where: str) -> int:
     return int(number)
 
 
-def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Return labels as [n], int64, >= 0; [n, 1] and whole floats are accepted.
-
-    Raises DataError.
-    """
-    if y.shape == (n, 1):
-        y = y[:, 0]
-    if y.shape != (n,):
-        raise DataError(
-            f"{where}: shape {list(y.shape)}, but there are {n} examples; store one label an "
-            f"example"
-        )
-    if y.dtype.kind not in "iuf":
-        raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
-    if y.dtype.kind == "f":
-        first_bad(
-            y, ~np.isfinite(y) | (y != np.round(y)), where, "a label is a whole number, 0..C-1"
-        )
-    first_bad(y, (y < 0) | (y > MOST), where, "a label lies in 0..C-1")
-    return y.astype(np.int64)
-
-
-def survival(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Return survival times as [n, 2], float32: time, >= 0, and whether the event was seen, 0 or 1.
-
-    Raises DataError.
-    """
-    if y.shape != (n, 2) or y.dtype.kind not in "iuf":
-        raise DataError(
-            f"{where}: {y.dtype} {list(y.shape)} holds no survival times of {n} examples; store "
-            "floats [n, 2]: time, and 1 where the event was seen, else 0"
-        )
-    first_bad(y[:, 0], ~np.isfinite(y[:, 0]) | (y[:, 0] < 0), where, "a time is 0 or more")
-    first_bad(y[:, 1], (y[:, 1] != 0) & (y[:, 1] != 1), where, "an event is 1 (seen) or 0")
-    return y.astype(np.float32)
-
-
-def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ...]:
-    """Return the class names: those given, else "0".."C-1" with C from the largest label.
-
-    y: [n], the training labels.
-    Raises DataError for a label outside the names; without names, for a label >= n.
-    """
-    below(y, len(y) if given is None else len(given), where)
-    return tuple(map(str, range(int(y.max()) + 1) if given is None else given))
-
-
 def text(name: str, where: str) -> None:
     """Raise DataError for a name that is not valid Unicode, because no file can store it."""
     try:
@@ -205,13 +160,6 @@ def text(name: str, where: str) -> None:
         ) from error
 
 
-def below(y: np.ndarray, n_classes: int, where: str) -> None:
-    """Raise DataError for a label that is not below n_classes."""
-    first_bad(
-        y, y >= n_classes, where, f"a label lies in 0..C-1, and C is at most {n_classes} here"
-    )
-
-
 def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
     """Return user ids, [n], as integers or text; raises DataError."""
     if ids.shape != (n,) or ids.dtype.kind not in "iuSUO":
@@ -220,11 +168,3 @@ def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
             f"or text"
         )
     return ids if ids.dtype.kind in "iu" else texts(ids, where).astype(str)
-
-
-def first_bad(values: np.ndarray, bad: np.ndarray, where: str, help: str) -> None:
-    """Raise DataError for the first of `values` where `bad` is true, with its index."""
-    if bad.any():
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
-        at = index[0] if len(index) == 1 else list(index)
-        raise DataError(f"{where}: value {values[index]} at index {at}; {help}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from hpcfed.config.sections import Columns
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
 from hpcfed.data.moments import moments
+from hpcfed.tasks import Task, from_facts
+from hpcfed.tasks.classification import Classification
 
 Arrays = dict[str, np.ndarray]
-Task = Literal["classes", "binary", "next", "survival"]
 
 
 class Text(NamedTuple):
@@ -31,7 +32,6 @@ class Text(NamedTuple):
 
 
 TEXT = Text()
-RISK = ("log risk",)  # output of a model of survival times
 HELD_OUT = 0.2  # share of the examples for the test split of own data that have none
 
 
@@ -42,6 +42,7 @@ class Reading:
     columns: the roles of a table's columns.
     test_file: the table of the test examples.
     held_out: share of the examples that becomes the test split if there is none.
+    task: name of the task; "": as the data say.
     image_size: pixels, in height and width, to which images of a folder are scaled; 0: all have the
     same size.
     channels: which axis of arrays of images has the channels: first, last, or auto.
@@ -53,6 +54,7 @@ class Reading:
     held_out: float = HELD_OUT
     image_size: int = 0
     channels: str = "auto"
+    task: str = ""
 
     @property
     def missing_words(self) -> frozenset[str]:
@@ -86,8 +88,7 @@ class Split:
     x: images [n, channels, height, width], uint8 (0..255) or float32 (0..1); tokens [n, L], int32,
     with 0 for padding; sequences [n, channels, L] or rows of numbers [n, features], float32. With
     several modalities, a dict of such arrays by modality.
-    y: [n], int64, 0..C-1; or survival times, [n, 2], float32: the time, and 1 if the event was seen
-    at that time, 0 if it was not (censored).
+    y: labels, in the form that the task of the data set gives them; of classes [n], int64, 0..C-1.
     users: [n], int64, the natural client of each example, or None if the data name none.
     present: by modality, [n], bool, which examples have it. All examples have a modality that is
     not named. Where an example lacks one, x holds the mean (`fill_absent`), which is 0 once
@@ -105,30 +106,18 @@ class Split:
         there = {name: v[rows] for name, v in self.present.items()}
         return Split(each(self.x, lambda v: v[rows]), self.y[rows], users, there)
 
-    @property
-    def strata(self) -> np.ndarray:
-        """Groups for proportional sampling, [n], int64: labels, or whether the event was seen."""
-        return strata(self.y)
-
-
-def strata(y: np.ndarray) -> np.ndarray:
-    """Return `Split.strata` of labels or survival times."""
-    return y if y.ndim == 1 else y[:, 1].astype(np.int64)
-
 
 @dataclass(frozen=True)
 class DataSet:
     """Training and test split of one data set.
 
-    classes: C names.
+    classes: C names of what a model's outputs are: of classes, labels, or targets.
     mean, std: one number per channel, of the training split, on the 0..1 scale if x is uint8, else
     on the scale of x; empty for tokens. With several modalities, dicts by modality.
     vocabulary: number of different tokens, including padding; 0 for images and for several
     modalities.
     vocabularies: the vocabulary of each modality.
-    task: kind of the labels, one of `hpcfed.config.metrics.TASKS`. "classes"; "binary", two classes
-    of which the second is positive and rare; "next", the token that follows; "survival", times. For
-    "survival" a model has one output, the logarithm of the risk, which `classes` names.
+    task: what the labels are, and how they are learned and scored.
     own_tests: test examples belong to the users that they name. In the natural partition a client
     is then tested on the test examples of its own users, otherwise on examples that mirror its
     labels.
@@ -145,7 +134,7 @@ class DataSet:
     std: Any
     vocabulary: int = 0
     vocabularies: Mapping[str, int] = field(default_factory=dict)
-    task: Task = "classes"
+    task: Task = field(default_factory=Classification)
     own_tests: bool = False
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -165,6 +154,20 @@ class DataSet:
     def modalities(self) -> tuple[str, ...]:
         """Names of the modalities; empty for inputs of one kind."""
         return tuple(self.train.x) if isinstance(self.train.x, Mapping) else ()
+
+    @property
+    def strata(self) -> np.ndarray:
+        """Groups of the training examples for proportional sampling, [n], int64; all 0: none."""
+        return self.task.strata(self.train.y)
+
+    def fitted(self) -> DataSet:
+        """Return the data set with labels as its task prepares them for training."""
+        task, train, test = self.task.fit(self.train.y, self.test.y)
+        if task is self.task:
+            return self
+        return replace(
+            self, task=task, train=replace(self.train, y=train), test=replace(self.test, y=test)
+        )
 
     @property
     def text(self) -> bool:
@@ -232,7 +235,7 @@ def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
 
 
 FACTS = (
-    *("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests"),
+    *("name", "classes", "mean", "std", "vocabulary", "vocabularies", "own_tests"),
     "notes",
     "columns",
     "user_names",
@@ -244,7 +247,8 @@ def to_arrays(data: DataSet) -> Arrays:
 
     The facts become JSON bytes.
     """
-    facts = {name: getattr(data, name) for name in FACTS} | {"modalities": data.modalities}
+    facts = {name: getattr(data, name) for name in FACTS}
+    facts |= {"modalities": data.modalities, "task": data.task.facts()}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
         fields = {"y": split.y, "users": split.users}
@@ -260,7 +264,7 @@ def to_arrays(data: DataSet) -> Arrays:
 def from_arrays(arrays: Arrays) -> DataSet:
     """Return the data set from `to_arrays`; its splits are views of the given arrays."""
     facts = json.loads(arrays["facts"].tobytes())
-    names = facts.pop("modalities")
+    names, task = facts.pop("modalities"), from_facts(facts.pop("task"))
 
     def split(part: str) -> Split:
         x = {name: arrays[f"{part}_x/{name}"] for name in names} if names else arrays[f"{part}_x"]
@@ -270,4 +274,4 @@ def from_arrays(arrays: Arrays) -> DataSet:
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
     facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns", "user_names")}
-    return DataSet(train=split("train"), test=split("test"), **facts)
+    return DataSet(train=split("train"), test=split("test"), task=task, **facts)

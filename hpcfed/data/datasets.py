@@ -20,6 +20,20 @@ READING = Reading()
 
 
 def load(name: str, root: Path, download: bool = True, how: Reading = READING) -> DataSet:
+    """Load the data set of this name, with its labels prepared for training; see `read`.
+
+    Raises also ConfigError for a task that the job names and the data do not have.
+    """
+    data = read(name, root, download, how).fitted()
+    if how.task not in ("", data.task.name):
+        raise ConfigError(
+            f"data.task = {how.task!r}, but the labels of {name} are "
+            f"{data.task.describe(len(data.classes))} ({data.task.name}); leave it away"
+        )
+    return data
+
+
+def read(name: str, root: Path, download: bool, how: Reading) -> DataSet:
     """Load the data set of this name, or the one in the file or folder of this name.
 
     name: one of DATASETS; a path that ends in .h5, .hdf5, .npz, .csv or .parquet, or that of a
@@ -68,5 +82,6 @@ def reading(job: Job, name: str) -> Reading:
     """Return a job's settings for reading a data set that it names."""
     data = job.data
     test = data.test_file if name == data.name else None
+    task = data.task if name == data.name else ""
     text = Text(data.vocabulary, data.tokens)
-    return Reading(text, job.columns, test, data.held_out, data.image_size, data.channels)
+    return Reading(text, job.columns, test, data.held_out, data.image_size, data.channels, task)

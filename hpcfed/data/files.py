@@ -12,20 +12,19 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from hpcfed.config.metrics import TASKS
-from hpcfed.core.errors import DataError, unknown
+from hpcfed.core.errors import ConfigError, DataError, first_bad
 from hpcfed.core.safe_read import parse_json
 from hpcfed.core.wording import join_few
 from hpcfed.data import check
-from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, several
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, several
 from hpcfed.data.moments import moments
-from hpcfed.data.tables import Table, held_out, to_dataset
+from hpcfed.data.tables import Table, held_out, stated_task, to_dataset
 from hpcfed.data.text import encode
 from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.storage.untrusted import attribute
+from hpcfed.tasks import Task, infer, make
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
-OUTPUTS = {"binary": 2, "survival": 1}  # number of classes of tasks that fix it
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
 LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
 USERS = ("users", "user_hash")
@@ -53,7 +52,8 @@ class File:
     vocabulary: number of different tokens if x is tokens, else 0.
     vocabularies: the same by modality, if there are several.
     tables: training and test table, for rows of numbers.
-    label: of tables, the array of labels 0..C-1.
+    task: that which the file states, or None.
+    label: of tables, the array of labels.
     """
 
     train: Raw | None
@@ -61,11 +61,11 @@ class File:
     classes: list[str] | None = None
     vocabulary: int = 0
     vocabularies: Mapping[str, int] = field(default_factory=dict)
-    task: Task = "classes"
+    task: Task | None = None
     own_tests: bool = False
     channels: str = "auto"  # as in `Reading`
     tables: tuple[Table, Table | None] | None = None
-    label: str = ""  # of tables: the array of labels 0..C-1
+    label: str = ""  # of tables: the array of labels
 
 
 def read(path: Path, how: Reading | None = None) -> DataSet:
@@ -74,10 +74,10 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
     beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and optionally `users` (or
     `user_hash`). The attribute `classes` is a JSON list of names. With an attribute `vocabulary` V,
-    x is tokens, [n, L], 0..V-1, with 0 for padding. The attribute `task` is "binary" for two
-    classes of which the second is positive and rare, "next" if the label is the token that follows,
-    and "survival" if labels are [n, 2], time and whether the event was seen. The attribute
-    `own_tests` (1: a user's test examples test the client that has this user) is that of `DataSet`.
+    x is tokens, [n, L], 0..V-1, with 0 for padding. The attribute `task` names one of
+    `hpcfed.tasks.TASKS`, such as "survival" for labels [n, 2], time and whether the event was seen.
+    The attribute `own_tests` (1: a user's test examples test the client that has this user) is that
+    of `DataSet`.
 
     HDF5 with several modalities: `x` is a group with an array for each, and an array of tokens has
     the attribute `vocabulary`. An optional group `present` has an array [n] of 0 and 1 for each
@@ -87,8 +87,8 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     vocabulary, classes and own_tests. Several modalities are arrays x_train/NAME and x_test/NAME,
     with vocabulary/NAME for tokens.
 
-    Labels are 0..C-1, or words: the classes are then `classes`, or the different words in their
-    alphabetical order.
+    Labels without a stated task are 0..C-1, or words: the classes are then `classes`, or the
+    different words in their alphabetical order; or they are fractions, which are targets.
 
     Without a test split, a fixed, stratified share of the training examples is held out. Mean and
     deviation, and the vocabulary of texts, are those of the training split.
@@ -127,7 +127,8 @@ def _dataset(path: Path, file: File, how: Reading) -> DataSet:
         numbered = own["label"] == file.label and train.columns[file.label].dtype != object
         names = file.classes if numbered else None
         how = replace(how, columns=columns.model_copy(update=own))
-        return to_dataset(path.stem, train, test, how, names, numbered, file.task)
+        stated = file.task.name if file.task else ""
+        return to_dataset(path.stem, train, test, how, names, numbered, stated)
     return _assemble(path, replace(file, channels=how.channels), how)
 
 
@@ -237,7 +238,7 @@ def _read_hdf5(path: Path, how: Reading) -> File:
         stored = attribute(opened, "classes")
         names = None if stored is None else parse_json(stored, "attribute 'classes'")
         if (found := _hdf5_tables(path, file, opened, how)) is not None:
-            task = _task(path, attribute(opened, "task", "classes"), names)
+            task = _task(path, attribute(opened, "task", ""), names)
             return File(None, None, names, task=task, tables=found[:2], label=found[2])
         train = _raw_group(path, file, "train", how.columns.client)
         test = _raw_group(path, file, "test", how.columns.client) if "test" in file else None
@@ -250,17 +251,21 @@ def _read_hdf5(path: Path, how: Reading) -> File:
             )
             for name in (train.x if isinstance(train.x, Mapping) else ())
         }
-        task = _task(path, attribute(opened, "task", "classes"), names)
+        task = _task(path, attribute(opened, "task", ""), names)
         own_tests = attribute(opened, "own_tests", 0)
     own = _own_tests(f"{path}: attribute own_tests", own_tests, train, test)
     return File(train, test, names, vocabulary, vocabularies, task, own)
 
 
-def _task(path: Path, stored: object, names: Any) -> Task:
-    """Return the task; raise DataError for an invalid one, or for invalid names of classes."""
-    task: Any = str(stored)
-    if task not in TASKS:
-        raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
+def _task(path: Path, stored: object, names: Any) -> Task | None:
+    """Return the stated task, or None for ""; raise DataError for an invalid one.
+
+    names: of the outputs; raises DataError for invalid ones too.
+    """
+    try:
+        task = make(str(stored)) if stored else None
+    except ConfigError as error:
+        raise DataError(f"{path}: attribute task: {error}") from error
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(
             f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
@@ -466,7 +471,7 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
     header, body = (part.tobytes() for part in parts)
     wrong = np.diff(offsets, append=len(body)) < 0
     where = f"{path}: {part}/jpeg_offsets"
-    check.first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
+    first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
     decoded = []
     for i, (start, stop) in enumerate(pairwise(offsets)):
         try:
@@ -486,19 +491,17 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
 
 
 def _assemble(path: Path, file: File, how: Reading) -> DataSet:
-    file = encode_labels(path, file)
+    assert file.train is not None
+    where = f"{path}: {file.train.names[1]}"
+    task = stated_task(how, str(path), file.task.name if file.task else "")
+    task = task or infer(file.train.y, where)
+    file = encode_labels(path, file, task)
     assert file.train is not None
     train, raws = file.train, [file.train, *filter(None, [file.test])]
-    splits = number_users([_split(path, raw, file) for raw in raws])
-    survival = file.task == "survival"
-    classes = (
-        tuple(file.classes or RISK)
-        if survival
-        else check.classes(file.classes, splits[0].y, f"{path}: {train.names[1]}")
-    )
+    splits = number_users([_split(path, raw, file, task) for raw in raws])
+    names = [f"{path}: {raw.names[1]}" for raw in raws]
+    classes = task.output_names(file.classes, [split.y for split in splits], names)
     for raw, split in zip(raws, splits, strict=True):
-        if not survival:
-            check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
         if isinstance(split.x, Mapping) or isinstance(splits[0].x, Mapping):
             _alike(path, split.x, splits[0].x)
         elif split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
@@ -509,15 +512,11 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
                 f"them alike"
             )
     if file.test is None:
-        rows = held_out(str(path), splits[0].strata, None, how.held_out)
+        rows = held_out(str(path), task.strata(splits[0].y), None, how.held_out)
         splits = [splits[0].take(part) for part in rows]
     vocabulary = file.vocabulary
-    facts: Any = {"task": file.task, "own_tests": file.own_tests}
-    if file.task in OUTPUTS and len(classes) != OUTPUTS[file.task]:
-        raise DataError(
-            f"{path}: attribute task is {file.task!r}, which has {OUTPUTS[file.task]} classes, but "
-            f"there are {len(classes)}; store another task, or other classes"
-        )
+    facts: Any = {"task": task, "own_tests": file.own_tests}
+    task.check_outputs(len(classes), str(path))
     if isinstance(splits[0].x, Mapping):
         return several(path.stem, splits[0], splits[1], classes, file.vocabularies, **facts)
     if splits[0].x.dtype == object:
@@ -529,10 +528,10 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     )
 
 
-def encode_labels(path: Path, file: File) -> File:
+def encode_labels(path: Path, file: File, task: Task) -> File:
     """Return the file with labels 0..C-1 in the place of words, and with the classes' names."""
     raws = [raw for raw in (file.train, file.test) if raw is not None]
-    if not any(raw.y.dtype.kind in "OSU" for raw in raws) or file.task == "survival":
+    if not any(raw.y.dtype.kind in "OSU" for raw in raws) or not task.has_classes:
         return file
     for raw in raws:
         if raw.y.dtype.kind not in "OSU":
@@ -573,11 +572,10 @@ def _alike(path: Path, x: Any, first: Any) -> None:
             )
 
 
-def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
+def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:
     """Return the split of several modalities; each has as many examples as there are labels."""
     n = len(raw.y) if raw.y.ndim else 0
-    as_task = check.survival if file.task == "survival" else check.labels
-    y = as_task(raw.y, n, f"{path}: {raw.names[1]}")
+    y = task.check(raw.y, n, f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, n, f"{path}: {raw.names[2]}")
     part = raw.names[0].removesuffix("/x")
     x, there = {}, {}
@@ -598,18 +596,17 @@ def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
     return Split(x, y, users, there)
 
 
-def _split(path: Path, raw: Raw, file: File) -> Split:
+def _split(path: Path, raw: Raw, file: File, task: Task) -> Split:
     where = f"{path}: {raw.names[0]}"
     if isinstance(raw.x, Mapping):
-        return _split_modalities(path, raw, file)
+        return _split_modalities(path, raw, file, task)
     if raw.x.dtype.kind in "OSU":
         x = check.texts(raw.x, where)
     else:
         numbers = check.numbers if raw.x.ndim == 2 else check.images
         tokens = file.vocabulary
         x = check.tokens(raw.x, tokens, where) if tokens else numbers(raw.x, where, file.channels)
-    as_task = check.survival if file.task == "survival" else check.labels
-    y = as_task(raw.y, len(x), f"{path}: {raw.names[1]}")
+    y = task.check(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
     return Split(x, y, users)
 

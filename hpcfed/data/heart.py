@@ -26,6 +26,7 @@ from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 from hpcfed.storage.atomic import instead
+from hpcfed.tasks.binary import Binary
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
@@ -63,7 +64,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     width = train.x.shape[1]
     still = (0.0,) * width, (1.0,) * width  # each hospital has standardised its own
     classes = ("absent", "present")
-    return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
+    return DataSet(name, train, test, classes, *still, task=Binary(), own_tests=True)
 
 
 def join(parts: list[Patients]) -> Split:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 from io import BytesIO
 from itertools import chain
@@ -53,7 +54,7 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
     share = {"data.held_out"} if test is None and not how.columns.test else set()
     if image := image_column(library, name, train, how):
         own = {"data.image_size"}
-        own |= {f"columns.{what}" for what in ("image", "label", "client", "positive", "event")}
+        own |= {f"columns.{what}" for what in ("image", "client", "positive", *tables.ROLES)}
         how.refuse_others(name, "images" + (" with tests" if not share else ""), own | share)
         return of_images(library, name, train, test, image, how)
     without = "" if share else " with test examples"
@@ -63,9 +64,9 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
         for which, part in (("train", train), ("test", test))
         if part is not None
     ]
-    label = tables.label_column(both[0], how.columns.label)
-    classes = names_of(library, train, label)
-    how = Reading(how.text, how.columns.model_copy(update={"label": label}), None, how.held_out, 0)
+    task = tables.stated_task(how, both[0].where)
+    classes = names_of(library, train, tables.label_columns(both[0], how, task))
+    how = replace(how, test_file=None, image_size=0)
     return tables.to_dataset(
         title(name), both[0], both[1] if test is not None else None, how, classes
     )
@@ -146,9 +147,12 @@ def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str
     return wanted or (images[0] if len(images) == 1 and not others else "")
 
 
-def names_of(library: ModuleType, part: Any, label: str) -> list[str] | None:
-    """Return the names of the labels 0..C-1, or None if they have no names."""
-    kind = part.features[label]
+def names_of(library: ModuleType, part: Any, labels: Collection[str]) -> list[str] | None:
+    """Return the names of the classes 0..C-1, or None if they have no names.
+
+    labels: the columns of labels.
+    """
+    kind = part.features[next(iter(labels))]
     return list(kind.names) if isinstance(kind, library.ClassLabel) else None
 
 
@@ -178,14 +182,14 @@ def of_images(
         table_of(library, part, f"{name}: {which}", how)
         for part, which in zip(both, ("train", "test"), strict=False)
     ]
-    label = tables.label_column(made[0], how.columns.label)
-    role = tables.Roles(label, how.columns.client, how.columns.event, ())
-    for what in ("client", "event"):
-        if column := getattr(how.columns, what):
-            tables.known(made[0], what, column)
+    task = tables.stated_task(how, made[0].where)
+    columns = tables.label_columns(made[0], how, task)
+    role = tables.Roles(columns, how.columns.client, (), task)
+    if column := how.columns.client:
+        tables.known(made[0], "client", column)
     for table in made:
-        tables.known(table, "label", label)
-    classes = names_of(library, train, label)
+        tables.known(table, "label", *columns)
+    classes = names_of(library, train, columns)
     y, names, task = tables.labels(made, role, how, classes)
     users, user_names = tables.clients(made, how.columns.client)
     for part, which in zip(both, ("train", "test"), strict=False):
@@ -202,7 +206,7 @@ def of_images(
     ]
     splits = [Split(*three) for three in zip(x, y, users, strict=True)]
     if test is None:
-        rows = tables.held_out(name, splits[0].strata, users[0], how.held_out)
+        rows = tables.held_out(name, task.strata(splits[0].y), users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
     own = all(ids is not None for ids in users)
     train, held = splits

@@ -18,6 +18,8 @@ from hpcfed.data.dataset import DataSet, Reading, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.tables import Table, clients, held_out, known, positive_last, read_table
 from hpcfed.data.user_arrays import fits
+from hpcfed.tasks.binary import Binary
+from hpcfed.tasks.classification import Classification
 
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".gif")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
@@ -68,10 +70,10 @@ def read(folder: Path, how: Reading) -> DataSet:
             clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
         ]
         users, user_names = clients(listings, column)
-    y, names, task = [labels for _, labels in lists], tuple(classes), "classes"
+    y, names, task = [labels for _, labels in lists], tuple(classes), Classification()
     if positive := how.columns.positive:
         y, names = positive_last(str(folder), y, names, positive)
-        task = "binary"
+        task = Binary()
     splits = [
         Split(decode(files, grey, size), labels, whose)
         for (files, _), labels, whose in zip(lists, y, users, strict=True)

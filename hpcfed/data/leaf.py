@@ -22,6 +22,7 @@ from hpcfed.data.absent import absent
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.user_arrays import Nodes, fits, hdf5, readable, whole
+from hpcfed.tasks.next_token import NextToken
 
 DIGITS, UPPER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FEMNIST = (*DIGITS, *UPPER, *UPPER.lower())
@@ -83,7 +84,7 @@ def shakespeare(name: str, root: Path, *_: object) -> DataSet:
     classes = tuple("newline" if c == "\n" else "space" if c == " " else c for c in ALPHABET)
     train, test = splits
     return DataSet(
-        name, train, test, classes, (), (), len(ALPHABET) + 1, task="next", own_tests=True
+        name, train, test, classes, (), (), len(ALPHABET) + 1, task=NextToken(), own_tests=True
     )
 
 

@@ -9,7 +9,7 @@ from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.paths import read_text
 from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
-from hpcfed.data import PARTITIONS, schemes
+from hpcfed.data import PARTITIONS, Scheme, schemes
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
 from hpcfed.data.partition_file import Partition
@@ -136,19 +136,21 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     """
     if settings.partition_file is not None:
         return _from_file(settings.partition_file, data, clients, settings.public)
-    apart = public(data.train.strata, settings.public, stream(seed, "public"))
+    check_groups(data, settings)
+    strata = data.strata
+    apart = public(strata, settings.public, stream(seed, "public"))
     pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
     tail = stream(seed, "imbalance")
-    pool = pool[long_tail(data.train.strata[pool], settings.imbalance, tail)]
-    pool = pool[limit(data.train.strata[pool], settings.train_limit, stream(seed, "limit"))]
+    pool = pool[long_tail(strata[pool], settings.imbalance, tail)]
+    pool = pool[limit(strata[pool], settings.train_limit, stream(seed, "limit"))]
     pool = _frequent(data.train, pool, settings)
-    train = tuple(np.sort(pool[part]) for part in _draw(data.train, pool, settings, clients, seed))
-    labels, tests = data.train.strata, data.test.strata
+    train = tuple(np.sort(pool[part]) for part in _draw(data, pool, settings, clients, seed))
+    tests = data.task.strata(data.test.y)
     if settings.partition == "natural" and data.own_tests:
         test = tuple(_of_users(data, part) for part in train)
     else:
         test = tuple(
-            mirror(labels, part, tests, settings.test_share, stream(seed, "test", k))
+            mirror(strata, part, tests, settings.test_share, stream(seed, "test", k))
             for k, part in enumerate(train)
         )
     if settings.missing_labels:
@@ -182,15 +184,38 @@ def _frequent(train: Split, pool: np.ndarray, settings: Data) -> np.ndarray:
     return kept
 
 
-def _draw(train: Split, pool: np.ndarray, settings: Data, clients: int, seed: int) -> ClientRows:
+def check_groups(data: DataSet, settings: Data) -> None:
+    """Raise ConfigError for settings that go by class, if the data have no groups of labels."""
+    if data.strata.any():
+        return
+    by_class = PARTITIONS.get(settings.partition, Scheme("", "")).by_class
+    partition = f"data.partition = {settings.partition!r}"
+    fields = {
+        partition: by_class and settings.partition_by == "label",
+        "data.imbalance": settings.imbalance != 1,
+        "data.sort_clients": settings.sort_clients,
+    }
+    for name in (name for name, used in fields.items() if used):
+        instead = "leave it away"
+        if name == partition:
+            users = "" if data.train.users is None else "'natural', "
+            instead = f"set data.partition = {users}'iid' or 'quantity'"
+        raise ConfigError(
+            f"{name} goes by class, but {data.name} has {data.task.describe(len(data.classes))} "
+            f"(task {data.task.name!r}); {instead}"
+        )
+
+
+def _draw(data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: int) -> ClientRows:
     """Return the clients' shares of the pool, as indices into the pool."""
+    train, strata = data.train, data.strata
     draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):
         raise DataError(
             f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
         )
     users = None if train.users is None else train.users[pool]
-    labels = train.strata[pool]
+    labels = strata[pool]
     if settings.partition_by == "client":
         if users is None:
             raise DataError(
@@ -208,7 +233,7 @@ def _draw(train: Split, pool: np.ndarray, settings: Data, clients: int, seed: in
                 f"with seed {seed}; take fewer clients, a larger alpha or another seed"
             )
     parts = schemes.halve(parts, settings.halve, stream(seed, "halve"))
-    return schemes.sort_by_labels(parts, train.strata[pool]) if settings.sort_clients else parts
+    return schemes.sort_by_labels(parts, strata[pool]) if settings.sort_clients else parts
 
 
 def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.core.errors import DamagedError, DataError
+from hpcfed.core.errors import DamagedError, DataError, first_bad
 from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.user_arrays import hdf5, readable, whole
@@ -13,6 +13,7 @@ from hpcfed.storage import checksum, names
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
 from hpcfed.storage.untrusted import child
+from hpcfed.tasks import Task
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file without checksums
 # names of the arrays in a partition file
@@ -48,15 +49,12 @@ class Partition:
         """Training examples of all clients."""
         return np.concatenate(self.train)
 
-    def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Return the number of training examples of each client and class, [K, C].
+    def counts(self, labels: np.ndarray, task: Task, outputs: int) -> np.ndarray:
+        """Return the number of training examples of each client and output (class), [K, C].
 
-        For survival times, the number of each client, [K, 1].
-        labels: y of the training split.
+        labels: y of the training split, of this task.
         """
-        if labels.ndim > 1:
-            return np.array(self.sizes)[:, None]
-        return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
+        return np.stack([task.counts(labels[part], outputs) for part in self.train])
 
     def save(self, path: Path, run_id: str = "") -> None:
         """Write the partition to an HDF5 file.
@@ -153,7 +151,7 @@ def _integers(values: np.ndarray, where: str) -> np.ndarray:
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
     if not values.size:  # of any type, because numpy gives an empty list floats
         return np.zeros(0, np.int64)
-    check.first_bad(
+    first_bad(
         values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}"
     )
     return values.astype(np.int64)

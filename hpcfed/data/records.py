@@ -17,6 +17,7 @@ import numpy as np
 from hpcfed.core.rng import stream
 from hpcfed.data.dataset import DataSet, Split, several
 from hpcfed.data.sampling import apportion
+from hpcfed.tasks.binary import Binary
 
 STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: number of a patient's last codes
 TRAIN, TEST = (4127, 879), (1302, 218)  # patients without and with a side effect
@@ -45,7 +46,7 @@ def load(name: str, *_: object) -> DataSet:
         both.take(test),
         ("no side effect", "side effect"),
         {"visits": CODES + 1},
-        task="binary",
+        task=Binary(),
         own_tests=True,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcfed.core.rng import stream
 from hpcfed.data.dataset import DataSet, Split
+from hpcfed.tasks import Task
 
 SHAPE, CLASSES = (1, 1, 60), 10
 SPREAD = np.arange(1, 61) ** -0.6  # [60], standard deviations: the variances fall as j^-1.2
@@ -89,7 +90,7 @@ class Synthetic:
         """Rows of the training split that clients hold: none, as clients make their own."""
         return np.zeros(0, np.int64)
 
-    def counts(self, labels: np.ndarray, classes: int) -> Synthetic:
+    def counts(self, labels: np.ndarray, task: Task, outputs: int) -> Synthetic:
         """Return the label counts, [K, C]: this population, which has a row of them on demand."""
         return self
 

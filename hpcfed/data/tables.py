@@ -23,11 +23,14 @@ from hpcfed.core.paths import only_regular
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
-from hpcfed.data.dataset import COLUMNS, RISK, DataSet, Reading, Split, Task, strata
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode as encode_texts
 from hpcfed.data.user_arrays import add_path_to_errors, fits, readable
+from hpcfed.tasks import TASKS, Task, infer, make
+from hpcfed.tasks.binary import Binary
+from hpcfed.tasks.classification import Classification
 
 ADVICE = "write it again, or check --data.name"
 LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
@@ -38,6 +41,7 @@ GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in group
 KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
 FEW = 8  # maximum columns or values in a message
 VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
+ROLES = tuple({name: "" for entry in TASKS.values() for name in entry.load().columns})
 CELL = 2**24  # maximum characters of one value of a CSV file
 
 
@@ -84,8 +88,8 @@ def read(path: Path, how: Reading) -> DataSet:
     all columns without a role are inputs. Numbers are standardised by the training part (its mean
     and deviation become those of the data set). A categorical column becomes a 0 or 1 for each
     category of the training part, or codes, which count as numbers. Labels may be words or numbers:
-    classes are their different values. With
-    columns.positive the task is binary; with columns.event it is survival, and labels are times.
+    classes are their different values. columns.positive makes the task binary, columns.event
+    survival (labels are times), columns.target regression, and columns.labels multilabel.
     Missing values (empty, or one of columns.missing_words) are refused or filled in, or their rows
     are dropped. If a column names clients, each natural client
     is tested on its own test examples.
@@ -292,37 +296,100 @@ def known(table: Table, what: str, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of a table's columns: label, client, event and inputs; "" for none."""
+    """Roles of a table's columns.
 
-    label: str
+    labels: the columns that labels are made of, in the order of the task's fields, and what each
+    is, in words.
+    client: "" for none.
+    task: that of the labels; None if only their values tell.
+    """
+
+    labels: Mapping[str, str]
     client: str
-    event: str
     inputs: tuple[str, ...]
+    task: Task | None = None
 
     @property
     def used(self) -> tuple[str, ...]:
         """Names of all columns that are used."""
-        return (*filter(None, (self.label, self.event, self.client)), *self.inputs)
+        return (*self.labels, *filter(None, [self.client]), *self.inputs)
+
+    @property
+    def label(self) -> str:
+        """The column of labels, or the first one."""
+        return next(iter(self.labels))
+
+    @property
+    def numeric(self) -> bool:
+        """Whether labels are numbers, not classes."""
+        return self.task is not None and not self.task.has_classes
 
 
-def roles(table: Table, how: Reading) -> Roles:
+def stated_task(how: Reading, where: str, stated: str = "") -> Task | None:
+    """Return the task that the job or the file names, or that columns with a role imply, or None.
+
+    stated: name of the task in the file, or "".
+    Raises DataError if these contradict one another.
+    """
+    c, names = how.columns, {name: "the file" for name in [stated] if name}
+    names |= {name: f"data.task = {name!r}" for name in [how.task] if name}
+    if c.positive:
+        names |= {"binary": "columns.positive"}
+    for name, entry in TASKS.items():
+        for field_name in entry.load().columns:
+            if field_name != "label" and getattr(c, field_name):
+                names |= {name: f"columns.{field_name}"}
+    if len(names) > 1:
+        told = [f"{source} ({name})" for name, source in names.items()]
+        raise DataError(f"{where}: {' and '.join(told)} name different tasks; leave one away")
+    for name in names:
+        return make(name)
+    return None
+
+
+def label_columns(table: Table, how: Reading, task: Task | None) -> dict[str, str]:
+    """Return the columns of labels, and what each is, in words.
+
+    Raises DataError if there are none, or some are unknown.
+    """
+    fields = dict(task.columns if task else Classification.columns)
+    if not any(getattr(how.columns, name) for name in fields):
+        fields = {"label": [*fields.values()][-1]}
+    elif how.columns.label and "label" not in fields:
+        raise DataError(
+            f"{table.where}: columns.label has no effect beside columns.{next(iter(fields))}; "
+            f"leave it away"
+        )
+    columns: dict[str, str] = {}
+    for name, words in fields.items():
+        value = getattr(how.columns, name)
+        value = label_column(table, value) if name == "label" else value
+        names = [value] if isinstance(value, str) else value
+        known(table, name, *names)
+        columns |= dict.fromkeys(names, words)
+    return columns
+
+
+def roles(table: Table, how: Reading, stated: str = "") -> Roles:
     """Return the roles of the training table's columns.
 
+    stated: name of the task in the file, or "".
     Raises DataError for names that are unknown or contradict each other.
     """
     c = how.columns
-    label = label_column(table, c.label)
-    for what in ("client", "test", "text", "event"):
+    task = stated_task(how, table.where, stated)
+    labels = label_columns(table, how, task)
+    for what in ("client", "test", "text"):
         if name := getattr(c, what):
             known(table, what, name)
     for what in ("inputs", "ignore", "one_hot", "codes"):
         known(table, what, *getattr(c, what))
-    apart = {label, c.event, c.client, c.test, *c.ignore} - {""}
+    apart = {*labels, c.client, c.test, *c.ignore} - {""}
     inputs = (c.text,) if c.text else c.inputs or tuple(n for n in table.names if n not in apart)
     if wrong := [name for name in inputs if name in apart - {c.client}]:
         raise DataError(
-            f"{table.where}: column {wrong[0]!r} is an input in columns, and label, event, test "
-            f"or ignored too; leave it out of one"
+            f"{table.where}: column {wrong[0]!r} is an input in columns, and label, target, event, "
+            f"test or ignored too; leave it out of one"
         )
     if not inputs:
         raise DataError(f"{table.where}: no column is left for the inputs; there is {table.names}")
@@ -333,7 +400,7 @@ def roles(table: Table, how: Reading) -> Roles:
                     f"{table.where}: columns.{what} names {name!r}, which is no input, or is named "
                     f"twice; leave it out"
                 )
-    return Roles(label, c.client, c.event, tuple(inputs))
+    return Roles(labels, c.client, tuple(inputs), task)
 
 
 def to_dataset(
@@ -343,16 +410,19 @@ def to_dataset(
     how: Reading,
     classes: list[str] | None = None,
     numbered: bool = False,
-    task: Task = "classes",
+    stated: str = "",
 ) -> DataSet:
     """Make a data set from tables.
 
     test: test rows; None: those that a column marks, else a share that is held out.
     classes: names of the labels, which are then 0..C-1.
-    numbered: labels are 0..C-1, without names.
+    numbered: labels are numbers, not words: 0..C-1, or those of another task.
+    stated: name of the task in the file, or "".
     """
     notes: list[str] = []
-    role = roles(train, how)
+    role = roles(train, how, stated)
+    if numbered and role.task is None:
+        role = replace(role, task=infer(train[role.label], f"{train.where}: {role.label}"))
     check_numbers([table for table in (train, test) if table], role, how)
     described = {name: f"{name}: {of}" for name, of in other_roles(train, role, how).items()}
     order = train.names
@@ -362,11 +432,11 @@ def to_dataset(
         train, test = by_column(train, how.columns.test)
     parts = [train] if test is None else [train, test]
     parts = [without_gaps(part, role, how, notes) for part in parts]
-    y, names, task = labels(parts, role, how, classes, numbered, task)
+    y, names, task = labels(parts, role, how, classes, numbered)
     users, user_names = clients(parts, role.client)
     own = all(ids is not None for ids in users)
     if test is None:
-        rows = held_out(parts[0].where, strata(y[0]), users[0], how.held_out)
+        rows = held_out(parts[0].where, task.strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
         users = [None if users[0] is None else users[0][r] for r in rows]
     vocabulary, mean, std = 0, tuple[float, ...](), tuple[float, ...]()
@@ -388,10 +458,10 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
     """Raise DataError for a word in a column of numbers.
 
     These are inputs most of whose values are numbers, unless the job names them as categories, and
-    survival times and events.
+    labels that are no classes.
     """
     categories = {*how.columns.one_hot, *how.columns.codes, how.columns.text}
-    times = (role.label, role.event) if role.event else ()
+    times = tuple(role.labels) if role.numeric else ()
     for name in (*times, *(n for n in role.inputs if n not in categories)):
         having = [t for t in tables if name in t.columns]
         words = [(t, row) for t in having if t[name].dtype == object for row in first_word(t[name])]
@@ -404,7 +474,8 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
         table, row = words[0]
         wrong = f"column {name!r}: {table[name][row]!r:.40} in row {row + 1} is no number"
         if name in times:
-            raise DataError(f"{table.where}: {wrong}; times are numbers, and events 1 or 0")
+            assert role.task is not None  # its labels are numbers
+            raise DataError(f"{table.where}: {wrong}, as {role.task.labels} need")
         raise DataError(
             f"{table.where}: {wrong}, though {like:,} of {len(present):,} values look like "
             f"numbers; mend it (a number has a decimal point, or in all rows a decimal comma, and "
@@ -429,8 +500,7 @@ def other_roles(table: Table, role: Roles, how: Reading) -> dict[str, str]:
     for name, what in (
         (how.columns.test, "says which rows are tests"),
         (role.client, "names the clients"),
-        (role.event, "event seen (1) or not (0)"),
-        (role.label, "time" if role.event else "label"),
+        *role.labels.items(),
         (how.columns.text, "text, the inputs"),
     ):
         described |= {name: what} if name else {}
@@ -443,25 +513,24 @@ def labels(
     how: Reading,
     classes: list[str] | None = None,
     numbered: bool = False,
-    task: Task = "classes",
 ) -> tuple[list[np.ndarray], tuple[str, ...], Task]:
-    """Return the labels of each part, the names of the classes, and the task.
+    """Return the labels of each part, the names of the outputs, and the task.
 
     classes, numbered: as in `to_dataset`.
-    task: that of the file; columns.event and columns.positive change it.
     """
-    if role.event:
-        if how.columns.positive:
-            raise DataError(
-                f"{parts[0].where}: columns.positive has no effect on survival times; leave it away"
-            )
-        return survival_times(parts, role), RISK, "survival"
+    if role.numeric:
+        assert role.task is not None
+        where = [f"{part.where}: {', '.join(role.labels)}" for part in parts]
+        y = [numeric(*pair, role, role.task) for pair in zip(parts, where, strict=True)]
+        return y, role.task.output_names(classes or list(role.labels), y, where), role.task
     if numbered or classes:
         y, names = whole_labels(parts, role, classes)
     else:
-        y, names = kinds_of_labels(parts, role, [part[role.label] for part in parts])
+        y, names = kinds_of_labels(parts, role.label)
     if how.columns.positive:
-        return *positive_last(parts[0].where, y, names, how.columns.positive), "binary"
+        return *positive_last(parts[0].where, y, names, how.columns.positive), Binary()
+    task = role.task or Classification()
+    task.check_outputs(len(names), parts[0].where)
     return y, names, task
 
 
@@ -511,7 +580,7 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
 
     Raises DataError for gaps if they are to be refused, and for infinite values.
     """
-    known(table, "inputs", role.label, *role.inputs)
+    known(table, "inputs", *role.labels, *role.inputs)
     columns = set(table.names)
     used = [name for name in role.used if name in columns]
     for name in used:
@@ -547,7 +616,8 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
             f"out ({shown})"
         )
         return table.take(full)
-    refuse_gaps(table, role.label, "labels are not filled in")
+    for name in role.labels:
+        refuse_gaps(table, name, "labels are not filled in")
     filled = sorted({filling(table[name], name, how) for name in number})
     notes.append(
         f"{table.where}: {total} missing ({shown}), filled in from the training part with "
@@ -593,61 +663,54 @@ def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tup
     return numbers, tuple(map(kind_name, names))
 
 
-def kinds_of_labels(
-    parts: list[Table], role: Roles, labels: list[np.ndarray]
-) -> tuple[list[np.ndarray], tuple[str, ...]]:
+def kinds_of_labels(parts: list[Table], name: str) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Return labels as class indices, and the names of the classes.
 
-    Classes are the different values of the labels.
+    Classes are the different values of the labels. name: their column.
     """
+    labels = [part[name] for part in parts]
     for part, values in zip(parts, labels, strict=True):
-        refuse_gaps(part, role.label, "each example needs a label")
+        refuse_gaps(part, name, "each example needs a label")
         if values.dtype == object:
             continue
         broken = np.flatnonzero(values != np.round(values))
         if len(broken):
             raise DataError(
-                f"{part.where}: column {role.label!r}: value {values[broken[0]]:g} in row "
+                f"{part.where}: column {name!r}: value {values[broken[0]]:g} in row "
                 f"{broken[0] + 1}; labels are words or whole numbers: name another column in "
-                f"columns.label, or write classes (low, high) in place of quantities"
+                f"columns.label, or predict the number: columns.target = {name!r}"
             )
     if len({values.dtype for values in labels}) > 1:
         raise DataError(
-            f"{parts[1].where}: column {role.label!r} holds other labels than "
+            f"{parts[1].where}: column {name!r} holds other labels than "
             f"{parts[0].where}: numbers in one, words in the other; write them alike"
         )
-    names = kinds(np.concatenate(labels))
-    at = {name: i for i, name in enumerate(names)}
+    classes = kinds(np.concatenate(labels))
+    at = {value: i for i, value in enumerate(classes)}
     y = [np.array([at[v] for v in values.tolist()], np.int64) for values in labels]
-    return y, tuple(map(kind_name, names))
+    return y, tuple(map(kind_name, classes))
 
 
 def whole_labels(
     parts: list[Table], role: Roles, classes: list[str] | None
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Return labels that are class indices already, and the names of the classes."""
-    where = [f"{part.where}: {role.label}" for part in parts]
-    y = [check.labels(p[role.label], p.n, w) for p, w in zip(parts, where, strict=True)]
-    names = check.classes(classes, y[0], where[0])
-    for values, place in zip(y, where, strict=True):
-        check.below(values, len(names), place)
-    return y, names
+    name = role.label
+    where = [f"{part.where}: {name}" for part in parts]
+    y = [check.labels(p[name], p.n, w) for p, w in zip(parts, where, strict=True)]
+    return y, (role.task or Classification()).output_names(classes, y, where)
 
 
-def survival_times(parts: list[Table], role: Roles) -> list[np.ndarray]:
-    """Return survival times, [n, 2], float32: the time, and whether the event was seen."""
-    y = []
-    for part in parts:
-        for name in (role.label, role.event):
-            refuse_gaps(part, name, "each example needs a time and an event")
-            if part[name].dtype == object:
-                raise DataError(
-                    f"{part.where}: column {name!r} holds words; with columns.event the label is a "
-                    f"time, and the event 1 (seen) or 0"
-                )
-        pairs = np.stack([part[role.label], part[role.event]], 1)
-        y.append(check.survival(pairs, part.n, f"{part.where}: {role.label}, {role.event}"))
-    return y
+def numeric(part: Table, where: str, role: Roles, task: Task) -> np.ndarray:
+    """Return labels that are numbers, as the task has them."""
+    for name in role.labels:
+        refuse_gaps(part, name, "each example needs its label")
+        if part[name].dtype == object:
+            raise DataError(
+                f"{part.where}: column {name!r} holds words, but {task.labels} are numbers; name "
+                f"another column"
+            )
+    return task.check(np.stack([part[name] for name in role.labels], 1), part.n, where)
 
 
 def positive_last(

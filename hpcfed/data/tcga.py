@@ -20,10 +20,10 @@ import numpy as np
 
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
-from hpcfed.data import check
 from hpcfed.data.absent import absent
-from hpcfed.data.dataset import RISK, DataSet, Split
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.user_arrays import readable
+from hpcfed.tasks.survival import RISK, Survival
 
 FILE = "brca.csv"
 SPLITS = ("train_test_split.csv", "dataset_creation_scripts/train_test_split.csv")
@@ -62,7 +62,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         for part in ("train", "test")
     )
     still = (0.0,) * FEATURES, (1.0,) * FEATURES
-    return DataSet(name, train, test, RISK, *still, task="survival", own_tests=True)
+    return DataSet(name, train, test, RISK, *still, task=Survival(), own_tests=True)
 
 
 def read_folds(path: Path) -> dict[str, tuple[str, int]]:
@@ -99,7 +99,7 @@ def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     if not np.isfinite(x).all():
         first = int(np.flatnonzero(~np.isfinite(x).all(1))[0]) + 2
         raise DataError(f"{path}: line {first}: a feature is no finite number; {AGAIN}")
-    y = check.survival(values[:, [FEATURES + 1, FEATURES]], len(rows), f"{path}: T, E")
+    y = Survival().check(values[:, [FEATURES + 1, FEATURES]], len(rows), f"{path}: T, E")
     return [line["pid"] for line in rows], x, y
 
 

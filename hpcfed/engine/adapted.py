@@ -44,7 +44,12 @@ def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
         for name, value in inputs(facts).items()
     }
     about |= {"classes": tuple(facts.data.classes), "d": job.models.d}
-    about |= {"relu_head": job.models.relu_head, "job": job.plain(), "counted": "final/accuracy"}
+    about |= {
+        "relu_head": job.models.relu_head,
+        "job": job.plain(),
+        "task": facts.data.task.facts(),
+    }
+    about["counted"] = f"final/{facts.data.task.main}"
 
     def save(client: Client) -> None:
         found = alone(client)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hpcfed import models
 from hpcfed.config.architectures import find
-from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
@@ -38,26 +37,27 @@ def check_views(job: Job, data: DataSet) -> None:
 
 
 def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
-    """Return the names of the run's metrics.
+    """Return the names of the run's metrics; raises ConfigError for one that does not fit."""
+    return data.task.choose(job.evaluate.metrics, len(data.classes), data.name)
 
-    Raises ConfigError for a metric that the data do not have, and for a method that cannot be
-    trained on them.
-    """
-    method = job.algorithm
-    if data.task == "survival" and (not method.survival or method.views > 1):
+
+def check_classes(job: Job, data: DataSet) -> None:
+    """Raise ConfigError if the job needs data whose examples have classes, and these have none."""
+    method, task = job.algorithm, data.task
+    if task.has_classes:
+        return
+    has = f"but {data.name} has {task.describe(len(data.classes))} (task {task.name!r})"
+    if method.needs_classes:
         raise ConfigError(
-            f"{method.name} needs classes, but {data.name} has survival times; use fedavg, "
-            "fedprox, scaffold, local or central, or another data set"
+            f"{method.name} needs classes ({method.needs_classes}), {has}; use fedavg, fedprox, "
+            f"scaffold or local, or another data set"
         )
-    return choose(job.evaluate.metrics, data.task, len(data.classes), data.name)
-
-
-def check_labels(job: Job, data: DataSet) -> None:
-    """Raise ConfigError for data.wrong_labels if the data have no class labels."""
-    if job.data.wrong_labels and data.task == "survival":
-        raise ConfigError(
-            f"data.wrong_labels: {data.name} has survival times, not classes; leave it away"
-        )
+    fields = {
+        "data.wrong_labels": job.data.wrong_labels > 0,
+        "adapt.how = 'distil'": job.adapt.how == "distil",
+    }
+    for field in (name for name, used in fields.items() if used):
+        raise ConfigError(f"{field} needs classes, {has}; leave it away")
 
 
 def check_models(kinds: list[str], data: DataSet) -> None:

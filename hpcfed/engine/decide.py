@@ -81,11 +81,11 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     logs.check(job.log)
     adapted.check(job)
     checks.check_views(job, data)
+    checks.check_classes(job, data)
     metrics = checks.metrics(job, data)
     partition, held_out = share_out(job, data)
     public = public_rows(job, data, other, partition)
     held = modalities_of(job, data, partition)
-    checks.check_labels(job, data)
     original, data = data, of_clients(job, data, partition)
 
     shape, classes, d = data.shape, len(data.classes), job.models.d
@@ -138,7 +138,7 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
         return population(job), ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = split(data, settings, job.clients, job.seed)
-    share, labels = job.evaluate.validation, data.train.strata
+    share, labels = job.evaluate.validation, data.strata
     if not share:
         return drawn, ()
     parts = [

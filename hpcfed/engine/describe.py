@@ -51,7 +51,8 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
-        "task": facts.data.task,
+        "task": facts.data.task.name,
+        "task_facts": facts.data.task.facts(),
         "metrics": list(rounds.fed.data.metrics),
         "inputs": inputs(facts),
         "architectures": list(
@@ -102,10 +103,11 @@ def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
     if facts.many:
         return {}  # the job describes it completely
     edges = {"edges": facts.edges.of} if facts.edges else {}
-    split = facts.rows
+    split, data = facts.rows, facts.data
+    counts = split.counts(data.train.y, data.task, len(data.classes))
     return (
-        {
-            "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
+        ({"label_counts": counts} if data.task.categories else {})
+        | {
             "train_sizes": np.array([len(rows) for rows in split.train]),
             "test_sizes": np.array([len(rows) for rows in split.test]),
             "partition": split.everything,
@@ -176,7 +178,7 @@ def setting(facts: World, fed: Federation) -> list[str]:
     They name inputs, columns, architectures.
     """
     data, C = facts.data, len(facts.data.classes)
-    lines = [f"inputs: {describe_inputs(facts)}" + (f"; {C:,} classes" if C > 1 else "")]
+    lines = [f"inputs: {describe_inputs(facts)}; {data.task.describe(C)}"]
     lines += [f"  {column}" for column in data.columns[:COLUMNS]]
     if (more := len(data.columns) - COLUMNS) > 0:
         lines.append(f"  and {more:,} more columns")

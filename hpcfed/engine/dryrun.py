@@ -56,7 +56,7 @@ def show(
         f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
     )
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
-    out.print(f"metrics: {', '.join(metrics)} (task: {facts.data.task})")
+    out.print(f"metrics: {', '.join(metrics)} (task: {facts.data.task.name})")
     out.print(f"traffic per client and round: {down} down, {up} up")
     if facts.edges and len(traffic) == len(placement):
         out.print(between_edges(facts.edges, traffic, job["edges"]["rounds"]))
@@ -100,16 +100,19 @@ def partition(facts: World, placement: list[int]) -> Table:
     The columns count the client's examples of each class; with more than WIDE classes, one column
     counts its classes.
     """
-    counts = facts.rows.counts(facts.data.train.y, len(facts.data.classes))
-    shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)
-    heads = [f">{c}" for c in range(counts.shape[1])] if counts.shape[1] <= WIDE else [">classes"]
+    counts = facts.rows.counts(facts.data.train.y, facts.data.task, len(facts.data.classes))
+    if not facts.data.task.categories:
+        counts = counts[:, :0]
+    few = counts.shape[1] <= WIDE
+    shown = counts if few else (counts > 0).sum(1, keepdims=True)
+    heads = [f">{c}" for c in range(counts.shape[1])] if few else [">classes"]
     rows = [
         (
             k,
             facts.architectures[k],
             placement[k],
             len(facts.rows.test[k]),
-            counts[k].sum(),
+            facts.rows.sizes[k],
             *row,
         )
         for k, row in enumerate(shown)

@@ -11,7 +11,7 @@ import numpy as np
 from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
-from hpcfed.engine.run_metrics import Metrics, Scores, pooled_accuracy
+from hpcfed.engine.run_metrics import Metrics, Scores
 from hpcfed.training.evaluate import NONE, Score, draws, score
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def evaluates_all(wanted: str | int, clients: int) -> bool:
 class Evaluation:
     """Scores of the clients of a run.
 
-    scores: [K, 2], last accuracy and loss of each client.
+    scores: [K, 2], last main metric and loss of each client.
     stale: [K], whether a client has trained since its last score.
     cohort: ids of this rank's clients in the round's cohort.
-    metrics: metrics beyond accuracy.
+    metrics: metrics beyond the main one, and those of all clients' answers together.
     """
 
     def __init__(self, fed: Federation, algorithm: Method) -> None:
@@ -168,28 +168,24 @@ class Evaluation:
             {k: [value for scores in phases.values() for value in scores[k][:2]] for k in received}
         )
         table = np.array(list(every.values()), dtype=float)  # [K, 2 per phase], or fewer rows
-        names = [f"{name}{phase}" for phase in phases for name in ("accuracy", "loss")]
+        names = [f"{name}{phase}" for phase in phases for name in (self.fed.task.main, "loss")]
         last = dict(zip(names, table.T, strict=True))
         ids = np.array([*every], dtype=np.int64)
-        measured = self.metrics.gather(phases)
-        row = self.metrics.row(ids, measured)
-        for phase in measured:
-            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
-                last[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
-            )
+        scores = {phase: last[f"{self.fed.task.main}{phase}"] for phase in phases}
+        row = self.metrics.row(ids, self.metrics.gather(phases), scores)
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Store the new scores of a round's record."""
-        # survival times have no accuracy
-        fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
-        self.scores[ids[fresh], 0] = columns["accuracy"][fresh]
+        # a metric may be undefined for a client that has a loss
+        fresh = np.isfinite(columns["metric"]) | np.isfinite(columns["loss"])
+        self.scores[ids[fresh], 0] = columns["metric"][fresh]
         self.scores[ids[fresh], 1] = columns["loss"][fresh]
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
 
     def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         """Fill in the last scores of all clients; nan for those that have trained since."""
-        columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
+        columns["metric"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
 
     def measure(
         self,
@@ -201,20 +197,17 @@ class Evaluation:
     ) -> Row:
         """Return the metrics of these clients, and those pooled over all clients; collective.
 
-        columns: of these clients, with the accuracies of each phase.  phases: this rank's scores.
+        columns: of these clients, with the main metric of each phase.  phases: this rank's scores.
         validated: those of them with scores of held-out examples.
         due: whether the round is evaluated; if not, all metrics are nan.
         """
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
-        row = self.metrics.row(ids, {**measured, "": self.metrics.last if due else {}})
+        scores = {phase: columns[f"metric{phase}"] for phase in phases}
+        last = {"": self.metrics.last if due else {}}
+        row = self.metrics.row(ids, {**measured, **last}, scores)
         stale = np.ones_like(self.stale) if self.validates_received else self.stale
-        row |= self.metrics.validate(ids, validated, stale, due)
-        for phase in phases:
-            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
-                columns[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
-            )
-        return row
+        return row | self.metrics.validate(ids, validated, stale, due)
 
     def forget(self, *ks: int) -> None:
         """Free the weights of these clients if clients keep nothing between rounds."""
@@ -283,7 +276,7 @@ class Evaluation:
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
-    """Return accuracy and loss of each client that has a score, phase after phase.
+    """Return main metric and loss of each client that has a score, phase after phase.
 
     The values are nan for a phase in which the client was not scored.
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcfed.config.architectures import find as find_model
 from hpcfed.core.wording import count_noun, join_few
-from hpcfed.data import DATASETS
+from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.data.partition import Partition
 from hpcfed.results.summary import data_name
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hpcfed.engine.world import World
 
 FEW = 8  # classes and clients that a warning names
-# partitions with which clients of a single label are intended, or nothing unusual
-BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
 
 
 def warnings(job: Job, world: World) -> tuple[str, ...]:
@@ -56,36 +54,16 @@ def odd_labels(job: Job, world: World) -> list[str]:
     They name classes that have no example or only one, clients whose examples all have one label,
     and a column of clients that the job does not use.
     """
-    y, C = world.data.train.y, len(world.data.classes)
-    if not isinstance(world.partition, Partition) or not len(y) or world.data.task == "survival":
+    data, about = world.data, job.data.model_dump()
+    y, task = data.train.y, data.task
+    if not isinstance(world.partition, Partition) or not len(y):
         return []
-    about = job.data.model_dump()
-    name, lines = data_name(about), list[str]()
-    number = np.bincount(y, minlength=C)
-    empty = np.flatnonzero(number == 0).tolist()
-    if empty and about["name"] not in DATASETS:  # whose classes are as they should be
-        lines.append(
-            f"{name}: {len(empty)} of {C} classes have no training example "
-            f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
-            f"renumber them if these classes do not exist"
-        )
-    if np.count_nonzero(number) == 1:
-        only = world.data.classes[int(number.argmax())]
-        lines.append(
-            f"{name}: all training examples have the label {only}; there is nothing to learn"
-        )
-        return lines
-    if world.data.task == "next":  # many tokens are rare
-        return lines
-    if len(single := np.flatnonzero(number == 1).tolist()):
-        names = join_few([world.data.classes[c] for c in single], FEW)
-        lines.append(
-            f"{name}: {len(single)} of {C} classes have a single training example ({names}); leave "
-            f"them out, unless that is meant"
-        )
-    labels = [y[rows] for rows in world.partition.train]
+    name, known = data_name(about), about["name"] in DATASETS
+    lines = [f"{name}: {text}" for text in task.oddities(y, data.classes, known)]
+    labels = [y[rows] for rows in world.partition.train] if task.has_classes else []
     alike = [k for k, own in enumerate(labels) if len(own) > 1 and own.min() == own.max()]
-    if alike and job.data.partition not in BY_CLASS:
+    # by class, clients of a single label are intended, or nothing unusual
+    if alike and len(np.unique(y)) > 1 and not PARTITIONS[job.data.partition].by_class:
         lines.append(
             f"{name}: all training examples of {count_noun(len(alike), 'client')} have one label "
             f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "

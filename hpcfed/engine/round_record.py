@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Flags = Callable[[], dict[str, bool]]  # the requests of a rank, by name
 Failures = Mapping[int, dict[int, tuple[str, str]]]  # client -> kind and message, by job's number
+# "metric" is the main metric of the task, whose name it gets in a record
 COLUMNS = (
     "train_loss",
     "examples",
@@ -28,11 +29,11 @@ COLUMNS = (
     "down",
     "up",
     "work",
-    "accuracy_before",
+    "metric_before",
     "loss_before",
-    "accuracy_received",
+    "metric_received",
     "loss_received",
-    "accuracy",
+    "metric",
     "loss",
 )
 # up to this many clients, a round's record has all clients; beyond it, only those that took part
@@ -135,7 +136,8 @@ class Recorder:
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
         member, lost = (np.isin(ids, list(ks)) for ks in (cohort, fed.participants.lost))
-        row = {f"clients/{name}": column for name, column in columns.items()}
+        names = (name.replace("metric", fed.task.main) for name in columns)
+        row = {f"clients/{name}": v for name, v in zip(names, columns.values(), strict=True)}
         row |= {"clients/cohort": member, "clients/lost": lost}
         if fed.job.run.on_client_fault == "drop":
             row |= {"clients/fault": np.array([fault(failures.get(k, {})) for k in ids.tolist()])}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hpcfed.algorithms.base import keeps_weights, shares_all
+from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.edge_aggregation import SynchronousEdges
@@ -275,7 +275,7 @@ class Rounds:
             received = evaluation.received(opened.judged, state, evaluation.validates_received)
         if evaluation.validates_received:
             received, validated = received if evaluate.received else {}, received
-        found = {"accuracy_common": float("nan")}
+        found = {common_name(fed): float("nan")}
         if due:
             found |= self.algorithm.columns(fed, state)
         whole = {f"rounds/{name}": value for name, value in found.items()}

@@ -85,7 +85,8 @@ def run_rounds(course: Course, rounds: Rounds, folder: Path) -> int:
         opened = partial(open_files, course, rounds, folder, log)
         results = on_all_ranks(fed.comm, lambda: opened() if fed.comm.rank == 0 else None)
         course.records.results, course.records.record = results, None
-        with Progress(job, folder, decided.architectures, active=shown) as progress:
+        metric = decided.metrics[0]
+        with Progress(job, folder, decided.architectures, metric, active=shown) as progress:
             for line in describe.setting(decided, fed) if shown and not course.begun else ():
                 progress.say(line)
             keep_adapted(rounds, decided, folder)

@@ -1,4 +1,4 @@
-"""Metrics of a run beyond accuracy: of each client, and pooled over all clients' test examples."""
+"""Metrics of a run: of each client, and pooled over all clients' test examples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.engine.round_record import Row
-from hpcfed.training import metrics
-from hpcfed.training.metrics import Answers
+from hpcfed.tasks.task import Answers, concat
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -27,32 +26,36 @@ class Metrics:
     client that is not trained again keeps its score, so its answers are kept too: 2 bytes for each
     test example of up to 256 classes, 6 of two classes, 9 of survival times.
 
+    names: metrics beyond the main one, which is part of each score.
+    pooled: metrics that need all clients' answers.
     Phases are the endings of columns: "_before", "_received", and "" for clients' own models.
     """
 
     def __init__(self, fed: Federation):
         self.fed = fed
-        self.names = tuple(name for name in fed.data.metrics if name != "accuracy")
-        if set(self.names) - {"c_index"}:
-            metrics.import_library()
+        self.names = fed.data.metrics[1:]
+        self.counted = fed.task.metrics[fed.task.main].counted
+        self.pooled = self.names if self.counted else fed.data.metrics
+        if self.pooled:  # before the first round, because that takes seconds
+            import sklearn.metrics  # noqa: F401
         self.last: Measured = {}  # of clients that have not trained since
-        # [K, 3]: accuracy, loss and number of the examples that each client holds out
+        # [K, 3]: main metric, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
         self.held = np.full((fed.K, 3), np.nan) if wanted else None
 
     def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
         """Gather all ranks' scores by phase, with the metrics of each client; collective.
 
-        Nothing is sent if accuracy is the only metric.
+        Nothing is sent if the main metric is the only one, and counts right answers.
         """
-        if not self.names:
+        if not self.pooled:
             return {phase: {} for phase in phases}
         mine: dict[int, dict[str, tuple[Numbers, Answers]]] = {}
         with self.fed.clock("evaluate"):
             for phase, scores in phases.items():
                 for k, score in scores.items():
                     if score.answers is not None:
-                        numbers = metrics.compute(self.names, score.answers)
+                        numbers = self.fed.task.compute(self.names, score.answers)
                         mine.setdefault(k, {})[phase] = (numbers, score.answers)
         every = self.fed.comm.gather(mine)
         return {
@@ -68,8 +71,16 @@ class Metrics:
         known = {k: one for k, one in (self.last | new).items() if not stale[k]}
         self.last = dict(sorted(known.items()))
 
-    def row(self, ids: np.ndarray, phases: Mapping[str, Measured]) -> Row:
-        """Return these clients' columns, [n] each, and the metrics pooled over their answers."""
+    def row(
+        self,
+        ids: np.ndarray,
+        phases: Mapping[str, Measured],
+        scores: Mapping[str, np.ndarray],
+    ) -> Row:
+        """Return these clients' columns, [n] each, and the metrics pooled over their answers.
+
+        scores: the main metric of these clients, [n], by phase.
+        """
         row: Row = {}
         for phase, measured in phases.items():
             there = [k for k in ids.tolist() if k in measured]
@@ -77,9 +88,13 @@ class Metrics:
             if there:
                 table[np.isin(ids, there)] = [measured[k][0] for k in there]
             pooled = self.pool([measured[k][1] for k in there])
-            for i, name in enumerate(self.names):
-                row[f"clients/{name}{phase}"] = table[:, i]
-                row[f"rounds/{name}{phase}_pooled"] = pooled[i]
+            row |= {f"clients/{n}{phase}": table[:, i] for i, n in enumerate(self.names)}
+            for name, value in zip(self.pooled, pooled, strict=True):
+                row[f"rounds/{name}{phase}_pooled"] = value
+            if self.counted:
+                row[f"rounds/{self.fed.task.main}{phase}_pooled"] = pooled_accuracy(
+                    scores[phase], self.fed.data.test_sizes[ids]
+                )
         return row
 
     def validate(self, ids: np.ndarray, new: Scores, stale: np.ndarray, due: bool) -> Row:
@@ -98,19 +113,19 @@ class Metrics:
         for k, found in (self.fed.comm.gather(mine) if due else {}).items():
             self.held[k], stale[k] = found, False
         known = ~stale[ids, None] if due else False
-        accuracy, loss, n = np.where(known, self.held[ids], np.nan).T
-        return {
-            "clients/accuracy_validation": accuracy,
-            "clients/loss_validation": loss,
-            "rounds/accuracy_validation_pooled": pooled_accuracy(accuracy, n),
-        }
+        metric, loss, n = np.where(known, self.held[ids], np.nan).T
+        main = self.fed.task.main
+        row = {f"clients/{main}_validation": metric, "clients/loss_validation": loss}
+        if self.counted:
+            row[f"rounds/{main}_validation_pooled"] = pooled_accuracy(metric, n)
+        return row
 
     def pool(self, answers: list[Answers]) -> Numbers:
         """Return the metrics of all these clients' examples together."""
-        if not self.names or not answers:
-            return tuple(float("nan") for _ in self.names)
+        if not answers:
+            return tuple(float("nan") for _ in self.pooled)
         with self.fed.clock("evaluate"):
-            return metrics.compute(self.names, metrics.concat(answers))
+            return self.fed.task.compute(self.pooled, concat(answers))
 
     def to_tree(self) -> dict[str, Any]:
         """Return the part of a checkpoint that concerns metrics, with one array for each name.
@@ -127,7 +142,7 @@ class Metrics:
             "sizes": np.array(sizes),
             "numbers": np.array(numbers),
         }
-        return held | {"answers": about | {"of": metrics.concat(answers)}}
+        return held | {"answers": about | {"of": concat(answers)}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Restore the state that `to_tree` returned."""

@@ -41,6 +41,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         resident_bytes(job, own.share),
         Finetuning.of(job, world.checksums),
         data.classes,
+        data.task,
     )
     fast = speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost)
     if world.many:
@@ -56,7 +57,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         architectures=world.architectures,
         sizes=world.partition.sizes,
         costs=world.costs,
-        label_counts=world.partition.counts(data.train.y, len(data.classes)),
+        label_counts=world.partition.counts(data.train.y, data.task, len(data.classes)),
         placement=placement,
         speeds=fast,
         profiles=world.profiles,

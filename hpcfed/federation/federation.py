@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.data.synthetic import Synthetic
     from hpcfed.models.flat import Skeleton
+    from hpcfed.tasks import Task
 
 T = TypeVar("T")
 Item = TypeVar("Item", bound=Hashable)  # item of the server's work
@@ -47,7 +48,7 @@ class SharedData:
     test: this rank's part of the whole test split.
     mean, std: of each channel of the training images.
     test_sizes: [K], examples in the test part of each client.
-    metrics: names of the measures that evaluation computes (`config.metrics`).
+    metrics: names of the measures that evaluation computes, the main one first.
     """
 
     public: Shard
@@ -183,6 +184,11 @@ class Federation:
     def d(self) -> int:
         """Units of the representation (`models.d`)."""
         return self.job.models.d
+
+    @property
+    def task(self) -> Task:
+        """What the labels are, and how they are learned and scored."""
+        return self.store.task
 
     @property
     def public(self) -> Shard:

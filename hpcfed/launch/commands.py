@@ -37,7 +37,10 @@ JSON = argument("--json", action="store_true", help="machine-readable output")
 NAME = argument(
     "name", metavar="NAME", help="an algorithm, data set, partition, model, metric or figure"
 )
-KINDS = ("algorithms", "datasets", "partitions", "models", "selections", "metrics", "figures")
+KINDS = (
+    *("algorithms", "datasets", "partitions", "models", "selections", "tasks", "metrics"),
+    "figures",
+)
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 PAGE = argument(
     "-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN"

@@ -6,13 +6,13 @@ Any safetensors reader opens them. To predict, only these functions and this pac
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
@@ -20,6 +20,7 @@ from hpcfed.core.safe_read import convert_read_errors, parse_json
 from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
 from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model
+from hpcfed.tasks import from_facts
 
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"
@@ -28,7 +29,7 @@ NUMBER = int | float
 SCALARS = {  # types of the fields of `About`, and of its `more`
     **dict.fromkeys(("architecture", "counted", "kind", "mask", "server"), str),
     **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
-    **dict.fromkeys(("more", "job"), dict),
+    **dict.fromkeys(("more", "job", "task"), dict),
     "relu_head": bool,
 }
 LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
@@ -88,11 +89,24 @@ def parse_about(path: Path, found: dict[str, str]) -> About:
         raise CheckpointError(
             f"{path}: its metadata are not as `hpcfed models` writes them: {error}"
         ) from error
+    check_task(path, about)
     if about.kind not in KINDS:
         raise CheckpointError(
             f"{path}: predicts by {about.kind!r}, which this hpcfed does not know; use a newer"
         )
     return about
+
+
+def check_task(path: Path, about: About) -> None:
+    """Raise CheckpointError unless the description names a task, with a number per output."""
+    try:
+        facts = from_facts(about.task).facts()
+        lists = [value for name, value in facts.items() if name != "name"]
+        numbers = all(len(row) == len(about.classes) for row in lists)
+        if not numbers or not all(isfinite(value) for row in lists for value in row):
+            raise TypeError(f"{facts}")
+    except (ConfigError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: its task is {about.task!r:.200}: {error}") from error
 
 
 def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -122,7 +136,7 @@ def check_type(name: str, value: Any) -> None:
     alike = isinstance(items, list) and all(
         isinstance(item, kind) and isinstance(item, bool) == (kind is bool) for item in items
     )
-    if not alike or (kind == NUMBER and not all(map(math.isfinite, items))):
+    if not alike or (kind == NUMBER and not all(map(isfinite, items))):
         raise DamagedError(f"{name} is {value!r}")
 
 

@@ -1,4 +1,4 @@
-"""A client's trained model for use outside a run: from inputs to scores of the classes.
+"""A client's trained model for use outside a run: from inputs to scores, or to predicted numbers.
 
 Inputs are those that data sets store. The model needs nothing but this package: no data, no run, no
 federation. A method may predict with more than a model; each way of prediction is a class here, and
@@ -21,6 +21,8 @@ from hpcfed.core.shapes import Shapes
 from hpcfed.models import build
 from hpcfed.models.model import Model, stem
 from hpcfed.models.scores import mask_logits, nearest
+from hpcfed.tasks import from_facts
+from hpcfed.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,13 @@ class About:
 
     architecture, shape, d, relu_head, vocabulary: as `build` takes them. Architectures of a width
     of their own ignore d; `Trained.width` is that of the model.
-    classes: C names.
+    classes: C names of the outputs.
     mean, std: of each channel of the training data, empty for tokens; by modality if `shape` has
     several.
     kind: one of KINDS.  more: the values that this kind needs.
+    task: what the labels are (`Task.facts`).
     client, rounds: the client, and the number of rounds of training.
-    counted: the column of the results that has its accuracy.
+    counted: the column of the results that has its main metric.
     job: all settings that determined the run.
     """
 
@@ -51,6 +54,7 @@ class About:
     counted: str
     kind: str = "logits"
     more: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=lambda: Classification().facts())
     job: dict[str, Any] = field(default_factory=dict)
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
@@ -69,7 +73,8 @@ class About:
 class Trained(nn.Module):
     """A client's model that predicts by its logits.
 
-    forward: inputs [n, *shape] in the form of the data set -> scores [n, C]. Images are uint8
+    forward: inputs [n, *shape] in the form of the data set -> scores [n, C]; for regression numbers
+    in the unit of the data. Images are uint8
     (0..255) or floats on the data set's scale, texts are tokens; both are normalised here. A model
     for several modalities takes a dict of them.
     """
@@ -77,10 +82,11 @@ class Trained(nn.Module):
     def __init__(self, about: About):
         super().__init__()
         self.about = about
+        self.task = from_facts(about.task)
         self.model = about.build(about.architecture, about.shape)
 
     def forward(self, x: Any) -> Tensor:
-        return self.scores(self.prepare(x))
+        return self.task.predict(self.scores(self.prepare(x)))
 
     @property
     def width(self) -> int:

@@ -28,7 +28,8 @@ REGISTRIES = {
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
     "selections": "hpcfed.config.selection:SELECTIONS",
-    "metrics": "hpcfed.config.metrics:METRICS",
+    "tasks": "hpcfed.tasks:TASKS",
+    "metrics": "hpcfed.tasks:METRICS",
     "figures": "hpcfed.report.figures.registry:FIGURES",
 }
 IMAGES = {
@@ -125,13 +126,19 @@ NEEDS = {  # requirements of methods, as text
 }
 
 
+def needs_of(method: Any) -> list[str]:
+    """Return what a method needs, as text."""
+    classes = ["examples with classes"] if method.needs_classes else []
+    return [NEEDS[need] for need in method.needs] + classes
+
+
 def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     """Return an algorithm's parameters, accepted models, defaults, and the text of its file."""
     cls = entry.load()
     parameters = [parameter(cls, field) for field in cls.model_fields]
     text = import_module(cls.__module__).__doc__
     own = cls()
-    needs = [NEEDS[need] for need in own.needs]
+    needs = needs_of(own)
     return {
         "accepts": own.accepts,
         "needs": needs,

@@ -12,12 +12,19 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
 from hpcfed.report.cases import ASIDE, SEED
-from hpcfed.results.columns import column, rounds_with_values
+from hpcfed.results.columns import (
+    column,
+    is_high,
+    main_metric,
+    rounds_with_values,
+    title_metric,
+)
 from hpcfed.results.run import Run
 from hpcfed.storage.fields import covers
 from hpcfed.storage.record import Record
+from hpcfed.tasks import METRICS
 
-ACCURACY, LOSS = "clients/accuracy_validation", "clients/loss_validation"
+LOSS = "clients/loss_validation"
 MODEL = "evaluate.validation_model"  # field of a job: which model these columns score
 MODELS = {"own": "clients' own models", "received": "the models that clients would receive"}
 
@@ -99,23 +106,34 @@ def mean_score(cases: Sequence[Run]) -> float | None:
 def score(record: Record) -> float:
     """Return the validation score of a run after its last evaluated round, mean over clients.
 
-    It is the accuracy, or for survival times the negative loss.
+    Higher is better: it is the main metric, or minus that metric if less is better, or minus the
+    loss where the metric is often undefined for the few examples that a client holds out.
     """
     if LOSS not in record.columns:
         raise ConfigError(
             f"table: --choose, but {record.path} held no examples out; run it with "
             f"evaluate.validation = 0.2"
         )
-    name = ACCURACY if len(rounds_with_values(record, ACCURACY)) else LOSS
+    name, high = scored_column(record)
     rounds = rounds_with_values(record, name)
     if not len(rounds):
         return -np.inf
     value = float(np.nanmean(column(record, name)[rounds[-1]]))
-    return value if name == ACCURACY else -value
+    return value if high else -value
+
+
+def scored_column(record: Record) -> tuple[str, bool]:
+    """Return the column by which runs are chosen, and whether higher is better."""
+    main = main_metric(record)
+    name = f"clients/{main}_validation"
+    if main in METRICS and METRICS[main].each and len(rounds_with_values(record, name)):
+        return name, is_high(main)
+    return LOSS, False
 
 
 def title(found: Sequence[Run]) -> str:
     """Return the name of the score by which runs are chosen."""
-    records = [run.record for run in found if run.finished]
-    accurate = any(len(rounds_with_values(r, ACCURACY)) for r in records if LOSS in r.columns)
-    return "accuracy" if accurate or not records else "loss"
+    records = [run.record for run in found if run.finished and LOSS in run.record.columns]
+    names = {scored_column(record)[0] for record in records}
+    named = {title_metric(main_metric(r)) for r in records} if LOSS not in names else {"loss"}
+    return named.pop() if len(named) == 1 else "score" if named else "accuracy"

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
 from hpcfed.results import summary
 from hpcfed.results.columns import (
+    best_mean,
     by_round,
     column,
+    format_number,
+    is_high,
+    is_share,
     main_metric,
     rounds_with_values,
     title_metric,
 )
 from hpcfed.results.summary import facts, summary_statistics
 from hpcfed.storage.record import Record
+from hpcfed.tasks import METRICS
 
 # mean and deviation over the clients of one run; None: not recorded
 Numbers = tuple[float | None, float | None]
@@ -31,7 +35,7 @@ class Measure:
     """One number of a run.
 
     what: description for the caption.
-    share: whether it is in 0..1.
+    share: whether it is at most 1, as accuracy.
     high: whether more is better.
     unit: B or s.
     each: returns the numbers of the clients, by client, of which `of` returns the mean; None if it
@@ -128,7 +132,9 @@ def measures_of(metric: str) -> dict[str, Measure]:
         for name, one in MODELS.items()
         if name != "before"
     }
-    return {"last": means["last"], "best": best, **means, **pooled}
+    measures = {"last": means["last"], "best": best, **means, **pooled}
+    share, high = is_share(metric), is_high(metric)
+    return {name: replace(one, share=share, high=high) for name, one in measures.items()}
 
 
 def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:
@@ -143,11 +149,10 @@ def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:
 
 
 def best_round(metric: str, record: Record) -> Numbers:
-    """Return the scores in the round with the highest mean."""
+    """Return the scores in the round with the best mean."""
     rounds = [summary_statistics(row) for row in column(record, f"clients/{metric}")]
-    scored = [row for row in rounds if row["mean"] is not None]
-    top = max(scored, key=lambda row: row["mean"], default={"mean": None, "std": None})
-    return top["mean"], top["std"]
+    t = best_mean(metric, [row["mean"] for row in rounds])
+    return (None, None) if t is None else (rounds[t]["mean"], rounds[t]["std"])
 
 
 def lately(metric: str, n: int, record: Record) -> Numbers:
@@ -212,7 +217,7 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
     metric: of which it is; default: accuracy.
     """
     if metric is not None and metric not in METRICS:
-        raise ConfigError(f"--metric: {unknown('metric', metric, METRICS)}")
+        raise ConfigError(f"--metric: {unknown('metric', metric, METRICS, 'hpcfed list metrics')}")
     if metric and name in (*FLOWS, "accuracy") and name != metric:
         raise ConfigError(
             f"--metric {metric}, but --value {name} is not of a metric, or of another; "
@@ -226,10 +231,12 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         title = f"Test {title_metric(metric)}"
         if start == "pooled":
             what = f"{title} {AFTER_EACH}, {POOLED}, mean over the last {int(n)} evaluated rounds"
-            return Measure(what, partial(lately_pooled, metric, int(n)))
+            of: Callable[[Record], Numbers] = partial(lately_pooled, metric, int(n))
+            return Measure(what, of, is_share(metric), is_high(metric))
         what = f"{title} {AFTER_EACH}, {OVER} and over the last {int(n)} evaluated rounds"
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
-        return Measure(what, partial(lately, metric, int(n)), each=each)
+        of = partial(lately, metric, int(n))
+        return Measure(what, of, is_share(metric), is_high(metric), each=each)
     measures = measures_of(metric)
     if name not in measures:
         names = ["accuracy", *measures, *FLOWS, "last:10", "pooled:10"]
@@ -261,6 +268,8 @@ class View:
         return self.measure.what + (", in percent" if self.percent and self.measure.share else "")
 
     def number(self, value: float) -> str:
+        if not self.measure.share and not self.measure.unit:
+            return format_number(value)
         if not self.measure.share:
             whole = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
             exact = (

@@ -16,11 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import HpcfedError, format_error, printable
 from hpcfed.core.tables import console
 from hpcfed.results import summary
-from hpcfed.results.columns import title_metric
+from hpcfed.results.columns import format_metric, main_metric, title_metric
 from hpcfed.storage import names
 from hpcfed.storage.results import Record
 
@@ -117,24 +116,30 @@ class Rounds:
         if self.job.quiet or record is None or record.rounds <= self.seen:
             return
         first, self.seen = self.seen, record.rounds
-        accuracy = [mean(row) for row in record.column("clients/accuracy")]
+        metric = main_metric(record)
+        values = [mean(row) for row in record.column(f"clients/{metric}")]
         loss = [mean(row) for row in record.column("clients/train_loss")]
-        last = next((a for a in accuracy[::-1] if not np.isnan(a)), float("nan"))
+        last = next((a for a in values[::-1] if not np.isnan(a)), float("nan"))
         if self.cell:
-            self.cell.update(self.seen, brief(last, loss[-1]))
+            self.cell.update(self.seen, brief(last, loss[-1], metric))
         elif self.live:
-            self.bar.update(self.task, completed=self.seen, line=brief(last, loss[-1]))
+            self.bar.update(self.task, completed=self.seen, line=brief(last, loss[-1], metric))
         else:
             for t in range(first, self.seen):
                 self.console.print(
-                    f"round {t + 1}/{self.job.rounds}  {brief(accuracy[t], loss[t])}"
+                    f"round {t + 1}/{self.job.rounds}  {brief(values[t], loss[t], metric)}"
                 )
 
 
 class Progress:
-    """Progress of this process's run; silent if it is not active or the job is quiet."""
+    """Progress of this process's run; silent if it is not active or the job is quiet.
 
-    def __init__(self, job: Job, folder: Path, architectures: Sequence[str], active: bool):
+    metric: the main metric of the run.
+    """
+
+    def __init__(
+        self, job: Job, folder: Path, architectures: Sequence[str], metric: str, active: bool
+    ):
         self.job, self.folder, self.architectures, self.active = job, folder, architectures, active
         self.console = console()
         shown = active and not job.quiet
@@ -145,7 +150,7 @@ class Progress:
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
         self.spoken = monotonic()  # when the last line was printed
-        self.metric, self.value = "accuracy", float("nan")
+        self.metric, self.value = metric, float("nan")
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -171,7 +176,7 @@ class Progress:
 
     def round(self, t: int, row: dict[str, Any]) -> None:
         """Show that t rounds are done."""
-        self.metric, value = first_metric(row, self.metric)
+        value = mean(row[f"clients/{self.metric}"])
         loss = mean(row["clients/train_loss"])
         self.value = self.value if np.isnan(value) else value  # of the last evaluation
         text = line(self.value, loss, row["rounds/seconds"], self.metric)
@@ -232,7 +237,7 @@ class Progress:
             self.say(
                 f"  round {t}  client {k} ({self.architectures[int(k)]})  "
                 f"train loss {row['clients/train_loss'][i]:.3f}  {title_metric(self.metric)} "
-                f"{row[f'clients/{self.metric}'][i]:.4f}  "
+                f"{format_metric(self.metric, row[f'clients/{self.metric}'][i])}  "
                 f"{row['clients/seconds'][i]:.2f} s"
             )
 
@@ -262,21 +267,10 @@ class Progress:
                 print(text, file=sys.stderr, flush=True)
 
 
-def first_metric(row: dict[str, Any], usual: str) -> tuple[str, float]:
-    """Return the first metric that clients of this round have, and its mean over them.
-
-    The mean is nan if none was evaluated.
-    usual: the name if no client has any.
-    """
-    for name in METRICS:
-        if f"clients/{name}" in row and np.isfinite(value := mean(row[f"clients/{name}"])):
-            return name, value
-    return usual, float("nan")
-
-
 def brief(value: float, loss: float, metric: str = "accuracy") -> str:
     """Return a round's numbers without its seconds, for use beside a bar."""
-    known = {f"{title_metric(metric)} {value:.3f}": value, f"train loss {loss:.3g}": loss}
+    score = f"{title_metric(metric)} {format_metric(metric, value, 3)}"
+    known = {score: value, f"train loss {loss:.3g}": loss}
     return " ".join(text for text, value in known.items() if not np.isnan(value))
 
 
@@ -286,7 +280,8 @@ def line(value: float, loss: float, seconds: float, metric: str = "accuracy") ->
     A metric is nan before the first evaluation.
     loss: of training, the mean of the method's own objective.
     """
-    known = {f"{title_metric(metric)} {value:.4f}  ": value, f"train loss {loss:.3f}  ": loss}
+    score = f"{title_metric(metric)} {format_metric(metric, value)}  "
+    known = {score: value, f"train loss {loss:.3f}  ": loss}
     return (
         "".join(text for text, value in known.items() if not np.isnan(value))
         + f"{seconds:.1f} s/round"

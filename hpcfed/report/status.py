@@ -11,10 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from hpcfed.core.tables import duration, table
-from hpcfed.results.columns import title_metric
+from hpcfed.results.columns import format_metric, title_metric
 from hpcfed.results.run import check_exists
 from hpcfed.results.state import State, member, state, words
-from hpcfed.results.summary import share
 from hpcfed.storage import sweep as store
 
 
@@ -41,8 +40,8 @@ def metric_head(states: Sequence[State]) -> str:
 def metric_cell(one: State, head: str) -> str:
     """Return the run's first metric, with its name unless the head has it."""
     if one.value is None or head == title_metric(one.metric):
-        return share(one.value)
-    return f"{title_metric(one.metric)} {share(one.value)}"
+        return format_metric(one.metric, one.value)
+    return f"{title_metric(one.metric)} {format_metric(one.metric, one.value)}"
 
 
 def row(name: str, one: State, now: float, head: str) -> tuple[str, ...]:

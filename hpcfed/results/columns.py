@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from hpcfed.config.metrics import METRICS
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
+from hpcfed.tasks import METRICS
 
 FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
@@ -17,8 +19,43 @@ def metrics(record: Record) -> list[str]:
 
 
 def main_metric(record: Record) -> str:
-    """Return the metric that is used if none is asked for: accuracy, if the run has it."""
+    """Return the metric that is used if none is asked for: that of the data's task."""
     return metrics(record)[0]
+
+
+def is_high(name: str) -> bool:
+    """Return whether higher values of a metric are better."""
+    return name not in METRICS or METRICS[name].high
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric is at most 1, so that decimals and percent are its formats."""
+    return name not in METRICS or METRICS[name].share
+
+
+def format_metric(name: str, value: float | None, places: int = 4) -> str:
+    """Return a value of a metric as text; "-" for None.
+
+    places: decimals of a share, and digits of other values.
+    """
+    if value is None:
+        return "-"
+    if is_share(name):
+        return f"{value:.{places}f}"
+    return format_number(value, places)
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """Return a number with so many digits, or as a whole number if it has a few more."""
+    return f"{value:,.0f}" if 10**digits <= abs(value) < 10**7 else f"{value:.{digits}g}"
+
+
+def best_mean(name: str, means: Sequence[float | None]) -> int | None:
+    """Return the first position of the best of these means of a metric; None if all are None."""
+    known = [
+        (mean if is_high(name) else -mean, -t) for t, mean in enumerate(means) if mean is not None
+    ]
+    return -max(known)[1] if known else None
 
 
 def title_metric(name: str) -> str:

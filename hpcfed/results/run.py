@@ -21,8 +21,16 @@ from hpcfed.core.progress import track
 from hpcfed.core.tables import duration, size
 from hpcfed.core.wording import count_noun
 from hpcfed.results import state
-from hpcfed.results.columns import by_round, column, main_metric, metrics, phases, title_metric
-from hpcfed.results.summary import data_name, facts, share, title
+from hpcfed.results.columns import (
+    by_round,
+    column,
+    format_metric,
+    main_metric,
+    metrics,
+    phases,
+    title_metric,
+)
+from hpcfed.results.summary import data_name, facts, title
 from hpcfed.results.tables import table
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
@@ -167,7 +175,7 @@ class Run:
 
     @property
     def main_metric(self) -> str:
-        """The metric that is used if none is asked for: accuracy, if the run has it."""
+        """The metric that is used if none is asked for: that of the data's task."""
         return main_metric(self.record)
 
     def with_metric(self, name: str) -> Self:
@@ -211,7 +219,7 @@ class Run:
 
     @property
     def accuracy(self) -> np.ndarray:
-        """[T, K], test accuracy of each client after the round, 0..1."""
+        """[T, K], test accuracy of each client after the round, 0..1; nan for other tasks."""
         return column(self.record, "clients/accuracy")
 
     @property
@@ -278,14 +286,14 @@ class Run:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the C classes."""
+        """The names of the C classes, or of what else the models' outputs are."""
         return self.header.get("classes", [])
 
     @property
     def label_counts(self) -> np.ndarray | None:
         """[K, C], training examples of each class that each client has.
 
-        None if that was not recorded.
+        None if that was not recorded, or if the labels are no classes.
         """
         return self.record.arrays.get("label_counts")
 
@@ -336,8 +344,12 @@ class Run:
         known = {
             "state": now.word,
             "rounds": f"{now.rounds} of {now.total}",
-            title_metric(name): share(main["mean"])
-            + (f" (std {share(main['std'])} over clients)" if main["clients"] > 1 else ""),
+            title_metric(name): format_metric(name, main["mean"])
+            + (
+                f" (std {format_metric(name, main['std'])} over clients)"
+                if main["clients"] > 1
+                else ""
+            ),
             "traffic": f"{size(traffic['down_total'])} down, {size(traffic['up_total'])} up",
             "time": duration(found["time"]["seconds"]),
         }

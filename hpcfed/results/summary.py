@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hpcfed.core.tables import duration, size, table
 from hpcfed.core.wording import count_noun
 from hpcfed.results.columns import (
     architectures,
+    best_mean,
     by_round,
     column,
+    format_metric,
     last,
     main_metric,
     metrics,
@@ -51,14 +54,14 @@ LATER = {  # rows that not every run has
 def facts(record: Record) -> dict[str, Any]:
     """Return the numbers of a run, as JSON types; None for values that were not recorded.
 
-    accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the
-    clients that have test data (as in the papers' tables).
+    accuracy, or another main metric by its name: of the last evaluated round, mean and population
+    standard deviation over the clients that have test data (as in the papers' tables).
     before: the same before local training.
     received: the same of all clients with the model that they would receive next.
     final, final_received: the same of own models and received ones after the method's final step.
-    best: the round with the highest mean; it is chosen by test accuracy, so it is optimistic.
-    metrics: the same of each metric that the run measured, accuracy included; pooled: over the test
-    examples of all these clients together.
+    best: the round with the best mean; it is chosen by test data, so it is optimistic.
+    metrics: the same of each metric that the run measured, the main one included; pooled: over the
+    test examples of all these clients together.
     traffic: bytes.
     time: seconds; those of a phase are the mean over ranks, and its share is of all phases
     together; virtual: the time that the clients' devices and network would have taken.
@@ -66,27 +69,28 @@ def facts(record: Record) -> dict[str, Any]:
     return {
         "algorithm": record.header["job"]["algorithm"]["name"],
         "rounds": record.rounds,
-        "accuracy": accuracy(record),
-        "best": best(record),
+        main_metric(record): main_facts(record),
+        "best": best(record, main_metric(record)),
         "metrics": {name: metric(record, name) for name in metrics(record)},
         "traffic": traffic(record),
         "time": time(record),
     }
 
 
-def accuracy(record: Record) -> dict[str, Any]:
-    """Return the accuracies of `facts`."""
-    values = last(record, "clients/accuracy")
+def main_facts(record: Record) -> dict[str, Any]:
+    """Return the numbers of the main metric in `facts`."""
+    name = main_metric(record)
+    values = last(record, f"clients/{name}")
     kinds = architectures(record)
     shown = {
         kind: summary_statistics(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())
     }
     by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
     other = {
-        "before": last(record, "clients/accuracy_before"),
-        "received": last(record, "clients/accuracy_received"),
-        "final": record.arrays.get("final/accuracy", np.full(len(kinds), np.nan)),
-        "final_received": record.arrays.get("final/accuracy_received", np.full(len(kinds), np.nan)),
+        "before": last(record, f"clients/{name}_before"),
+        "received": last(record, f"clients/{name}_received"),
+        "final": record.arrays.get(f"final/{name}", np.full(len(kinds), np.nan)),
+        "final_received": record.arrays.get(f"final/{name}_received", np.full(len(kinds), np.nan)),
     }
     spreads = {name: summary_statistics(values) for name, values in other.items()}
     brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
@@ -137,15 +141,15 @@ def summary_statistics(values: np.ndarray) -> dict[str, Any]:
     return {**found, "clients": len(known)}
 
 
-def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
-    """Return the round, counted from 1, with the highest mean of a metric.
+def best(record: Record, name: str) -> dict[str, Any]:
+    """Return the round, counted from 1, with the best mean of a metric.
 
     It is the first one if several are equal.
     """
     means = [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
-    known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
-    mean, t = max(known, default=(None, None))
-    return {"round": None if t is None else -t, "mean": mean, "selected_on": "test data"}
+    t = best_mean(name, means)
+    mean, number = (None, None) if t is None else (means[t], t + 1)
+    return {"round": number, "mean": mean, "selected_on": "test data"}
 
 
 def traffic(record: Record) -> dict[str, Any]:
@@ -197,7 +201,7 @@ def render(record: Record) -> Group:
     whose = "evaluated" if "clients/id" in record.columns else "all"
     measured = (metric_table(found, whose),) if metrics(record) != ["accuracy"] else ()
     tables = (
-        *((accuracy_table(found, whose),) if main_metric(record) == "accuracy" else ()),
+        main_table(found, whose, main_metric(record)),
         *measured,
         traffic_table(found["traffic"]),
         time_table(found["time"]),
@@ -246,18 +250,20 @@ def words(item: Any) -> str:
     return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
 
 
-def accuracy_table(found: dict[str, Any], whose: str) -> Table:
-    total, top = found["accuracy"], found["best"]
+def main_table(found: dict[str, Any], whose: str, metric: str) -> Table:
+    """Return the table of the main metric, with a row for each architecture."""
+    total, top = found[metric], found["best"]
+    show = partial(format_metric, metric)
     by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
     rows = [(f"{whose} clients, last round, after local training", total), *by]
     rows.append(("last round, before local training", total["before"]))
     rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
-    cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
-    pooled = found["metrics"]["accuracy"]["pooled"]
+    cells = [(name, show(s["mean"]), show(s["std"]), s.get("clients", "")) for name, s in rows]
+    pooled = found["metrics"][metric]["pooled"]
     if pooled is not None:
-        cells.insert(1, ("  pooled over all test examples", share(pooled), "", ""))
-    cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
-    return table("test accuracy,>mean,>std,>clients", cells)
+        cells.insert(1, ("  pooled over all test examples", show(pooled), "", ""))
+    cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
+    return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
 
 
 def metric_table(found: dict[str, Any], whose: str) -> Table:
@@ -269,22 +275,19 @@ def metric_table(found: dict[str, Any], whose: str) -> Table:
     cells = []
     for name, s in found["metrics"].items():
         missing = f", {most - s['clients']} have none" if s["clients"] < most else ""
-        row = (share(s["mean"]), share(s["std"]), f"{s['clients']}{missing}", share(s["pooled"]))
+        show = partial(format_metric, name)
+        row = (show(s["mean"]), show(s["std"]), f"{s['clients']}{missing}", show(s["pooled"]))
         cells.append((title_metric(name), *row))
         for phase, line in LATER.items():
             more = s[phase]
             if more["mean"] is not None or more["pooled"] is not None:
-                row = (share(more["mean"]), share(more["std"]), "", share(more["pooled"]))
+                row = (show(more["mean"]), show(more["std"]), "", show(more["pooled"]))
                 cells.append((f"  {line}", *row))
     return table(
         f"metrics of {whose} clients after local training in the last round,"
         ">mean,>std,>clients,>pooled",
         cells,
     )
-
-
-def share(number: float | None) -> str:
-    return "-" if number is None else f"{number:.4f}"
 
 
 def traffic_table(found: dict[str, Any]) -> Table:

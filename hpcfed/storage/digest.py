@@ -10,18 +10,22 @@ import numpy as np
 
 from hpcfed.core.errors import DamagedError
 from hpcfed.storage import checkpoint, results
-from hpcfed.storage.record import same_run
+from hpcfed.storage.record import Record, same_run
 
-COLUMNS = ("clients/accuracy", "clients/accuracy_before", "clients/train_loss")
+
+def columns(record: Record) -> tuple[str, ...]:
+    """Return the columns that a digest covers: main metric, also before training, and losses."""
+    main = (record.header.get("metrics") or ["accuracy"])[0]
+    return f"clients/{main}", f"clients/{main}_before", "clients/train_loss"
 
 
 def digest(run: Path) -> str:
-    """Return the SHA-256, in hex, of a run's accuracies, training losses, server state and clients.
+    """Return the SHA-256, in hex, of a run's metric, training losses, server state and clients.
 
-    Covers COLUMNS, and the items "state" and "clients/..." of the newest checkpoint: names, kinds,
-    dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike. Leaves
-    out header, placement, times, bytes sent and the folder. Raises CheckpointError if either file
-    is missing or damaged, if they are of different runs, or if the results end before the
+    Covers `columns`, and the items "state" and "clients/..." of the newest checkpoint: names,
+    kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike.
+    Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if either
+    file is missing or damaged, if they are of different runs, or if the results end before the
     checkpoint, which means that results are missing.
     """
     record = results.load(run)
@@ -35,7 +39,7 @@ def digest(run: Path) -> str:
                 f"{saved.rounds}: results are missing; resume the run, or restore them from a copy"
             )
         total = hashlib.sha256()
-        for name in COLUMNS:
+        for name in columns(record):
             if name in record.columns:
                 total.update(_canonical(name, "column", record.column(name)))
         total.update(f"rounds {record.rounds} {saved.rounds}".encode())

@@ -120,7 +120,8 @@ class Header(Past):
     algorithm: Text = ""
     data: Text = ""
     classes: list[Text] = []
-    task: Text = "classes"
+    task: Text = "classification"
+    task_facts: dict[str, Any] = {}
     metrics: list[Text] = []
     inputs: Inputs = Inputs()
     architectures: list[Text] = []

@@ -25,12 +25,13 @@ from hpcfed.core.params import Params
 from hpcfed.training import infer
 from hpcfed.training.batches import inputs
 from hpcfed.training.local import LocalSteps
-from hpcfed.training.losses import distil, elastic, objective, soften
+from hpcfed.training.losses import distil, elastic, soften
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
+    from hpcfed.tasks import Task
 
 PHASE = "adapt"  # names the random streams
 
@@ -43,7 +44,7 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
     settings = fed.job.adapt
     if not settings.epochs:
         return
-    data, loss, only = client.train, plain, None
+    data, loss, only = client.train, partial(plain, fed.task), None
     if settings.how == "head":
         only = in_head
         if not any(map(in_head, client.skeleton.layout.params)):
@@ -52,11 +53,11 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
             )
     elif settings.how == "ewc" and settings.lam:
         information, anchor = fisher(fed, client, t), client.params()
-        loss = partial(consolidated, anchor, information, settings.lam)
+        loss = partial(consolidated, fed.task, anchor, information, settings.lam)
     elif settings.how == "distil" and settings.alpha:
         teacher = soften(infer.logits(fed, client, client.train), settings.tau)
         data = Paired(client.train, teacher, with_labels=True)
-        loss = partial(distilled, settings.alpha, settings.tau)
+        loss = partial(distilled, fed.task, settings.alpha, settings.tau)
     how: dict[str, Any] = {"data": data, "only": only, "lr": settings.lr, "phase": PHASE}
     with LocalSteps(fed, client, t, epochs=settings.epochs, **how) as steps:
         if only:
@@ -71,23 +72,25 @@ def in_head(name: str) -> bool:
     return name.startswith("head.")
 
 
-def plain(model: Model, x: Any, y: Tensor) -> Tensor:
+def plain(task: Task, model: Model, x: Any, y: Tensor) -> Tensor:
     """Return the objective of fine-tuning."""
-    return objective(model(x), y)
+    return task.loss(model(x), y)
 
 
 def consolidated(
-    anchor: Params, information: Params, lam: float, model: Model, x: Any, y: Tensor
+    task: Task, anchor: Params, information: Params, lam: float, model: Model, x: Any, y: Tensor
 ) -> Tensor:
     """Return the objective of fine-tuning with elastic weight consolidation.
 
     anchor: the parameters before adaptation.  information: Fisher information by parameter.
     lam: its weight.
     """
-    return objective(model(x), y) + elastic(model, anchor, information, lam)
+    return task.loss(model(x), y) + elastic(model, anchor, information, lam)
 
 
-def distilled(alpha: float, tau: float, model: Model, x: Any, y: tuple[Tensor, Tensor]) -> Tensor:
+def distilled(
+    task: Task, alpha: float, tau: float, model: Model, x: Any, y: tuple[Tensor, Tensor]
+) -> Tensor:
     """Return the objective of fine-tuning with distillation from the model before adaptation.
 
     y: labels, and soft predictions of that model.  alpha: weight of distillation.  tau:
@@ -95,7 +98,7 @@ def distilled(alpha: float, tau: float, model: Model, x: Any, y: tuple[Tensor, T
     """
     labels, soft = y
     out = model(x)
-    return (1 - alpha) * objective(out, labels) + alpha * distil(soft, out, tau)
+    return (1 - alpha) * task.loss(out, labels) + alpha * distil(soft, out, tau)
 
 
 def fisher(fed: Federation, client: Client, t: int) -> Params:
@@ -116,7 +119,7 @@ def fisher(fed: Federation, client: Client, t: int) -> Params:
         for rows in parts:
             x, y = fed.public.batch(rows)
             skeleton.zero_grad()
-            plain(skeleton.model, inputs(fed, x, 1, draws), y).backward()
+            plain(fed.task, skeleton.model, inputs(fed, x, 1, draws), y).backward()
             total += skeleton.grad.square()
         skeleton.zero_grad()
     return Params(skeleton.layout.views(total / len(parts)))

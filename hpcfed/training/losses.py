@@ -16,29 +16,6 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model
 
 
-def objective(output: Tensor, y: Tensor) -> Tensor:
-    """Return the default training loss: cross-entropy, or `cox` for survival times.
-
-    output: logits [n, C], with labels y [n]; or log risks [n, 1], with survival times y [n, 2],
-    which are floats.
-    """
-    return cox(output[:, 0], y) if y.is_floating_point() else F.cross_entropy(output, y)
-
-
-def cox(risk: Tensor, y: Tensor) -> Tensor:
-    """Return the negative log partial likelihood of survival times, over n; a scalar.
-
-    -1/n sum over observed events i of (risk_i - log sum_{j: time_j >= time_i} exp(risk_j)).
-    risk: [n], logarithms of risks.  y: [n, 2], time, and 1 if the event was observed, else 0.
-    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974.
-    Divided by n, not by the number of events, as in FLamby: a batch without events contributes 0.
-    """
-    order = y[:, 0].argsort(descending=True, stable=True)
-    time, event, risk = y[order, 0], y[order, 1], risk[order]
-    last = torch.searchsorted(-time, -time, right=True) - 1  # the last row with the same time
-    return (event * (risk.logcumsumexp(0)[last] - risk)).mean()
-
-
 def supcon(
     z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True
 ) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hpcfed.clients.client import Client
 from hpcfed.config.sections import Section
 from hpcfed.core.params import Params
+from hpcfed.tasks import Task
 
 if TYPE_CHECKING:
     from hpcfed.training.local import Loss
@@ -37,8 +38,11 @@ class Unshareable(Exception):
 class Anyone:
     """A stand-in for the client in a step that serves several clients.
 
-    Any use of a client's attributes raises Unshareable.
+    task: what all clients' labels are. Any use of another attribute raises Unshareable.
     """
+
+    def __init__(self, task: Task):
+        object.__setattr__(self, "task", task)
 
     def __getattr__(self, name: str) -> Any:
         raise Unshareable(f"it asks for the client's {name}")
@@ -132,7 +136,7 @@ def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
         return next(left)
     if isinstance(value, Client):
-        return Anyone()
+        return Anyone(value.task)
     if plain(value):
         return value
     if isinstance(value, Params):

@@ -84,7 +84,7 @@ def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     models(run, out=tmp_path / "out")
     alone = loaded_by(names.model_file(tmp_path / "out", 3))
     rooms = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
-    assert rooms <= {"config", "core", "models", "results"}
+    assert rooms <= {"config", "core", "models", "results", "tasks"}
     config = {name for name in alone if name.startswith("hpcfed.config.")}
     assert config <= {"hpcfed.config.architectures"}
     assert not {"h5py", "mpi4py", "pydantic"} & set(alone)

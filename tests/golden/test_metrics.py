@@ -2,16 +2,25 @@
 defined.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics as library
 
-from hpcfed.config.metrics import METRICS, TASKS, choose, fitting
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.run_metrics import pooled_accuracy
-from hpcfed.training.metrics import Answers, compute, concat
+from hpcfed.tasks import Answers, make
+from hpcfed.tasks.classification import Classification
+from hpcfed.tasks.task import concat
 
-ALL = tuple(name for name in METRICS if name != "c_index")
+CLASSES, SURVIVAL_TASK = Classification(), make("survival")
+ALL = tuple(Classification.metrics)
+
+
+def compute(names: Sequence[str], given: Answers) -> tuple[float, ...]:
+    return (SURVIVAL_TASK if "risk" in given else CLASSES).compute(names, given)
 
 
 def answers(y: list[int], predicted: list[int], margin: list[float] | None = None) -> Answers:
@@ -127,20 +136,81 @@ def test_pooled_accuracy_weights_clients_by_their_test_examples():
 
 
 def test_what_fits_a_task_follows_from_its_classes():
-    assert fitting("classes", 3) == ["accuracy", "macro_f1", "balanced_accuracy", "kappa"]
-    assert fitting("binary", 2) == fitting("classes", 2) == list(ALL)
-    assert fitting("survival", 1) == ["c_index"]
-    for task, classes in (("classes", 10), ("binary", 2), ("next", 80), ("survival", 1)):
-        assert choose((), task, classes, "these") == TASKS[task]
+    assert CLASSES.fitting(3) == ["accuracy", "macro_f1", "balanced_accuracy", "kappa"]
+    assert make("binary").fitting(2) == CLASSES.fitting(2) == list(ALL)
+    assert SURVIVAL_TASK.fitting(1) == ["c_index"]
+    for name, outputs in (("classification", 10), ("binary", 2), ("next", 80), ("survival", 1)):
+        assert make(name).choose((), outputs, "these") == make(name).usual
 
 
 def test_accuracy_is_measured_beside_what_is_named():
-    assert choose(["kappa"], "classes", 10, "digits") == ("accuracy", "kappa")
-    assert choose(["c_index"], "survival", 1, "these") == ("c_index",)
+    assert CLASSES.choose(["kappa"], 10, "digits") == ("accuracy", "kappa")
+    assert SURVIVAL_TASK.choose(["c_index"], 1, "these") == ("c_index",)
 
 
 def test_a_metric_that_does_not_fit_the_data_is_refused_with_those_that_do():
     with pytest.raises(ConfigError, match="roc_auc needs two classes, but digits has 10 classes"):
-        choose(["roc_auc"], "classes", 10, "digits")
+        CLASSES.choose(["roc_auc"], 10, "digits")
     with pytest.raises(ConfigError, match="these data: accuracy, macro_f1, balanced_accuracy, kap"):
-        choose(["c_index"], "classes", 10, "digits")
+        CLASSES.choose(["c_index"], 10, "digits")
+
+
+REGRESSION, MULTILABEL = make("regression"), make("multilabel")
+
+
+def test_errors_of_numbers_are_means_over_examples_and_targets():
+    """One target: errors 1, 0, -2 around a mean of 2, from which labels differ by 1, 1 and 0."""
+    one = {"y": np.array([[1.0], [3], [2]]), "predicted": np.array([[2.0], [3], [0]])}
+    assert REGRESSION.compute(["mse", "mae", "r2"], one) == (5 / 3, 1.0, 1 - 5 / 2)
+    still = {"y": np.array([[4.0, 1], [4, 3]]), "predicted": np.array([[5.0, 1], [4, 3]])}
+    assert REGRESSION.compute(["r2"], still) == (1.0,)  # of the target that varies
+    assert np.isnan(REGRESSION.compute(["r2"], {name: v[:1] for name, v in one.items()})[0])
+
+
+def test_metrics_of_numbers_are_those_of_scikit_learn():
+    g = np.random.default_rng(2)
+    y, predicted = g.normal(5, 3, (200, 3)), g.normal(5, 3, (200, 3))
+    assert REGRESSION.compute(("mse", "mae", "r2"), {"y": y, "predicted": predicted}) == (
+        pytest.approx(library.mean_squared_error(y, predicted), rel=1e-12),
+        pytest.approx(library.mean_absolute_error(y, predicted), rel=1e-12),
+        pytest.approx(library.r2_score(y, predicted), rel=1e-12),
+    )
+
+
+def test_metrics_of_several_labels_are_those_of_scikit_learn():
+    g = np.random.default_rng(3)
+    y, score = g.integers(0, 2, (200, 4)).astype(np.uint8), g.normal(size=(200, 4))
+    assert MULTILABEL.compute(tuple(MULTILABEL.metrics), {"y": y, "score": score}) == (
+        pytest.approx(library.roc_auc_score(y, score, average="macro"), rel=1e-12),
+        pytest.approx(library.f1_score(y, score > 0, average="macro"), rel=1e-12),
+        pytest.approx(library.f1_score(y, score > 0, average="micro"), rel=1e-12),
+    )
+
+
+def test_labels_that_all_examples_have_or_none_are_left_out():
+    """The first label: 1 of 2 pairs ranked right, F1 2 / 3; all have the second, none the third."""
+    y = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 0]], np.uint8)
+    score = np.array([[-1.0, 2, -1], [0.5, -1, -2], [3, 4, -3]])
+    auc, macro, micro = MULTILABEL.compute(tuple(MULTILABEL.metrics), {"y": y, "score": score})
+    assert (auc, macro, micro) == (1 / 2, (2 / 4 + 4 / 5) / 2, 6 / 9)
+    assert np.isnan(MULTILABEL.compute(["macro_auc"], {"y": y[:1], "score": score[:1]})[0])
+
+
+def test_losses_of_tasks_are_those_of_their_formulas():
+    logits, y = torch.tensor([[1.0, -1.0]]), torch.tensor([[1.0, 0.0]])
+    want = np.log1p(np.exp(-1.0))  # -log sigmoid(1) for either label
+    assert float(MULTILABEL.loss(logits, y)) == pytest.approx(want, rel=1e-6)
+    assert float(REGRESSION.loss(logits, y)) == ((1 - 1) ** 2 + (-1 - 0) ** 2) / 2
+    assert float(CLASSES.loss(logits, torch.tensor([0]))) == pytest.approx(np.log1p(np.exp(-2)))
+
+
+def test_targets_are_standardised_by_the_training_part_and_scored_in_their_own_unit():
+    train, test = np.array([[10.0, 7], [30, 7]]), np.array([[40.0, 8]])
+    task, fitted, tested = REGRESSION.fit(train, test)
+    assert (task.mean, task.std) == ((20, 7), (10, 1))
+    assert fitted.tolist() == [[-1, 0], [1, 0]] and tested.tolist() == [[2, 1]]
+    assert task.predict(torch.tensor([[1.0, 2.0]])).tolist() == [[30, 9]]
+    output, labels = torch.tensor([[1.0, 1.0]]), torch.from_numpy(tested)
+    metric, loss, answers = task.score([(output, labels)], ["mse"])
+    assert (metric, loss) == (((40 - 30) ** 2 + 0) / 2, ((2 - 1) ** 2 + 0) / 2)
+    assert answers["y"].tolist() == [[40, 8]] and answers["predicted"].tolist() == [[30, 8]]

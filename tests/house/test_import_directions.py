@@ -11,6 +11,7 @@ LEVELS = (  # a room imports itself and rooms that come earlier in this list, ne
     "core",
     "storage",
     "comm",
+    "tasks",
     "config",
     "data",
     "models",

@@ -18,10 +18,10 @@ from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.config.metrics import METRICS
 from hpcfed.main import main
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
+from hpcfed.tasks import METRICS
 from tests import limits
 from tests.mpirun import ROOT
 from tests.system.test_readme import SMALL_MACHINE

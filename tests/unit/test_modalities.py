@@ -117,7 +117,7 @@ def test_a_file_becomes_a_data_set_and_survives_being_shared(tmp_path: Path):
     assert data.shape == Shapes(
         [Modality("motion", (2, 8)), Modality("note", (5,), 7), Modality("table", (3,))]
     )
-    assert (data.task, data.own_tests, data.text) == ("binary", True, True)
+    assert (data.task.name, data.own_tests, data.text) == ("binary", True, True)
     again = from_arrays(to_arrays(data))
     assert again.shape == data.shape and (again.mean, again.task) == (data.mean, "binary")
     for name, x in data.train.x.items():
@@ -212,7 +212,7 @@ def test_trained_models_of_a_run_predict_what_was_counted_and_go_through_a_file(
 def test_health_records_have_the_numbers_of_fedcovids_tables():
     data = records.load("health-records")
     y = [np.bincount(split.y).tolist() for split in (data.train, data.test)]
-    assert y == [[4127, 879], [1302, 218]] and data.task == "binary" and data.own_tests
+    assert y == [[4127, 879], [1302, 218]] and data.task.name == "binary" and data.own_tests
     person = np.concatenate([data.train.x["person"], data.test.x["person"]]).sum(0)
     assert person.tolist() == [4765, 1761, 3355, 2159, 1012]
     sizes = np.bincount(np.concatenate([data.train.users, data.test.users]))

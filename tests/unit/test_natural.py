@@ -55,7 +55,7 @@ def test_heart_disease_is_read_as_flamby_prepares_it(tmp_path: Path):
         hospital(tmp_path / file, 12)
     data = load("heart-disease", tmp_path)
     assert data.train.x.shape == (4 * 7, 13) and len(data.test.y) == 4 * 5  # ceil(0.34 * 12)
-    assert (data.task, data.shape, data.mean) == ("binary", (13,), (0.0,) * 13)
+    assert (data.task.name, data.shape, data.mean) == ("binary", (13,), (0.0,) * 13)
     assert np.bincount(data.test.users).tolist() == [5] * 4
     for k in range(4):
         own = data.train.x[data.train.users == k]
@@ -122,7 +122,7 @@ def fold_of(i: int) -> str:
 
 def test_tcga_brca_has_flambys_patients_regions_and_times(tmp_path: Path):
     data = load("tcga-brca", regions(tmp_path))
-    assert (data.task, data.shape, data.classes) == ("survival", (39,), ("log risk",))
+    assert (data.task.name, data.shape, data.classes) == ("survival", (39,), ("log risk",))
     assert data.train.users.tolist() == [*range(6)] * 2 and data.test.users.tolist() == [*range(6)]
     assert data.train.x[:, 0].tolist() == [40 + i for i in range(12)]  # as in the file
     assert data.test.y.tolist() == [[10 * i, i % 2] for i in range(12, 18)]  # time, event
@@ -250,7 +250,7 @@ def test_shakespeare_is_eighty_characters_and_the_next(tmp_path: Path):
     x, y = line[:80], line[80]
     users(tmp_path / "shakespeare", {"HAM": ([x, x], [y, "$"])}, {"HAM": ([x[:-1] + "$"], ["a"])})
     data = load("shakespeare", tmp_path)
-    assert (data.vocabulary, data.shape, data.task) == (81, (80,), "next")
+    assert (data.vocabulary, data.shape, data.task.name) == (81, (80,), "next")
     assert data.train.x.shape == (1, 80)  # what "$" should be is not asked
     assert [leaf.ALPHABET[c - 1] for c in data.train.x[0]] == list(x)
     assert data.classes[data.train.y[0]] == "f" and data.test.x[0, -1] == 0
@@ -313,7 +313,7 @@ def test_celeba_is_read_from_torchvisions_files_by_celebrity(tmp_path: Path):
     faces(tmp_path / "celeba", [7] * 6 + [9] * 4 + [3] * 5)
     data = load("celeba", tmp_path, False)
     assert data.train.x.shape == (9, 3, 84, 84) and data.test.users.tolist() == [7, 3]
-    assert (data.task, data.classes) == ("binary", ("not smiling", "smiling"))
+    assert (data.task.name, data.classes) == ("binary", ("not smiling", "smiling"))
     both = np.concatenate([data.train.y, data.test.y])
     assert both.sum() == 3 + 3  # of images 0, 2, 4 and 10, 12, 14
     with pytest.raises(DataError, match="celeba/identity_CelebA.txt"):

@@ -5,7 +5,7 @@ import pytest
 
 from hpcfed.results.one_class import METRICS, is_one_class, one_class
 from hpcfed.storage.record import Record
-from hpcfed.training.metrics import compute
+from hpcfed.tasks.classification import Classification
 
 NAN = np.nan
 pytestmark = pytest.mark.quick
@@ -15,9 +15,8 @@ Y = np.array([0] * 18 + [1] * 2, np.uint8)
 def told(predicted: np.ndarray, names: tuple[str, ...] = METRICS) -> bool:
     """What the metrics of these predictions of Y tell."""
     margin = predicted.astype(np.float32)
-    found = dict(
-        zip(names, compute(names, {"y": Y, "predicted": predicted, "margin": margin}), strict=True)
-    )
+    answers = {"y": Y, "predicted": predicted, "margin": margin}
+    found = dict(zip(names, Classification().compute(names, answers), strict=True))
     return bool(is_one_class({name: np.array([found.get(name, NAN)]) for name in METRICS}, 2)[0])
 
 

@@ -199,7 +199,7 @@ HOOKS = {
     "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
     "predictor": (
         "def predictor(self, fed, client, state):\n    return lambda x: client.model(x).argmax(1)",
-        "Mine.predictor gives returns a tensor of shape [8]; return scores of the classes",
+        "Mine.predictor gives returns a tensor of shape [8]; return a row of outputs",
     ),
     "no predictor": (
         "def predictor(self, fed, client, state):\n    client.model",

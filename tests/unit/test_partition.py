@@ -14,6 +14,7 @@ from hpcfed.data.allocate import allocate
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.partition_file import check_seal
+from hpcfed.tasks.classification import Classification
 
 pytestmark = pytest.mark.quick
 
@@ -259,7 +260,7 @@ def test_shares_are_read_from_a_file(tmp_path):
     labels = np.repeat([0, 1], 40)
     job = Job("distribution", distribution=tmp_path / "shares.csv")
     part = split(data(labels), job, 2, 0)
-    assert part.counts(labels, 2).sum(0).tolist() == [40, 40]
+    assert part.counts(labels, Classification(), 2).sum(0).tolist() == [40, 40]
     (tmp_path / "shares.csv").write_text("1,x\n")
     with pytest.raises(DataError, match="shares.csv: cannot be read: could not convert"):
         split(data(labels), job, 2, 0)
@@ -306,7 +307,13 @@ def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_o
     assert np.bincount(UNEVEN[sampling.long_tail(UNEVEN, 100, G)])[4] == 1  # 7 / 100, at least one
     toy = data(labels)
     part = split(toy, Job("iid", imbalance=100, train_limit=500), 4, seed=3)
-    assert part.counts(toy.train.y, 5).sum(0).tolist() == [343, 109, 34, 11, 3]  # in proportion
+    assert part.counts(toy.train.y, Classification(), 5).sum(0).tolist() == [
+        343,
+        109,
+        34,
+        11,
+        3,
+    ]  # in proportion
 
 
 def test_sorted_clients_are_the_same_ones_in_the_order_of_their_labels():
@@ -352,7 +359,7 @@ def test_a_partition_keeps_training_and_public_examples_apart(name):
     assert len(np.unique(held)) == len(held) and len(part.public) == 500
     assert len(part.train) == len(part.test) == K
     assert len(held) - 500 <= 2000 and all(len(test) for test in part.test)
-    assert part.counts(toy.train.y, 10).sum() == len(held) - 500
+    assert part.counts(toy.train.y, Classification(), 10).sum() == len(held) - 500
     again, other = split(toy, job, K, seed=1), split(toy, job, K, seed=2)
     assert equal(part.train + part.test, again.train + again.test)
     assert not equal(part.train, other.train)

@@ -13,6 +13,8 @@ from hpcfed.data.partition_file import Partition
 from hpcfed.engine.job_warnings import merged_users, odd_labels
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
+from hpcfed.tasks import make
+from hpcfed.tasks.classification import Classification
 
 
 def test_quick_work_says_nothing_and_slow_work_a_line_where_there_is_no_terminal(
@@ -40,7 +42,7 @@ def test_in_a_terminal_there_are_bars_on_stderr_one_below_the_other(capsys, monk
 @pytest.fixture
 def shown(tmp_path) -> rounds.Progress:
     job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
-    return rounds.Progress(job, tmp_path, None, active=True)
+    return rounds.Progress(job, tmp_path, [], "accuracy", active=True)
 
 
 def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeypatch):
@@ -55,11 +57,12 @@ def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeyp
     assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
 
 
-def test_a_round_says_the_first_metric_that_its_run_has(shown, capsys):
+def test_a_round_says_the_main_metric_of_its_task(shown, capsys):
     shown.job.verbose, nobody = False, np.full(2, np.nan)
+    shown.metric = make("survival").main
     rows = [(nobody, nobody), (np.array([0.5, 0.75]), np.array([0.25, 0.25])), (nobody, nobody)]
     for t, (c_index, kappa) in enumerate(rows, 1):
-        scores = {"accuracy": nobody, "c_index": c_index, "kappa": nobody * kappa}
+        scores = {"c_index": c_index, "kappa": nobody * kappa}
         columns = {f"clients/{name}": values for name, values in scores.items()}
         row = {**columns, "clients/train_loss": np.array([1.0, 2.0]), "rounds/seconds": 2.0}
         shown.round(t, row)
@@ -96,7 +99,7 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
     data = SimpleNamespace(
         train=SimpleNamespace(y=np.array(labels)),
         classes=tuple(map(str, range(classes))),
-        task="classes",
+        task=Classification(),
     )
     about = {"name": str(Path("folder") / "mine.npz")}
     own = SimpleNamespace(
@@ -118,7 +121,7 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
 
 def test_clients_that_a_column_names_and_the_partition_does_not_use_are_told():
     data = SimpleNamespace(train=SimpleNamespace(y=np.array([0, 1, 0, 1])), classes=("a", "b"))
-    data.task = "classes"
+    data.task = Classification()
     own = SimpleNamespace(
         model_dump=lambda: {"name": "t.csv"},
         partition="iid",

@@ -188,12 +188,12 @@ def test_one_of_two_labels_counts_as_positive(tmp_path):
     rows = "v,sick\n" + "".join(f"{i},{'no' if i % 4 else 'ill'}\n" for i in range(40))
     plain = read(save(tmp_path, rows), label="sick")
     data = read(save(tmp_path, rows), label="sick", positive="ill")
-    assert (plain.task, plain.classes) == ("classes", ("ill", "no"))
-    assert (data.task, data.classes) == ("binary", ("no", "ill"))
+    assert (plain.task.name, plain.classes) == ("classification", ("ill", "no"))
+    assert (data.task.name, data.classes) == ("binary", ("no", "ill"))
     assert np.array_equal(data.train.y, 1 - plain.train.y) and data.train.y.sum() == 8
     assert np.array_equal(data.train.x, plain.train.x)
     other = read(save(tmp_path, rows), label="sick", positive="no")
-    assert other.task == "binary" and np.array_equal(other.train.y, plain.train.y)
+    assert other.task.name == "binary" and np.array_equal(other.train.y, plain.train.y)
 
 
 def test_a_time_and_an_event_are_survival(tmp_path):
@@ -201,7 +201,7 @@ def test_a_time_and_an_event_are_survival(tmp_path):
         f"{-i},{i / 2},{i % 2},{'ab'[i // 20]}\n" for i in range(40)
     )
     data = read(save(tmp_path, rows), label="days", event="seen", client="site")
-    assert data.task == "survival" and len(data.classes) == 1 and data.own_tests
+    assert data.task.name == "survival" and len(data.classes) == 1 and data.own_tests
     assert data.train.y.shape == (32, 2) and data.train.x.shape == (32, 1)
     assert np.array_equal(data.train.y[:, 0], -data.train.x[:, 0] / 2)
     assert np.array_equal(data.train.y[:, 1], -data.train.x[:, 0] % 2)
@@ -274,7 +274,7 @@ WRONG = {
     "event_and_positive": (
         "v,t,e\n1,1,0\n1,2,1\n",
         {"label": "t", "event": "e", "positive": "1"},
-        "columns.positive has no effect on survival times",
+        "columns.event .survival. name different tasks",
     ),
     "text_of_numbers": ("a,y\n1,0\n" * 1 + "2,1\n" * 9, {"text": "a"}, "'a' holds numbers"),
 }
@@ -353,7 +353,7 @@ def test_a_list_beside_the_images_names_their_clients(tmp_path):
     with pytest.raises(DataError, match="columns.client: no column 'keeper'"):
         read(str(folder), client="keeper")
     data = read(str(folder), client="owner", held_out=0.5, positive="cat")
-    assert (data.task, data.classes) == ("binary", ("dog", "cat"))
+    assert (data.task.name, data.classes) == ("binary", ("dog", "cat"))
     assert data.own_tests and np.bincount(data.test.users).tolist() == [2] * 5
     for split in (data.train, data.test):  # draw gives the images of 0.png to 9.png these values
         assert np.array_equal(split.x[:, 0, 0, 0] % 100 // 2, split.users)

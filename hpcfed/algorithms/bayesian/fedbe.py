@@ -37,6 +37,7 @@ class FedBE(RoundBased):
         won="deeper networks and Dirichlet labels, above FedAvg",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     needs: ClassVar[tuple[str, ...]] = ("public",)
 
     posterior: Literal["gaussian", "dirichlet", "directions"] = field("gaussian", used_if="samples")

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from hpcfed import Client, Federation, Mean, Params, rng
 from hpcfed.core.params import At
@@ -49,7 +48,7 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
     y = torch.from_numpy(client.train.labels).to(fed.device)
     models = (row(state, m) for m in range(max(map(len, state.values()))))
     logits = (outputs(fed, partial(call, client.skeleton, model), client.train) for model in models)
-    losses = [float(F.cross_entropy(z, y)) for z in logits]
+    losses = [float(client.task.loss(z, y)) for z in logits]
     return losses.index(min(losses))
 
 

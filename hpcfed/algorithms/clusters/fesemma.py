@@ -51,6 +51,11 @@ class FeSEMMA(EM):
     examples of that class, which they send.
     """
 
+    @property
+    def needs_classes(self) -> str:
+        by_class = self.head == "classes"
+        return "algorithm.head = 'classes' weighs rows by examples of a class" if by_class else ""
+
     def units(self, fed: Federation) -> Units:
         """Return the groups of units of the clients' model.
 

@@ -56,6 +56,7 @@ class FD(RoundBased):
         won="26 times fewer bytes than FedAvg on MNIST, some points below",
     )
 
+    needs_classes: ClassVar[str] = "it averages soft predictions by class"
     accepts: ClassVar[str] = "any models"
 
     weighting: Literal["samples", "uniform"] = field("uniform", used_if="gamma")

@@ -71,6 +71,10 @@ class FedClassAvg(RoundBased):
         return "one architecture" if self.share == "all" else "a common head"
 
     @property
+    def needs_classes(self) -> str:
+        return "algorithm.contrastive contrasts classes" if self.contrastive else ""
+
+    @property
     def views(self) -> int:
         return 2 if self.contrastive else 1
 

@@ -35,6 +35,7 @@ class FedGH(RoundBased):
         won="above FedProto and LG-FedAvg with fewer bytes",
     )
 
+    needs_classes: ClassVar[str] = "it trains the head on prototypes of classes"
     accepts: ClassVar[str] = "a common head"
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged over clients",

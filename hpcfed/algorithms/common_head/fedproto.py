@@ -52,6 +52,7 @@ class FedProto(RoundBased):
         won="few bytes, mildly different CNNs",
     )
 
+    needs_classes: ClassVar[str] = "it averages prototypes of classes"
     edges: ClassVar[str] = ""  # the sum of several clients' class means has more rows than each
     accepts: ClassVar[str] = "a common head"
     per: ClassVar[str] = "row"

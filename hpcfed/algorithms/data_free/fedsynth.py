@@ -22,7 +22,7 @@ If g = 0 the model does not change.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ class FedSynth(RoundBased):
         sent="made examples instead of weights",
         won="fewer bytes up on small models",
     )
+
+    needs_classes: ClassVar[str] = "it makes examples with soft class labels"
 
     examples: PositiveInt = 10
     """n, number of examples that a client makes and sends."""

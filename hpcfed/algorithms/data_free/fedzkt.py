@@ -59,6 +59,7 @@ class FedZKT(RoundBased):
         won="different models without public data, above FedMD",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("server",)
     keeps_weights: ClassVar[bool | None] = True

@@ -20,7 +20,7 @@ loss gives all classes equal weights. For ZDAS a client sends which classes it h
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class ZeroShot(RoundBased):
         sent="all weights",
         won="fairness over clients without public data",
     )
+
+    needs_classes: ClassVar[str] = "it makes examples of missing classes"
 
     at: Literal["clients", "server"] = field("clients", used_if="samples")
     """Where examples are made: at the clients (Fed-ZDAC), or at the server (Fed-ZDAS)."""

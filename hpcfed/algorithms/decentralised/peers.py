@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from hpcfed import Client, Federation, Mean, Params, Share
+from hpcfed.algorithms.base import common_name
 from hpcfed.algorithms.decentralised.topology import Topology, graph
 from hpcfed.config.conditions import field
 from hpcfed.config.sections import Section
@@ -59,7 +60,7 @@ class Peers(Section):
         """Do nothing: without a server the client keeps its model."""
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        """Return the consensus distance and, with evaluate.common, the mean model's accuracy.
+        """Return the consensus distance and, with evaluate.common, the mean model's score.
 
         The consensus distance is the root of the mean over clients of the squared distance to the
         mean model, over parameters and buffers. Collective. Kong et al., ICML 2021,
@@ -74,7 +75,7 @@ class Peers(Section):
         if fed.job.evaluate.common:
             pooled = fed.pooled()
             pooled.load(mean)
-            found["accuracy_common"] = evaluate.common(fed, pooled.model)
+            found[common_name(fed)] = evaluate.common(fed, pooled.model)
         return found
 
 

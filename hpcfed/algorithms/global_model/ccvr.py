@@ -41,6 +41,7 @@ class CCVR(RoundBased):
         won="a better classifier after FedAvg, FedProx or MOON",
     )
 
+    needs_classes: ClassVar[str] = "it computes the moments of each class's features"
     reads_head: ClassVar[bool] = True
 
     final_epochs: NonNegativeInt = 10

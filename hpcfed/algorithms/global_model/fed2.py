@@ -47,6 +47,10 @@ class Fed2(RoundBased):
     """Groups are averaged over the clients with examples of their classes, or over all clients."""
 
     @property
+    def needs_classes(self) -> str:
+        return "algorithm.pairing = 'classes' groups features by class" if self.paired else ""
+
+    @property
     def variants(self) -> Any:
         return ("",) if self.groups == 1 else (name_variant("groups", self.groups, self.depth),)
 

@@ -6,8 +6,6 @@ are averaged like parameters.
 Deviations: weights are renormalised over the clients that report.
 """
 
-from typing import ClassVar
-
 from hpcfed import Guide, RoundBased
 
 
@@ -19,5 +17,3 @@ class FedAvg(RoundBased):
         sent="all weights",
         won="10 to 100 times fewer rounds than FedSGD",
     )
-
-    survival: ClassVar[bool] = True

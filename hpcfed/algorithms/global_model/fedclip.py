@@ -42,6 +42,7 @@ class FedCLIP(RoundBased):
         won="photographs from several domains: above whole models, with a fraction of the bytes",
     )
 
+    needs_classes: ClassVar[str] = "it compares images with the names of classes"
     variants: ClassVar[tuple[str, ...]] = ("~adapter",)
     trains: ClassVar[tuple[str, ...]] = ("adapter.*",)
     local_defaults: ClassVar[dict[str, Any]] = {

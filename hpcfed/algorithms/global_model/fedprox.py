@@ -26,7 +26,6 @@ class FedProx(RoundBased):
         won="stragglers and skewed data: steadier than FedAvg",
     )
 
-    survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
 
     mu: NonNegativeFloat = 0.1

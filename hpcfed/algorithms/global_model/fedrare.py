@@ -51,6 +51,7 @@ class FedRare(RoundBased):
         won="medical images with rare diseases",
     )
 
+    needs_classes: ClassVar[str] = "it averages a vector for each class"
     reads_head: ClassVar[bool] = True
     per: ClassVar[str] = "row"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}

@@ -8,7 +8,7 @@ preset `authors`, scales by how many examples a class has (form = "graded"). Its
 gradients and its minimum of 5 local batches are not implemented.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class FedRS(RoundBased):
         sent="all weights",
         won="few classes a client: above FedAvg, FedProx and SCAFFOLD",
     )
+
+    needs_classes: ClassVar[str] = "it scales the logits of absent classes"
 
     alpha: Share = 0.5
     """Factor of the logit of a class that the client does not have."""

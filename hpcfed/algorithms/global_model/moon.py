@@ -15,7 +15,6 @@ examples without augmentation, in eval mode.
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
@@ -49,7 +48,7 @@ class MOON(RoundBased):
             return super().loss(client, state, model, x, y)
         (labels, others), z = y, model.body(x)  # others: [b, 2, d], received and previous
         contrast = model_contrast(z, others[:, 0], others[:, 1], self.tau)
-        return F.cross_entropy(model.head(z), labels) + self.mu * contrast
+        return client.task.loss(model.head(z), labels) + self.mu * contrast
 
     def data(self, fed: Federation, client: Client) -> Shard:
         """Return the client's examples, with representations of the received and previous model."""

@@ -50,7 +50,6 @@ class Scaffold(RoundBased):
     model (option I).
     """
 
-    survival: ClassVar[bool] = True
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
     def refuses(self, job: Job) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Params, RoundBased, rng
-from hpcfed.algorithms.base import score_common, warn_of_short_run
+from hpcfed.algorithms.base import common_name, score_common, warn_of_short_run
 from hpcfed.config.conditions import above, field
 
 
@@ -136,4 +136,4 @@ class SemiCyclic(RoundBased):
         if self.chain == "separate" or not fed.job.evaluate.common:
             return found
         plain = self.model_copy(update={"predict": "common"})
-        return found | {"accuracy_common": score_common(plain, fed, state)}
+        return found | {common_name(fed): score_common(plain, fed, state)}

@@ -10,6 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from hpcfed import Client, ConfigError, Federation, Params, RoundBased, Upload
+from hpcfed.algorithms.base import common_name
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
@@ -114,6 +115,11 @@ class Widened(Matched):
         )
 
     @property
+    def needs_classes(self) -> str:
+        shares = self.class_weights == "shares"
+        return "algorithm.class_weights = 'shares' weighs by examples of a class" if shares else ""
+
+    @property
     def reads_head(self) -> bool:
         """Whether the last layer's weights count by classes."""
         return self.class_weights == "shares"
@@ -177,7 +183,7 @@ class Widened(Matched):
         found = {"units": float(state.sizes.sum())}
         if fed.job.evaluate.common:
             answer = predictor(fed, fed.architectures[0], state.model)
-            found["accuracy_common"] = evaluate.common(fed, answer)
+            found[common_name(fed)] = evaluate.common(fed, answer)
         return found
 
     def gathered(

@@ -69,6 +69,7 @@ class FedCovid(RoundBased):
         won="COVID-19 prediction in 29 states, above FedAvg and FedProx",
     )
 
+    needs_classes: ClassVar[str] = "it aligns the representations of a class"
     reads_head: ClassVar[bool] = True
     trains_once: ClassVar[bool] = False
 

@@ -46,7 +46,7 @@ from hpcfed import (
     rng,
     sgd,
 )
-from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.algorithms.base import common_name, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
 from hpcfed.config.conditions import below, field
 from hpcfed.training import evaluate
@@ -67,6 +67,7 @@ class Harmony(RoundBased):
         won="four multimodal data sets, above FedAvg by modality",
     )
 
+    needs_classes: ClassVar[str] = "it averages class probabilities of modalities"
     keeps_weights: ClassVar[bool | None] = True
     per: ClassVar[Any] = "tensor"
     trains_once: ClassVar[bool] = False
@@ -255,7 +256,7 @@ class Harmony(RoundBased):
         for m in all_modalities(fed):
             network = predictor(fed, fed.architectures[0], state.under(f"{m}/"))
             right = evaluate.common(fed, lambda x, m=m, f=network: f(only(x, (m,))))  # type: ignore[misc]
-            found["accuracy_common" + (f"_{m}" if m != ALL else "")] = right
+            found[common_name(fed) + (f"_{m}" if m != ALL else "")] = right
         return found
 
 

@@ -65,6 +65,7 @@ class MOCHA(RoundBased):
         won="above one global and separate linear models; tolerates stragglers",
     )
 
+    needs_classes: ClassVar[str] = "its hinge loss separates classes"
     keeps_stragglers: ClassVar[bool] = True
     reads_head: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False

@@ -16,6 +16,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload, rng
+from hpcfed.algorithms.base import common_name
 from hpcfed.config.conditions import field, other_than
 from hpcfed.training import evaluate
 from hpcfed.training.local import Loss, gradient
@@ -121,4 +122,4 @@ class PerFedAvg(RoundBased):
             return {}
         pooled = fed.pooled()
         pooled.load(state)
-        return {"accuracy_common": evaluate.common(fed, pooled.model)}
+        return {common_name(fed): evaluate.common(fed, pooled.model)}

@@ -101,6 +101,7 @@ class PFedKnow(RoundBased):
         won="semi-supervised images, above pFedMe and FedMD",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
     keeps_weights: ClassVar[bool | None] = True
     unused: ClassVar[Unused] = {

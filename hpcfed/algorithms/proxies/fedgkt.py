@@ -44,6 +44,7 @@ class FedGKT(RoundBased):
         won="large models with weak devices: 9 to 17 times less work",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     needs: ClassVar[tuple[str, ...]] = ("server",)
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged over clients",

@@ -70,6 +70,7 @@ class FedKD(RoundBased):
         won="text: up to 94.89 % fewer bytes",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)

@@ -44,6 +44,7 @@ class FedKEMF(RoundBased):
         won="fewer bytes on CIFAR-10 with several architectures",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
     unused: ClassVar[Unused] = {

@@ -77,6 +77,7 @@ class FedType(RoundBased):
         won="private models above their proxies, without public data",
     )
 
+    needs_classes: ClassVar[str] = "it builds prediction sets of classes"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
     trains_once: ClassVar[bool] = False

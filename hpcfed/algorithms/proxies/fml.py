@@ -29,6 +29,7 @@ class FML(RoundBased):
         won="above FedAvg and training alone, with models of one's own",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
 

@@ -30,6 +30,7 @@ class DSFL(RoundBased):
         won="a fraction of FedAvg's bytes at its accuracy",
     )
 
+    needs_classes: ClassVar[str] = "it averages class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_once: ClassVar[bool] = False

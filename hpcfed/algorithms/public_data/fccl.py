@@ -58,6 +58,7 @@ class FCCL(RoundBased):
         won="digits and office photographs from several domains",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_once: ClassVar[bool] = False

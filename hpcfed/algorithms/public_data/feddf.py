@@ -39,6 +39,7 @@ class FedDF(RoundBased):
         won="fewer rounds than FedAvg; several architectures",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
 

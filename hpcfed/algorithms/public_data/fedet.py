@@ -61,6 +61,7 @@ class FedET(RoundBased):
         won="a large server model of small clients' models, images and text",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public", "server")

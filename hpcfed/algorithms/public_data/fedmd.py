@@ -44,6 +44,7 @@ class FedMD(RoundBased):
         won="above training alone, with models of one's own design",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     trains_once: ClassVar[bool] = False

@@ -52,6 +52,7 @@ class HeteroSSFL(RoundBased):
         won="above training alone without labels",
     )
 
+    needs_classes: ClassVar[str] = "it contrasts classes"
     reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

@@ -41,6 +41,7 @@ class KTpFL(RoundBased):
         won="personal mixtures, above FedMD and FedDF",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     unused: ClassVar[Unused] = {
         "weighting": "the coefficients are the weights",
         "local.epochs": unless({"ramp": 0}, "algorithm.ramp stands instead of it"),

@@ -90,6 +90,7 @@ class PFedHR(RoundBased):
         won="above FedMD, FedGH and Fed-ET with several architectures",
     )
 
+    needs_classes: ClassVar[str] = "it distils class probabilities"
     reads_head: ClassVar[bool] = True
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)

@@ -21,7 +21,6 @@ class Central(RoundBased):
         won="the upper bound",
     )
 
-    survival: ClassVar[bool] = True
     samples_cohorts: ClassVar[bool] = False
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged",

@@ -26,7 +26,6 @@ class Local(RoundBased):
 
     edges: ClassVar[str] = ""
     accepts: ClassVar[str] = "any models"
-    survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged",
@@ -40,6 +39,10 @@ class Local(RoundBased):
     """The contrastive loss is multiplied by tau over this; none: by 1."""
     normalise: bool = field(True, used_if="contrastive")
     """Contrastive loss on representations scaled to length 1."""
+
+    @property
+    def needs_classes(self) -> str:
+        return "algorithm.contrastive contrasts classes" if self.contrastive else ""
 
     @property
     def views(self) -> int:

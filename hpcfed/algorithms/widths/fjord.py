@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -46,6 +45,10 @@ class FjORD(RoundBased):
     """Each step trains the client's whole model too, and the narrower one learns from its soft
     predictions.
     """
+
+    @property
+    def needs_classes(self) -> str:
+        return "algorithm.kd distils class probabilities" if self.kd else ""
 
     def inside(self, fed: Federation, architecture: str) -> list[str]:
         """Return the narrower architectures that a client with this one trains too."""
@@ -88,7 +91,7 @@ class FjORD(RoundBased):
         if net is model or not self.kd:
             return self.loss(client, state, net, x, y)
         whole = model(x)
-        return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
+        return client.task.loss(whole, y) + distil(soften(whole), net(x))
 
     def averaged(self, state: submodels.Wide) -> Params:
         return Params({**state.weights, **state.statistics})

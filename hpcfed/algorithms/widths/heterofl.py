@@ -20,7 +20,7 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-from hpcfed.models.scores import Mask, mask_logits
+from hpcfed.models.scores import Mask
 
 
 class HeteroFL(WindowBased):
@@ -49,9 +49,7 @@ class HeteroFL(WindowBased):
         self, fed: Federation, client: Client, state: submodels.Wide
     ) -> Callable[[Any], Tensor]:
         model = client.model
-        return lambda x: mask_logits(
-            model(x), submodels.present_classes(client, fed.classes), self.mask
-        )
+        return lambda x: submodels.mask_absent(client, model(x), self.mask)
 
     def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
         if not fed.job.evaluate.common:

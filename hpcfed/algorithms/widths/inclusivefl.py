@@ -36,7 +36,7 @@ import torch
 from pydantic import PositiveFloat
 
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Share, Upload
-from hpcfed.algorithms.base import score_common
+from hpcfed.algorithms.base import common_name, score_common
 from hpcfed.algorithms.global_model.moments import direction
 from hpcfed.config.conditions import SEVERAL, field, other_than
 from hpcfed.models.depths import Family, family
@@ -115,7 +115,7 @@ class InclusiveFL(RoundBased):
         if not found or len(kinds) == 1:
             return found
         return found | {
-            f"accuracy_common_{kind}": score_common(self, fed, state, kind) for kind in kinds
+            f"{common_name(fed)}_{kind}": score_common(self, fed, state, kind) for kind in kinds
         }
 
     def averaged(self, state: State) -> Params:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed import Client, Federation, Job, Mean, Params
-from hpcfed.algorithms.base import Method, score_common
+from hpcfed.algorithms.base import Method, common_name, score_common
 from hpcfed.core.architecture import Architecture
 from hpcfed.federation.upload import Upload
 from hpcfed.models.layers import BatchNorm2d
+from hpcfed.models.scores import Mask, mask_logits
 from hpcfed.models.widths import Choose, Window, first, take
 from hpcfed.training.infer import FORWARD, outputs
 
@@ -78,7 +79,7 @@ def accuracies(
     """
     whole = base(fed)
     return {
-        f"accuracy_common{name.removeprefix(whole)}": score_common(method, fed, state, name)
+        f"{common_name(fed)}{name.removeprefix(whole)}": score_common(method, fed, state, name)
         for name in (*architectures, whole)
     }
 
@@ -140,6 +141,18 @@ def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
 def present_classes(client: Client, classes: int) -> np.ndarray:
     """Return the classes of which the client has training examples, ascending."""
     return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
+
+
+def mask_absent(client: Client, logits: Tensor, mask: Mask) -> Tensor:
+    """Return logits with those of the classes masked that the client does not have."""
+    if mask == "none":
+        return logits
+    return mask_logits(logits, present_classes(client, logits.shape[1]), mask)
+
+
+def reason_for_classes(mask: Mask) -> str:
+    """Return why a method needs classes, as `Method.needs_classes`."""
+    return "" if mask == "none" else "algorithm.mask masks the logits of absent classes"
 
 
 def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:

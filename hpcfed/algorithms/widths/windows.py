@@ -8,14 +8,13 @@ are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
 
 from typing import Any, ClassVar, Literal
 
-import torch.nn.functional as F
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from hpcfed import Client, Federation, Job, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.widths import submodels
 from hpcfed.config.conditions import SEVERAL, below, field
-from hpcfed.models.scores import Mask, mask_logits
+from hpcfed.models.scores import Mask
 from hpcfed.models.widths import Window
 
 
@@ -51,6 +50,10 @@ class WindowBased(RoundBased):
         """Whether a client's window changes from round to round."""
         return False
 
+    @property
+    def needs_classes(self) -> str:
+        return submodels.reason_for_classes(self.mask)
+
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         """Return the units of the server's model that the client has in this round."""
         return submodels.window(fed, client.architecture)
@@ -71,11 +74,7 @@ class WindowBased(RoundBased):
         return submodels.piece(client, state, self.window(fed, client, state))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        logits = model(x)
-        return F.cross_entropy(
-            mask_logits(logits, submodels.present_classes(client, logits.shape[1]), self.mask),
-            y,
-        )
+        return client.task.loss(submodels.mask_absent(client, model(x), self.mask), y)
 
     def averaged(self, state: submodels.Wide) -> Params:
         return state.weights

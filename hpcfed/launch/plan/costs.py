@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.results.columns import architectures, column
+from hpcfed.results.columns import architectures, column, main_metric
 from hpcfed.storage.fields import at
 from hpcfed.storage.record import Record, load
 
@@ -84,7 +84,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         column(record, f"clients/{name}")[skip:] for name in ("seconds", "examples")
     )
     train = rates(names, seconds, examples)
-    measured = np.isfinite(column(record, "clients/accuracy")[skip:])
+    measured = np.isfinite(column(record, f"clients/{main_metric(record)}")[skip:])
     evaluated = measured & (everybody | (examples > 0))
     return Costs(
         train=train,

@@ -23,8 +23,8 @@ from hpcfed.core.tables import duration
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable
 from hpcfed.launch.sweep.launch import is_finished, lock_log, reason, start
-from hpcfed.results.columns import main_metric, title_metric
-from hpcfed.results.summary import metric, share
+from hpcfed.results.columns import format_metric, main_metric, title_metric
+from hpcfed.results.summary import metric
 from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
@@ -144,7 +144,7 @@ class Pool:
         if status == DONE and is_finished(self.sweep, run):
             record = load(self.sweep.folder / run.name)
             name = main_metric(record)
-            value = f"{title_metric(name)} {share(metric(record, name)['mean'])}"
+            value = f"{title_metric(name)} {format_metric(name, metric(record, name)['mean'])}"
             return Outcome(run, DONE, f"done, {value}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
         if status == DONE or (

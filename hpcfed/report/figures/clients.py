@@ -90,7 +90,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     drawing, axes = plotting.panels(len(panels), across, below=below, wide=wide, sharey=True)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         panel(ax, [strip for strip in found if strip.group.panel == title], texts)
-        plotting.frame(ax, "architecture", "" if i % across else f"test {what} of a client")
+        plotting.frame(ax, "architecture", "" if i % across else f"test {what}\nof a client")
         plotting.head(ax, title)
     if below:
         plotting.below(drawing, [plotting.dot(i) for i in range(len(texts))], texts)

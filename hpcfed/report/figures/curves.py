@@ -16,7 +16,13 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.runs import short
-from hpcfed.results.columns import main_metric, metric_by_client, so_far, title_metric
+from hpcfed.results.columns import (
+    is_share,
+    main_metric,
+    metric_by_client,
+    so_far,
+    title_metric,
+)
 from hpcfed.results.run import Run
 from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
@@ -34,6 +40,7 @@ class Curve:
     seconds: cumulative virtual seconds; 0 if none were recorded.
     mean, std: of the evaluated clients' test accuracy, or other metric; std is that of the
     population, 0 for a pooled metric.
+    share: whether the metric is at most 1.
     """
 
     rounds: np.ndarray
@@ -42,16 +49,19 @@ class Curve:
     seconds: np.ndarray
     mean: np.ndarray
     std: np.ndarray
+    share: bool = True
 
     @classmethod
     def of(cls, record: Record, metric: str = "") -> Curve:
-        values = metric_by_client(record, metric or main_metric(record))
+        name = metric or main_metric(record)
+        values = metric_by_client(record, name)
         t = np.flatnonzero(np.isfinite(values).any(1))
         values = values[t]  # [E, K]
         x = {name: values[t] for name, values in so_far(record).items()}
         seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
         mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
-        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
+        share = is_share(bare(name))
+        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std, share)
 
     @classmethod
     def pool(cls, curves: Sequence[Curve]) -> Curve:
@@ -60,13 +70,14 @@ class Curve:
         std is over the clients of all seeds.
         """
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
+        arrays = [f.name for f in fields(cls) if f.name != "share"]
         rows = [
-            [getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)]
+            [getattr(curve, name)[np.isin(curve.rounds, rounds)] for name in arrays]
             for curve in curves
         ]
         whole = cls(*np.mean(np.array(rows, dtype=float), 0))
         between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
-        return replace(whole, rounds=rounds, std=np.sqrt(between))
+        return replace(whole, rounds=rounds, std=np.sqrt(between), share=curves[0].share)
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,13 @@ def y(lines: int, metric: str, seeds: int = 1) -> str:
     return f"test {in_words(metric)},\n{over} over {whose}"
 
 
+def bare(metric: str) -> str:
+    """Return the name of a metric as in column names, without its phase."""
+    for phase in (*PHASES, "_pooled"):
+        metric = metric.removesuffix(phase)
+    return metric
+
+
 def in_words(metric: str) -> str:
     """Return the title of a metric as in column names."""
     for phase, told in PHASES.items():
@@ -194,8 +212,8 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: boo
             ax,
             x,
             curve.mean,
-            (curve.mean - curve.std).clip(min=-1 if (curve.mean < 0).any() else 0),  # kappa
-            (curve.mean + curve.std).clip(max=1),
+            (curve.mean - curve.std).clip(min=None if (curve.mean < 0).any() else 0),
+            (curve.mean + curve.std).clip(max=1 if curve.share else None),
             style,
         )
 

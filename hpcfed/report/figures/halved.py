@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
-from hpcfed.results.summary import accuracy
+from hpcfed.results.summary import main_facts
 
 FIELD = "data.halve"
 
@@ -25,7 +26,7 @@ class Halved:
     """One method, each array [S].
 
     share: of the clients that keep half of their data, 0..1, ascending.
-    mean: test accuracy of all clients in the last evaluation, mean over seeds.
+    mean: main metric of all clients in the last evaluation, mean over seeds.
     std: over seeds, with n - 1; 0 for one seed.
     """
 
@@ -37,7 +38,7 @@ class Halved:
 
 def numbers(runs: Sequence[Run]) -> list[Halved]:
     """Return each line. Raises ConfigError if no line has two shares."""
-    found = [accuracy_by_share(group) for group in groups(runs, ignore=[FIELD])]
+    found = [metric_by_share(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
         raise ConfigError(
             f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
@@ -47,11 +48,11 @@ def numbers(runs: Sequence[Run]) -> list[Halved]:
     return found
 
 
-def accuracy_by_share(group: Group) -> Halved:
+def metric_by_share(group: Group) -> Halved:
     """Return the runs of a line by share, without those that were not evaluated yet."""
     seen: dict[float, list[float]] = {}
     for run in group.runs:
-        mean = accuracy(run.record)["mean"]
+        mean = main_facts(run.record)["mean"]
         if mean is not None:
             seen.setdefault(run.fields.get(FIELD, 0.0), []).append(mean)
     shares = sorted(seen)
@@ -87,7 +88,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         plotting.frame(
             ax,
             "clients with half of their data, %",
-            "" if i % 3 else f"clients' mean test accuracy{over}",
+            "" if i % 3 else f"clients' mean test {title_metric(runs[0].main_metric)}{over}",
         )
         plotting.head(ax, title)
     plotting.legend(drawing, texts)

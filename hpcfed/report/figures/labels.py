@@ -46,7 +46,8 @@ def numbers(runs: Sequence[Run]) -> list[Labels]:
     if not known:
         raise ConfigError(
             "labels: no run recorded who holds which examples: those of a population do not "
-            "(clients up to 10,000 of a data set of files do)"
+            "(clients up to 10,000 of a data set of files do), and numbers to predict and survival "
+            "times have no classes"
         )
     return [
         Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()

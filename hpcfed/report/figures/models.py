@@ -44,6 +44,14 @@ def load_probe(run: Run, name: str) -> Probe:
         raise ConfigError(f"{name}: {run.name}: {error}") from error
 
 
+def load_labelled(run: Run, name: str) -> Probe:
+    """Return `load_probe`. Raises ConfigError also if the labels of the run are no classes."""
+    found = load_probe(run, name)
+    if not len(found.labels):
+        raise ConfigError(f"{name}: {run.name}: its labels are no classes; give a run with classes")
+    return found
+
+
 @dataclass(frozen=True)
 class Confusion:
     """A confusion matrix over all clients.
@@ -65,7 +73,7 @@ def confusions(runs: Sequence[Run]) -> list[Confusion]:
     """
     made = []
     for group in groups(runs):
-        tables = [count_confusions(run.name, load_probe(run, "confusion")) for run in group.runs]
+        tables = [count_confusions(run.name, load_labelled(run, "confusion")) for run in group.runs]
         alike = all(table.classes == tables[0].classes for table in tables)
         made += [pool_seeds(group.label, tables)] if alike and len(tables) > 1 else tables
     return made

@@ -20,7 +20,7 @@ from matplotlib.image import AxesImage
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.models import BAR, THIN, WIDE, load_probe, set_titles
+from hpcfed.report.figures.models import BAR, THIN, WIDE, load_labelled, set_titles
 from hpcfed.report.figures.models_tsne import most_common_width
 from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
@@ -66,7 +66,7 @@ class Ranks:
 
 def numbers(runs: Sequence[Run]) -> list[Ranks]:
     """Return the ranks of each run. Raises ConfigError if the inputs are texts."""
-    found = [load_probe(run, "conductance") for run in runs]
+    found = [load_labelled(run, "conductance") for run in runs]
     return [
         rank_units(run.name, one, choose_image([other for other in found if alike(one, other)]))
         for run, one in zip(runs, found, strict=True)

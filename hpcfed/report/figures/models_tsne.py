@@ -21,7 +21,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import evenly
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.models import BESIDE, THIN, WIDE, load_probe, set_titles
+from hpcfed.report.figures.models import BESIDE, THIN, WIDE, load_labelled, set_titles
 from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
 
@@ -60,7 +60,7 @@ def numbers(runs: Sequence[Run]) -> list[Plane]:
 
     Raises ConfigError if there are too few points.
     """
-    return [plane(run.name, load_probe(run, "tsne"), run.fields["seed"]) for run in runs]
+    return [plane(run.name, load_labelled(run, "tsne"), run.fields["seed"]) for run in runs]
 
 
 def plane(name: str, found: Probe, seed: int) -> Plane:

@@ -86,6 +86,7 @@ def frame(ax: Axes, x: str = "", y: str = "") -> None:
     ax.set_xlabel(x, fontsize=LETTERS)
     ax.set_ylabel(y, fontsize=LETTERS)
     ax.tick_params(labelsize=SMALL)
+    ax.yaxis.get_offset_text().set_fontsize(SMALL)
     ax.grid(alpha=0.3, linewidth=0.5)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)

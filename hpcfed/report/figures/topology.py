@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.curves import in_words
 from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
 
@@ -27,7 +28,7 @@ class Topology:
 
     at: [K, 2], positions of its clients in the drawing, within -1..1.
     links: [E, 2], neighbours.
-    accuracy: [K], 0..1, of the last evaluation; nan if there is none.
+    metric: [K], main metric of the last evaluation; nan if there is none.
     rounds: [E], from 1, in which distance was measured.
     distance: root of the mean squared distance of a client's model to the mean model.
     """
@@ -35,7 +36,7 @@ class Topology:
     run: Run
     at: np.ndarray
     links: np.ndarray
-    accuracy: np.ndarray
+    metric: np.ndarray
     rounds: np.ndarray
     distance: np.ndarray
 
@@ -56,12 +57,12 @@ def topology(run: Run) -> Topology:
     distance = by_round(run.record, "consensus_distance")
     known = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
-    accuracy = last(run.record, "clients/accuracy")
+    metric = last(run.record, f"clients/{run.main_metric}")
     return Topology(
         run,
         circular_layout(kind, clients),
         run.record.arrays[LINKS],
-        accuracy,
+        metric,
         known + 1,
         distance[known],
     )
@@ -76,20 +77,22 @@ def circular_layout(kind: str, clients: int) -> np.ndarray:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Draw each run's graph, coloured by accuracy, and the distance over rounds below."""
+    """Draw each run's graph, coloured by the main metric, and the distance over rounds below."""
     found = numbers(runs)
     below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
     drawing, axes = plotting.panels(
         len(found) + below, height=2.9, below=plotting.lines(texts, plotting.PAGE) * below
     )
-    known = np.concatenate([one.accuracy[np.isfinite(one.accuracy)] for one in found])
+    known = np.concatenate([one.metric[np.isfinite(one.metric)] for one in found])
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
-    shades = ScalarMappable(Normalize(low, max(high, low + 0.01)), "cividis")
+    shades = ScalarMappable(Normalize(low, max(high, low + 0.01 * max(1.0, abs(low)))), "cividis")
     for ax, one in zip(axes, found, strict=False):
         graph(ax, one, shades)
     if len(known):
         bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
-        bar.set_label("test accuracy of a client after local training", fontsize=plotting.LETTERS)
+        bar.set_label(
+            f"test {in_words(runs[0].main_metric)} of a client", fontsize=plotting.LETTERS
+        )
         bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
         for i, one in enumerate(found):
@@ -110,8 +113,8 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     ax.add_collection(
         LineCollection(one.at[one.links], colors=plotting.GREY, linewidths=width, zorder=1)
     )
-    colours = shades.to_rgba(np.nan_to_num(one.accuracy))
-    colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
+    colours = shades.to_rgba(np.nan_to_num(one.metric))
+    colours[~np.isfinite(one.metric)] = (1, 1, 1, 1)
     x, y = one.at.T
     ax.scatter(x, y, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2)
     for k in range(K if few else 0):

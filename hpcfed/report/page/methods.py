@@ -19,7 +19,14 @@ from hpcfed.report.cases import SEED, axes
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import view_of
 from hpcfed.report.pairs import methods
-from hpcfed.results.columns import architectures, last, main_metric, metrics, title_metric
+from hpcfed.results.columns import (
+    architectures,
+    format_metric,
+    last,
+    main_metric,
+    metrics,
+    title_metric,
+)
 from hpcfed.results.run import Run
 from hpcfed.results.summary import metric
 from hpcfed.storage.record import Record
@@ -136,8 +143,11 @@ def by_architecture(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]
     if len(kinds) == 2:  # one architecture: the same numbers twice
         kinds = [ALL]
     head = ["architecture", *(label for label, _ in groups)]
+    mains = {run.main_metric for run in found}
+    metric = mains.pop() if len(mains) == 1 else "accuracy"
     cells = [
-        [over_seeds([run[kind] for run in runs if kind in run]) for runs in means] for kind in kinds
+        [over_seeds([run[kind] for run in runs if kind in run], metric) for runs in means]
+        for kind in kinds
     ]
     return [head, *([kind, *row] for kind, row in zip(kinds, cells, strict=True))]
 
@@ -170,31 +180,30 @@ def by_metric(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> 
     for name in names:
         facts = [metric(run.record, name) for run in found]
         title = title_metric(name)
-        lines.append([f"{title}, mean over clients", *per_group(groups, facts, "mean")])
-        lines.append([f"{title}, pooled", *per_group(groups, facts, "pooled")])
+        lines.append([f"{title}, mean over clients", *per_group(groups, facts, "mean", name)])
+        lines.append([f"{title}, pooled", *per_group(groups, facts, "pooled", name)])
     return lines
 
 
 def per_group(
-    groups: Sequence[tuple[str, list[int]]], facts: Sequence[dict[str, Any]], key: str
+    groups: Sequence[tuple[str, list[int]]], facts: Sequence[dict[str, Any]], key: str, name: str
 ) -> list[str]:
     """Return a cell for each method, with the number of clients if not all have the metric."""
     cells = []
     for _, places in groups:
         known = [facts[i] for i in places if facts[i][key] is not None]
-        cells.append(over_seeds([fact[key] for fact in known]))
+        cells.append(over_seeds([fact[key] for fact in known], name))
         if key == "mean" and len({fact["clients"] for fact in known}) == 1:
             cells[-1] += f", {count_noun(known[0]['clients'], 'client')}"
     return cells
 
 
-def over_seeds(means: Sequence[float]) -> str:
+def over_seeds(means: Sequence[float], metric: str) -> str:
     """Return a cell: mean over seeds, their sample standard deviation, and their number."""
     if not means:
         return "-"
-    mean = f"{np.mean(means):.4f}"
-    return (
-        f"{mean} ± {np.std(means, ddof=1):.4f} ({count_noun(len(means), 'seed')})"
-        if means[1:]
-        else mean
-    )
+    mean = format_metric(metric, float(np.mean(means)))
+    if len(means) == 1:
+        return mean
+    deviation = format_metric(metric, float(np.std(means, ddof=1)))
+    return f"{mean} ± {deviation} ({count_noun(len(means), 'seed')})"

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from hpcfed.report.page import encode
-from hpcfed.results.columns import column, last, main_metric, metrics, title_metric
+from hpcfed.results.columns import (
+    column,
+    is_high,
+    is_share,
+    last,
+    main_metric,
+    metrics,
+    title_metric,
+)
 from hpcfed.results.columns import phases as spent
 from hpcfed.results.run import Run
 from hpcfed.results.state import RECENT
@@ -59,12 +67,19 @@ def page_metric(found: Sequence[Run]) -> str:
 
 def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[str, str]]:
     """Return columns of a table with this metric in place of accuracy."""
+    kind = kind_of(metric)
     return {
-        metric if name == "accuracy" else name: (title_metric(metric), kind)
-        if name == "accuracy"
-        else (text, kind)
-        for name, (text, kind) in columns.items()
+        metric if name == "accuracy" else name: (
+            title_metric(metric) if name == "accuracy" else text,
+            kind if shown == "share" else shown,
+        )
+        for name, (text, shown) in columns.items()
     }
+
+
+def kind_of(metric: str) -> str:
+    """Return how a metric is shown."""
+    return "share" if is_share(metric) else "number"
 
 
 def further_metrics(found: Sequence[Run]) -> list[str]:
@@ -75,7 +90,7 @@ def further_metrics(found: Sequence[Run]) -> list[str]:
 
 def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return the columns of the clients' table for further metrics."""
-    return {name: (title_metric(name), "share") for name in names}
+    return {name: (title_metric(name), kind_of(name)) for name in names}
 
 
 def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
@@ -85,7 +100,7 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
     """
     found, job = facts(one.record), one.job
     main = found["metrics"][one.main_metric]
-    best, traffic, time = main["best"], found["traffic"], found["time"]
+    top, traffic, time = main["best"], found["traffic"], found["time"]
     return {
         "run": one.name,
         "method": job["algorithm"]["name"],
@@ -94,8 +109,8 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
         "rounds": found["rounds"],
         metric: main["mean"],
         "std": main["std"],
-        "best": best["mean"],
-        "best_round": best["round"],
+        "best": top["mean"],
+        "best_round": top["round"],
         "down": traffic["down_per_client_round"],
         "up": traffic["up_per_client_round"],
         "total": traffic["down_total"] + traffic["up_total"],
@@ -122,7 +137,7 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
         "rank": placement,
         **sizes(record, K),
         metric: last(record, f"clients/{main}"),
-        "best": greatest(column(record, f"clients/{main}")),
+        "best": best(column(record, f"clients/{main}"), is_high(main)),
         "before": last(record, f"clients/{main}_before"),
         "train_loss": latest(column(record, "clients/train_loss")),
         "rounds": np.nansum(cohort, 0),
@@ -147,10 +162,14 @@ def sizes(record: Record, K: int) -> dict[str, np.ndarray]:
     }
 
 
-def greatest(values: np.ndarray) -> np.ndarray:
-    """Return the maximum of each column [T, K] over rounds; nan if it has no finite value."""
-    top = np.where(np.isfinite(values), values, -np.inf).max(0, initial=-np.inf)
-    return np.where(np.isfinite(top), top, np.nan)
+def best(values: np.ndarray, high: bool) -> np.ndarray:
+    """Return the best value of each column [T, K] over rounds; nan if it has no finite value.
+
+    high: whether higher is better.
+    """
+    sign = 1 if high else -1
+    top = np.where(np.isfinite(values), sign * values, -np.inf).max(0, initial=-np.inf)
+    return np.where(np.isfinite(top), sign * top, np.nan)
 
 
 def latest(values: np.ndarray) -> np.ndarray:

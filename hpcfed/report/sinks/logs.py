@@ -61,6 +61,7 @@ class Logs:
         a warning.
         """
         self.architectures = header["architectures"]
+        self.main = (header.get("metrics") or ["accuracy"])[0]
         for name in sink_names(self.log):
             try:
                 self.sinks[name] = SINKS[name].load()(self.run)
@@ -80,7 +81,7 @@ class Logs:
     def round(self, t: int, row: Row) -> None:
         """Log round t, counted from 1, in the sinks that lack it."""
         if lacking := [name for name in self.sinks if self.complete[name] < t]:
-            found = numbers(row, self.architectures)
+            found = numbers(row, self.architectures, self.main)
             self.each(lacking, lambda sink: sink.round(t, found))
             self.complete |= dict.fromkeys(lacking, t)
 

@@ -6,50 +6,48 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config.metrics import METRICS
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.columns import PHASES
+from hpcfed.tasks import METRICS
 
 Row = dict[str, Any]  # a round's record, as engine/rounds.py makes it
-CLIENTS = {
-    "loss/train": "train_loss",
-    "loss/test": "loss",
-    "accuracy/before": "accuracy_before",
-    "accuracy/received": "accuracy_received",
-}  # means over clients
+CLIENTS = {"loss/train": "train_loss", "loss/test": "loss"}  # means over clients
 
 
-def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
+def numbers(row: Row, architectures: list[str], main: str = "accuracy") -> dict[str, float]:
     """Return the known numbers of a round, by name.
 
-    accuracy/mean, std, min, max: over clients, 0..1.
+    accuracy/mean, std, min, max: over clients, 0..1; before, received: means over clients.
     accuracy_of/A: mean over the clients of architecture A.
+    main: name of the main metric, which stands in the place of `accuracy`.
     metrics: other ones, means over clients.
     traffic: bytes of all clients in the round.
     phases: seconds, mean over ranks.
     memory: bytes, peak of any rank so far.
     architectures: of each client, or those that the row's clients/architecture refers to by index.
     """
-    accuracy, kinds = np.asarray(row["clients/accuracy"]), np.array(architectures)
+    values, kinds = np.asarray(row[f"clients/{main}"]), np.array(architectures)
     if "clients/architecture" in row:  # nan where another round had more clients
         kinds = kinds[np.nan_to_num(row["clients/architecture"]).astype(int)]
     elif "clients/id" in row:
         kinds = kinds[row["clients/id"]]
     found = {
-        f"accuracy/{name}": value
-        for name, value in summary_statistics(accuracy).items()
+        f"{main}/{name}": value
+        for name, value in summary_statistics(values).items()
         if name != "clients"
     }
     found |= {
-        f"accuracy_of/{kind}": mean(accuracy[kinds == kind]) for kind in np.unique(kinds).tolist()
+        f"{main}_of/{kind}": mean(values[kinds == kind]) for kind in np.unique(kinds).tolist()
     }
+    phases = {f"{main}/{phase}": f"{main}_{phase}" for phase in ("before", "received")}
     found |= {
-        name: mean(row.get(f"clients/{column}", np.zeros(0))) for name, column in CLIENTS.items()
+        name: mean(row.get(f"clients/{column}", np.zeros(0)))
+        for name, column in (CLIENTS | phases).items()
     }
     found |= {
         f"metrics/{name}": mean(row[f"clients/{name}"])
         for name in METRICS
-        if name != "accuracy" and f"clients/{name}" in row
+        if name != main and f"clients/{name}" in row
     }
     found |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
     found |= {

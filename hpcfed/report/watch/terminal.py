@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time
 
 import numpy as np
@@ -15,9 +16,9 @@ from hpcfed.core.tables import duration, table
 from hpcfed.report.colours import LIGHT, phase
 from hpcfed.report.status import ago, metric_cell, metric_head
 from hpcfed.report.watch.view import View
-from hpcfed.results.columns import title_metric
+from hpcfed.results.columns import format_metric, is_share, title_metric
 from hpcfed.results.state import State, words
-from hpcfed.results.summary import share, summary_statistics
+from hpcfed.results.summary import summary_statistics
 
 LEAST, MOST = 60, 120  # characters of a line
 SPARE = 17  # lines of a view beside those of curve, clients and ranks
@@ -124,15 +125,16 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
     known = [x for x in view.loss if np.isfinite(x)]
     loss = f"; training loss {known[-1]:.3f} {spark(known, 20)}" if known else ""
     several = np.isfinite(view.clients).sum() > 1
-    std = f", std {view.std[-1]:.4f}" if several else ""
+    show = partial(format_metric, view.state.metric)
+    std = f", std {show(view.std[-1])}" if several else ""
     yield Text(
         f"test {title_metric(view.state.metric)}, mean over clients: "
-        f"{view.mean[-1]:.4f}{std}{loss}",
+        f"{show(view.mean[-1])}{std}{loss}",
         "bold",
     )
     wide = np.repeat(view.mean, max(1, min(WIDEST, width // len(view.mean))))
     lines = bars(wide, width, height, low, high)
-    marks = [f"{high:.4f}", *[""] * (height - 2), f"{low:.4f}"]
+    marks = [show(high), *[""] * (height - 2), show(low)]
     for mark, line in zip(marks, lines, strict=True):
         yield Text.assemble((f"{mark:>6} ", "dim"), (line, BLUE))
     first, final = f"round {view.evaluated[0]}", str(view.evaluated[-1])
@@ -145,15 +147,19 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
     It has at most so many lines.
     """
     bins = max(12, min(40, width - 48))
-    scale = f"0{title_metric(view.state.metric):^{bins - 2}}1"
+    metric = view.state.metric
+    known = view.clients[np.isfinite(view.clients)]
+    top = 1.0 if is_share(metric) or not len(known) else float(known.max()) or 1.0
+    end = "1" if is_share(metric) else format_metric(metric, top, 3)
+    scale = f"0{title_metric(metric):^{max(1, bins - 1 - len(end))}}{end}"
     names = ["all", *dict.fromkeys(view.kinds.tolist())][:most]
     groups = [view.clients, *(view.clients[view.kinds == name] for name in names[1:])]
     rows = []
     for name, values in zip(names, groups, strict=True):
         s = summary_statistics(values)
         middle = np.nanmedian(values) if s["clients"] else None
-        numbers = map(share, (s["min"], middle, s["max"]))
-        rows.append((name[: width // 5], s["clients"], *numbers, histogram(values, bins)))
+        numbers = (format_metric(metric, v) for v in (s["min"], middle, s["max"]))
+        rows.append((name[: width // 5], s["clients"], *numbers, histogram(values / top, bins)))
     yield table(f"clients,>n,>min,>median,>max,{scale}", rows)
 
 

@@ -3,7 +3,7 @@
 If clients keep models of their own, it is that one after its local training. If they keep none
 (FedAvg), it is the one that the client would receive next: the global model, the best of several,
 or its piece of a larger one. Its locally trained model of the last round is not stored; only its
-accuracy is known.
+score is known.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.trained import About, Trained, assemble_model
+from hpcfed.results.columns import main_metric
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
 from hpcfed.storage.checkpoint import Reader
+from hpcfed.tasks import from_facts
+from hpcfed.tasks.classification import Classification
 
 T = TypeVar("T")
-OWN, RECEIVED = (
-    "clients/accuracy",
-    "clients/accuracy_received",
-)  # where a model's accuracy is recorded
+CLASSES = Classification().facts()
 NOBODY = -1  # the rank of clients that were not asked for
 
 
@@ -59,6 +59,7 @@ class Saved:
         self.source, self.t = source, source.rounds - 1
         self.job = again(found.header["job"], str(run), own)
         self.clients = select_clients(clients, self.job.clients)
+        self.main_metric = main_metric(found)
         self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
         self.about = inputs(found.header, self.sources) | {
             "job": self.job.plain(),
@@ -116,7 +117,8 @@ class Saved:
             with client.borrowed():
                 found = pieces(fed, client, self.method, state)
         fed.store.forget(k)
-        counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
+        own = self.keeps and found.kind not in OF_NOW
+        counted = f"clients/{self.main_metric}{'' if own else '_received'}"
         more: dict[str, Any] = {
             "client": k,
             "counted": counted,
@@ -175,6 +177,7 @@ def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
     rows: dict[str, Any] = {name: read_numbers(known[name]) for name in ("mean", "std")}
     rows["shape"] = read_shape(known["shape"])
     fixed = {"vocabulary": known["vocabulary"], "classes": tuple(header["classes"])}
+    fixed["task"] = header.get("task_facts") or CLASSES
     return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
 
 
@@ -190,6 +193,7 @@ def federation(
     Nothing is trained or sent.
     """
     shape, known = about["shape"], found.arrays.get("label_counts")
+    sizes = found.arrays.get("train_sizes")
     several = shape.names if isinstance(shape, Shapes) else ()
     held = () if job.modalities.encoders == "all" else sources.held(several).own
     kinds = assign(job, shape, len(about["classes"]), several, held)
@@ -203,6 +207,7 @@ def federation(
         about["vocabulary"],
         finetuning=Finetuning.of(job),
         names=about["classes"],
+        task=from_facts(about["task"]),
     )
     placement, wanted = [NOBODY] * job.clients, set(clients)
     for k in wanted:
@@ -216,7 +221,7 @@ def federation(
         speeds=[1.0],
         device=CPU,
         clients=Clients(placement, 0, lambda k: Owner(k, kinds[k], sources, store)),
-        sizes=sources.partition.sizes if known is None else known.sum(1).tolist(),
+        sizes=sources.partition.sizes if sizes is None else sizes.tolist(),
         costs=[],
         label_counts=sources.label_counts if known is None else known,
         classes=len(about["classes"]),

@@ -113,13 +113,14 @@ class Probing:
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
         self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
-        self.x, self.labels = tensors(test, self.rows), test.y[self.rows]
-        shape = self.saved.about["shape"]
-        images = (
-            not self.saved.about["vocabulary"] and not isinstance(shape, Shapes) and len(shape) == 3
-        )
-        self.images = choose_images(test.y if images else test.y[:0])
-        self.image_x, self.image_labels = tensors(test, self.images), test.y[self.images]
+        shape, self.classes = self.saved.about["shape"], self.saved.fed.task.has_classes
+        none = np.zeros(0, np.int64)
+        self.x, self.labels = tensors(test, self.rows), test.y[self.rows] if self.classes else none
+        tokens, several = self.saved.about["vocabulary"], isinstance(shape, Shapes)
+        images = self.classes and not tokens and not several and len(shape) == 3
+        self.images = choose_images(test.y) if images else none
+        self.image_x = tensors(test, self.images)
+        self.image_labels = test.y[self.images] if images else none
 
     def probe(self) -> Probe:
         """Return the results of all clients."""
@@ -161,6 +162,7 @@ class Probing:
         Also returns predictions [M] and conductances [M, d] for the images that all runs share.
         """
         z, predictions = answers(model, self.x)
+        predictions = predictions if self.classes else predictions[:0]
         if not len(self.images):
             return z, predictions, predictions[:0], np.zeros((0, z.shape[1]), np.float32)
         _, image_predictions = answers(model, self.image_x)

@@ -79,7 +79,7 @@ class Sources:
     @property
     def label_counts(self) -> np.ndarray | Synthetic:
         """Training examples of each class that each client has, [K, C]."""
-        return self.partition.counts(self.data.train.y, len(self.data.classes))
+        return self.partition.counts(self.data.train.y, self.data.task, len(self.data.classes))
 
     @property
     def test(self) -> Split:

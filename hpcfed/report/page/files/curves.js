@@ -112,7 +112,7 @@ function dots(lines, size) {
 // One standard deviation over clients around the mean.
 function band(run, name) {
   const [x, mean, std] = [`x_${state.x}`, name, `${name}_std`].map(key => run.column[key]);
-  const [high, low] = [1, -1].map(sign => line(x, mean.map((value, t) => Math.max(0, value + sign * std[t]))));
+  const [high, low] = [1, -1].map(sign => line(x, mean.map((value, t) => Math.max(Math.min(0, value), value + sign * std[t]))));
   return {xs: [...high.xs, ...low.xs.reverse()], ys: [...high.ys, ...low.ys.reverse()], colour: run.colour};
 }
 

@@ -1,0 +1,23 @@
+"""Binary classification: two classes, of which the second is positive, and often rare.
+
+It differs from classification with two classes in what is measured if the job names no metric:
+where few examples are positive, accuracy alone says little.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcfed.tasks.classification import Classification
+
+
+@dataclass(frozen=True)
+class Binary(Classification):
+    """A negative and a positive class."""
+
+    name: ClassVar[str] = "binary"
+    labels: ClassVar[str] = "two classes"
+    n_outputs: ClassVar[int] = 2
+    usual: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "kappa", "pr_auc", "roc_auc")
+
+    def infers(self, y: object) -> bool:
+        return False

@@ -1,0 +1,274 @@
+"""Classification: each example has one class, 0..C-1.
+
+scikit-learn computes all metrics but accuracy. Metrics of two classes take the second for the
+positive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hpcfed.core.errors import DataError, first_bad
+from hpcfed.core.wording import join_few
+from hpcfed.tasks.task import Answers, Metric, Task, fractional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = 2**31  # maximum label; no array in memory is larger
+FEW = 8  # classes that a message names
+
+
+def accuracy(answers: Answers) -> float:
+    """Return the share of correct answers."""
+    return np.count_nonzero(answers["y"] == answers["predicted"]) / len(answers["y"])
+
+
+def f1(answers: Answers) -> float:
+    """Return the F1 score of the second of two classes: 2 TP / (2 TP + FP + FN).
+
+    It is nan for 0 / 0, if no example is of that class and none is predicted as it.
+    """
+    from sklearn.metrics import f1_score
+
+    return f1_score(answers["y"], answers["predicted"], pos_label=1, zero_division=np.nan)
+
+
+def macro_f1(answers: Answers) -> float:
+    """Return the mean of F1 over the classes that occur among labels or predictions."""
+    from sklearn.metrics import f1_score
+
+    return f1_score(answers["y"], answers["predicted"], average="macro")
+
+
+def balanced_accuracy(answers: Answers) -> float:
+    """Return the mean of recall over the classes that occur among labels (UAR)."""
+    from sklearn.metrics import balanced_accuracy_score
+
+    return balanced_accuracy_score(answers["y"], answers["predicted"])
+
+
+def kappa(answers: Answers) -> float:
+    """Return Cohen's kappa, (p_o - p_e) / (1 - p_e).
+
+    p_o: share of correct answers.  p_e: share of correct answers expected by chance, if labels and
+    predictions were independent with the same class frequencies. The result is nan if p_e is 1,
+    that is if all labels and all predictions are of one class.
+    Cohen, Educational and Psychological Measurement 20(1), 1960.
+    """
+    from sklearn.metrics import cohen_kappa_score
+
+    return cohen_kappa_score(answers["y"], answers["predicted"])
+
+
+def pr_auc(answers: Answers) -> float:
+    """Return the average precision of the second of two classes; nan without an example of it.
+
+    It is the sum over thresholds of (R_n - R_{n-1}) P_n, without interpolation between the points
+    of the curve.
+    """
+    from sklearn.metrics import average_precision_score
+
+    if not answers["y"].any():
+        return float("nan")
+    return average_precision_score(answers["y"], answers["margin"])
+
+
+def roc_auc(answers: Answers) -> float:
+    """Return the area under the ROC curve of two classes; nan unless both occur.
+
+    It is the probability that an example of the second class has a higher score than one of the
+    first; a tie counts half.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if len(np.unique(answers["y"])) < 2:
+        return float("nan")
+    return roc_auc_score(answers["y"], answers["margin"])
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One class per example; a model's outputs are logits.
+
+    Answers: y, labels, and predicted, the class of the largest logit, both unsigned integers of the
+    least size; for two classes also margin, logit of the second minus that of the first, float32.
+    It ranks examples as the probability of the second class does, without ties due to rounding.
+    """
+
+    name: ClassVar[str] = "classification"
+    labels: ClassVar[str] = "classes"
+    has_classes: ClassVar[bool] = True
+    categories: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": Metric(
+            "accuracy", "share of correct answers", accuracy, counted=True, each=True
+        ),
+        "f1": Metric(
+            "F1",
+            "harmonic mean of precision and recall of the positive (second) of two classes",
+            f1,
+            outputs=2,
+        ),
+        "macro_f1": Metric("macro F1", "F1 of each class or label, mean", macro_f1),
+        "balanced_accuracy": Metric(
+            "balanced accuracy", "recall of each class, mean; also called UAR", balanced_accuracy
+        ),
+        "kappa": Metric(
+            "Cohen's kappa", "agreement of predictions and labels beyond chance", kappa
+        ),
+        "pr_auc": Metric(
+            "PR-AUC",
+            "average precision of the positive (second) of two classes, ranked by score",
+            pr_auc,
+            outputs=2,
+        ),
+        "roc_auc": Metric(
+            "ROC-AUC",
+            "share of pairs of a positive and a negative example that are ranked right, of two "
+            "classes",
+            roc_auc,
+            outputs=2,
+        ),
+    }
+    usual: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def infers(self, y: np.ndarray) -> bool:
+        """Return whether these are words or whole numbers, one per example, at least mostly."""
+        single = y.ndim == 1 or y.shape[1:] == (1,)
+        return single and not fractional(y)
+
+    def check(self, y: np.ndarray, n: int, where: str) -> np.ndarray:
+        return labels(y, n, where)
+
+    def output_names(
+        self, names: Sequence[str] | None, parts: Sequence[np.ndarray], where: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the class names: those given, else "0".."C-1" with C from the largest label.
+
+        Raises DataError for a label outside the names; without names, for a label >= n.
+        """
+        most = len(parts[0]) if names is None else len(names)
+        below(parts[0], most, where[0])
+        C = int(parts[0].max()) + 1 if names is None else len(names)
+        for y, place in zip(parts, where, strict=True):
+            below(y, C, place)
+        return tuple(map(str, range(C) if names is None else names))
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+    def counts(self, y: np.ndarray, outputs: int) -> np.ndarray:
+        return np.bincount(y, minlength=outputs)
+
+    def describe(self, outputs: int) -> str:
+        return f"{outputs:,} classes"
+
+    def oddities(self, y: np.ndarray, names: Sequence[str], complete: bool) -> list[str]:
+        """Return sentences on classes that have no example or only one."""
+        number = np.bincount(y, minlength=len(names))
+        odd = []
+        if (empty := np.flatnonzero(number == 0).tolist()) and not complete:
+            odd.append(
+                f"{len(empty)} of {len(names)} classes have no training example "
+                f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+                f"renumber them if these classes do not exist"
+            )
+        if np.count_nonzero(number) == 1:
+            only = names[int(number.argmax())]
+            return [*odd, f"all training examples have the label {only}; there is nothing to learn"]
+        if single := self.rare(number):
+            told = join_few([names[c] for c in single], FEW)
+            odd.append(
+                f"{len(single)} of {len(names)} classes have a single training example ({told}); "
+                f"leave them out, unless that is meant"
+            )
+        return odd
+
+    def rare(self, number: np.ndarray) -> list[int]:
+        """Return the classes that are oddly rare. number: training examples of each class."""
+        return np.flatnonzero(number == 1).tolist()
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the cross-entropy. y: [n], classes."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(output, y)
+
+    def score(
+        self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
+    ) -> tuple[float, float, Answers | None]:
+        """Return accuracy, mean cross-entropy, and the answers if metrics need more than accuracy.
+
+        Logits are not kept: a batch adds to two sums on the device.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        total, n, parts = None, 0, []
+        wanted = tuple(metrics) != (self.main,)
+        for logits, y in batches:
+            right, loss = (logits.argmax(1) == y).sum(), cross_entropy(logits, y, reduction="sum")
+            batch = torch.stack([right.double(), loss.double()])
+            total, n = (batch if total is None else total + batch), n + len(y)
+            if wanted:
+                parts.append((y, *predictions(logits)))
+        assert total is not None  # there is a batch
+        correct, loss = (total / n).tolist()
+        if not wanted:
+            return correct, loss, None
+        labels, predicted, *margin = (
+            torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)
+        )
+        small = np.min_scalar_type(logits.shape[1] - 1)  # one byte, up to 256 classes
+        answers = {"y": labels.astype(small), "predicted": predicted.astype(small)}
+        return correct, loss, answers | ({"margin": margin[0]} if margin else {})
+
+
+def predictions(logits: Tensor) -> tuple[Tensor, ...]:
+    """Return the predicted classes, [b], and for two classes also the margins, [b]."""
+    predicted = logits.argmax(1)
+    if logits.shape[1] != 2:
+        return (predicted,)
+    return predicted, (logits[:, 1] - logits[:, 0]).float()
+
+
+def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
+    """Return labels as [n], int64, >= 0; [n, 1] and whole floats are accepted.
+
+    Raises DataError.
+    """
+    if y.shape == (n, 1):
+        y = y[:, 0]
+    if y.shape != (n,):
+        raise DataError(
+            f"{where}: shape {list(y.shape)}, but there are {n} examples; store one label an "
+            f"example"
+        )
+    if y.dtype.kind not in "iuf":
+        raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
+    if y.dtype.kind == "f":
+        first_bad(
+            y,
+            ~np.isfinite(y) | (y != np.round(y)),
+            where,
+            "a label is a whole number, 0..C-1; "
+            "for numbers to predict set data.task = 'regression'",
+        )
+    first_bad(y, (y < 0) | (y > LARGEST), where, "a label lies in 0..C-1")
+    return y.astype(np.int64)
+
+
+def below(y: np.ndarray, n_classes: int, where: str) -> None:
+    """Raise DataError for a label that is not below n_classes."""
+    first_bad(
+        y,
+        y >= n_classes,
+        where,
+        f"a label lies in 0..C-1, and C is at most {n_classes} here; for numbers to predict set "
+        f"data.task = 'regression'",
+    )

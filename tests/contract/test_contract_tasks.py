@@ -1,0 +1,99 @@
+"""Every method learns numbers and several labels per example, the same bits on any ranks, or says
+why it needs classes.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.comm import Serial, spmd
+from hpcfed.config.job import Job
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from tests.contract import toy
+
+TASKS = ("regression", "multilabel")
+METHODS = [name for name in ALGORITHMS if not load(name)().needs_classes]
+WITHOUT = {  # options with which methods do without classes that need them by default
+    "fed2": ("--algorithm.pairing", "none", "--algorithm.groups", "2"),
+    "fedclassavg": ("--algorithm.contrastive", "false"),
+    "fedma": ("--algorithm.class_weights", "clients"),
+    "fedrolex": ("--algorithm.mask", "none"),
+    "heterofl": ("--algorithm.mask", "none"),
+    "pfnm": ("--algorithm.class_weights", "clients"),
+}
+
+
+@cache
+def file(task: str, wrong: bool = False) -> Path:
+    """Blobs whose class says two numbers, or three labels; wrong: other ones."""
+    path = toy.folder() / f"{task}-{wrong}.h5"
+    with h5py.File(path, "w") as made:
+        for part, n in (("train", 96), ("test", 32)):
+            x, y = toy.blobs(n, rng.stream(0, "toy", n))
+            y = (y + wrong) % toy.CLASSES
+            numbers = np.stack([1e3 * y + np.arange(n), -y / 2], 1)
+            labels = np.stack([y % 2, y // 2, y == 3], 1)
+            made[f"{part}/images"] = x
+            made[f"{part}/labels"] = numbers if task == "regression" else labels
+        made.attrs["task"] = task
+    return path
+
+
+def job(method: str, task: str, *flags: str, wrong: bool = False) -> Job:
+    words = ["--data.name", str(file(task, wrong)), "--rounds", "2", *toy.different(method)]
+    return toy.job(method, *words, *WITHOUT.get(method, ()), *flags)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("method", sorted({*METHODS, *WITHOUT}))
+def test_a_method_without_classes_learns_from_labels_with_the_same_bits_on_any_ranks(
+    method: str, task: str
+):
+    usual = job(method, task, "--evaluate.received")
+    want = toy.run(Serial(), usual)
+    for got in spmd(3, lambda comm: toy.run(comm, usual)):
+        assert toy.differences(got, want) == []
+    if task == "regression":  # cross-entropy of a single output would not look at the labels
+        other = toy.run(Serial(), job(method, task, wrong=True))
+        assert toy.differences([other.state, other.weights], [want.state, want.weights]) != []
+    main = "mse" if task == "regression" else "macro_auc"
+    assert any(np.isfinite(row[f"rounds/{main}_pooled"]) for row in want.rows)
+    assert not any("accuracy" in name for row in want.rows for name in row)
+
+
+@pytest.mark.parametrize("method", sorted(ALGORITHMS.keys() - {*METHODS}))
+def test_a_method_that_needs_classes_says_why(method: str):
+    usual = toy.job(method, "--data.name", str(file("regression")), *toy.different(method))
+    with pytest.raises(ConfigError, match=rf"{method} needs classes \(.*\), but regression-False"):
+        toy.start(Serial(), usual)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path):
+    usual = job("lgfedavg", task, "--rounds", "4")
+    want = toy.run(Serial(), usual)
+    spmd(2, lambda comm: toy.run(comm, usual, rounds=2, save=tmp_path))
+    for got in spmd(3, lambda comm: toy.run(comm, usual, resume=tmp_path)):
+        assert toy.differences([got.rows, got.weights], [want.rows[2:], want.weights]) == []
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_common_score_is_the_main_metric_on_the_whole_test_split(task: str):
+    usual = job("fedavg", task, "--evaluate.common", "--evaluate.received")
+    want = toy.run(Serial(), usual)
+    main = "mse" if task == "regression" else "macro_auc"
+    assert np.isfinite(want.rows[-1][f"rounds/{main}_common"])
+    for got in spmd(3, lambda comm: toy.run(comm, usual)):
+        assert toy.differences(got.rows, want.rows) == []
+
+
+def test_numbers_are_learned():
+    words = ("--participation", "1", "--rounds", "12", "--models.mix", "mlp", "--local.epochs", "3")
+    last = toy.run(Serial(), job("fedavg", "regression", *words)).rows[-1]
+    assert last["rounds/r2_pooled"] > 0.7
+    assert last["rounds/mae_pooled"] < 300  # of 0 to 3,095 and 0 to -1.5: in the data's units
