@@ -201,3 +201,13 @@ def test_help_and_show_say_the_condition():
     (tau,) = [p for p in facts["parameters"] if p["name"] == "tau"]
     assert tau["meaning"].endswith("Used only if contrastive = true.")
     assert show("fedrep", json=True)["unused"].keys() == {"local.epochs", "local.steps"}
+
+
+def test_momentum_is_refused_in_rounds_of_one_step_unless_a_round_is_more_than_one_training():
+    flags = ["--models.mix", "mlp", "--local.optimiser", "sgd", "--local.momentum", "0.5"]
+    flags += ["--local.steps", "1", "--algorithm.name"]
+    for words in (["fedavg"], ["feddyn"], ["pfedme", "--algorithm.inner_steps", "1"]):
+        with pytest.raises(ConfigError, match="the first step of a new optimiser"):
+            load([*flags, *words])
+    for words in (["fedavg", "--local.keep_optimiser", "true"], ["pfedme"], ["reptile"]):
+        assert load([*flags, *words]).local.momentum == 0.5

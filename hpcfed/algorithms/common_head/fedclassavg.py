@@ -60,9 +60,7 @@ class FedClassAvg(RoundBased):
     normalise: bool = field(True, used_if="contrastive")
     """Scale representations to length 1 in the contrastive loss."""
     pretrain_epochs: NonNegativeInt = field(0, used_if=({"averaging": False}, {"share": "head"}))
-    """Epochs that every client trains alone before the first round; without effect where all
-    weights are shared.
-    """
+    """Epochs that every client trains alone before the first round."""
 
     @property
     def accepts(self) -> str:
