@@ -140,3 +140,25 @@ def test_a_grid_is_chosen_from_by_validation_for_the_method_and_its_reference(mo
     assert jobs.CHOICE_SEED not in jobs.SEEDS
     chosen = jobs.fields("fedprox", small, choice=choice)
     assert chosen["algorithm"]["mu"] == 0.1 and chosen["local"]["lr"] == 0.1
+
+
+def test_each_method_has_a_row_of_its_present_job_and_the_table_is_made_of_the_rows():
+    rows, choices = jobs.load_saved("rows"), jobs.load_saved("choices")
+    run = {jobs.small_job(name, jobs.fields(name, SMALL)).algorithm.name for name in SHOWN}
+    assert set(ALGORITHMS) - run == {"fedclip"}
+    assert set(rows) == set(SHOWN)
+    assert [name for name in SHOWN if not jobs.is_present(name, SMALL)] == []
+    gridded = [name for name in SHOWN if "grid" in SMALL["rows"][name]]
+    assert set(choices) == set(gridded)
+    assert [name for name in gridded if not jobs.is_chosen(name, SMALL)] == []
+    text = (jobs.RESULTS / "table.md").read_text()
+    assert text == jobs.compose_table(SMALL)
+    assert "to be run" not in text and "commit `" in text
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_small_run_learns_and_a_missed_claim_has_its_cause(name: str):
+    row = SMALL["rows"][name]
+    outcome = jobs.verdict(row, jobs.load_saved("rows")[name])
+    assert outcome != "does not learn"
+    assert bool(row.get("unmet")) == ("missed" in outcome), outcome
