@@ -280,11 +280,11 @@ class RoundBased(Method):
 
         None: it sends nothing.
         """
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         sent = client.params(self.shared)
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given) if sent else None
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download) if sent else None
 
     def train(self, fed: Federation, client: Client, given: State, t: int, **how: Any) -> int:
         """Train the client's model on `loss`, and return the number of steps.

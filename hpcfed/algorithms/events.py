@@ -161,10 +161,10 @@ class EventBased(Method):
 
         The job's number names its random streams, like the round in synchronous methods.
         """
-        given = fed.down(client, client.memory.pop("download"))
-        self.receive(client, given)
-        train(self, fed, client, given, job)
-        return Upload(client.params(self.shared), relative_to=given)
+        download = fed.down(client, client.memory.pop("download"))
+        self.receive(client, download)
+        train(self, fed, client, download, job)
+        return Upload(client.params(self.shared), relative_to=download)
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
         """Return the clients whose latest models are needed to merge client k's job of this number.

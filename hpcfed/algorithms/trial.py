@@ -67,9 +67,11 @@ class Counting(Exchange):
         self.moved += nbytes(value)
         return super().from_client(k, value)
 
-    def to_client(self, k: int, by_client: Mapping[int, Any], ids: Iterable[int]) -> dict[int, Any]:
+    def to_client(
+        self, k: int, by_client: Mapping[int, Any], senders: Iterable[int]
+    ) -> dict[int, Any]:
         self.moved += nbytes(dict(by_client))
-        return super().to_client(k, by_client, ids)
+        return super().to_client(k, by_client, senders)
 
     def at_root(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
         self.moved += nbytes(dict(by_client))

@@ -66,8 +66,8 @@ class Exchange:
         by_client: values of this rank's clients. A client without a value is left out.
         """
         self.wait("gather")
-        given = self._comm.gather(dict.fromkeys(by_client, 1))
-        for k in given:
+        senders = self._comm.gather(dict.fromkeys(by_client, 1))
+        for k in senders:
             yield k, self.from_client(k, by_client.get(k))
 
     def from_client(self, k: int, value: T | None) -> T:
@@ -79,14 +79,14 @@ class Exchange:
         with self._clock("communicate"):
             return on_device(self._comm.bcast(value, root=self._placement[k]), self._device)
 
-    def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
+    def to_client(self, k: int, by_client: Mapping[int, T], senders: Iterable[int]) -> dict[int, T]:
         """Return the values of the given clients, in that order, on client k's rank; {} elsewhere.
 
         Collective; counts no bytes.
         by_client: values of this rank's clients.
         """
         self.wait(f"to client {k}")
-        return self._moved(by_client, given, self._placement[k])
+        return self._moved(by_client, senders, self._placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values on rank 0, which does the server's work; {} elsewhere.
@@ -94,17 +94,19 @@ class Exchange:
         Collective; counts no bytes.
         """
         self.wait("at root")
-        given = self._comm.gather(dict.fromkeys(by_client, 1))
-        return self._moved(by_client, given, 0)
+        senders = self._comm.gather(dict.fromkeys(by_client, 1))
+        return self._moved(by_client, senders, 0)
 
-    def _moved(self, by_client: Mapping[int, T], given: Iterable[int], rank: int) -> dict[int, T]:
+    def _moved(self, by_client: Mapping[int, T], senders: Iterable[int], rank: int) -> dict[int, T]:
         """Return the given clients' values, in that order, on one rank; {} elsewhere.
 
         Collective; counts no bytes.
         """
         with self._clock("communicate"):
-            moved = {k: self._comm.move(by_client.get(k), self._placement[k], rank) for k in given}
-        return on_device(moved, self._device) if self._comm.rank == rank else {}
+            values = {
+                k: self._comm.move(by_client.get(k), self._placement[k], rank) for k in senders
+            }
+        return on_device(values, self._device) if self._comm.rank == rank else {}
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Send values for clients from rank 0 to the ranks of these clients.
@@ -112,11 +114,11 @@ class Exchange:
         Collective; counts no bytes.
         """
         self.wait("from root")
-        given = self._comm.bcast(list(by_client))
+        senders = self._comm.bcast(list(by_client))
         with self._clock("communicate"):
-            moved = {k: self._comm.move(by_client.get(k), 0, self._placement[k]) for k in given}
+            values = {k: self._comm.move(by_client.get(k), 0, self._placement[k]) for k in senders}
         return on_device(
-            {k: value for k, value in moved.items() if k in self._clients}, self._device
+            {k: value for k, value in values.items() if k in self._clients}, self._device
         )
 
     def on_root(self, fn: Callable[[], T]) -> T:
@@ -132,15 +134,15 @@ class Exchange:
 
         Collective; counts no bytes. Results are in the items' order. Rank i mod R computes item i.
         """
-        rank, size, listed = self._comm.rank, self._comm.size, list(items)
-        if len(set(listed)) < len(listed):
-            raise ValueError(f"items of server-side work come twice: {listed}; give each once")
+        rank, size, keys = self._comm.rank, self._comm.size, list(items)
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"items of server-side work come twice: {keys}; give each once")
         with self._clock.rest("server"):
-            done = {i: work(item) for i, item in enumerate(listed) if i % size == rank}
+            done = {i: work(item) for i, item in enumerate(keys) if i % size == rank}
         self.wait("spread")
         with self._clock("communicate"):
-            found = on_device(self._comm.gather(done), self._device)
-        return {item: found[i] for i, item in enumerate(listed)}
+            results = on_device(self._comm.gather(done), self._device)
+        return {item: results[i] for i, item in enumerate(keys)}
 
     def wait(self, what: str, over: bool = False) -> None:
         """Wait for all ranks before an exchange; the clock measures this time on its own.

@@ -143,8 +143,8 @@ class Uplink:
         """Return a part after all transforms, and its bytes."""
         bytes_: int | None = None
         for transform in self._fed.transforms:
-            part, told = transform.upload(self._fed, client, name, part, references.get(name))
-            bytes_ = bytes_ if told is None else told
+            part, size = transform.upload(self._fed, client, name, part, references.get(name))
+            bytes_ = bytes_ if size is None else size
         return part, nbytes(part) if bytes_ is None else bytes_
 
     def _examine(self, client: Client, parts: Mapping[str, Part]) -> None:
@@ -176,8 +176,8 @@ class Uplink:
     def _names(self, uploads: Mapping[int, Upload]) -> list[str]:
         """Return the names of parts in uploads of all ranks; collective."""
         comm = self._fed.comm
-        own = sorted({name for upload in uploads.values() for name in upload.parts})
-        return sorted({name for names in comm.gather({comm.rank: own}).values() for name in names})
+        mine = sorted({name for upload in uploads.values() for name in upload.parts})
+        return sorted({name for names in comm.gather({comm.rank: mine}).values() for name in names})
 
 
 def _to_plain(upload: Upload) -> list[Any]:

@@ -121,10 +121,10 @@ class FedBuff(EventBased):
         return state.model
 
     def work(self, fed: Federation, client: Client, job: Work) -> Upload:
-        given = fed.down(client, client.memory.pop("download"))
-        self.receive(client, given)
-        train(self, fed, client, given, job)
-        return Upload(given - client.params())
+        download = fed.down(client, client.memory.pop("download"))
+        self.receive(client, download)
+        train(self, fed, client, download, job)
+        return Upload(download - client.params())
 
     def merge(
         self, fed: Federation, job: Work, held: State, up: Params, near: dict[int, Params]

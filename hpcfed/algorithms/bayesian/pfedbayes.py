@@ -88,17 +88,17 @@ class PFedBayes(RoundBased):
         client.load(means(state))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
+        download = fed.down(client, state)
         if "rho" not in client.memory:
-            self.receive(client, given)
-        loss = partial(self.loss, client, given)
+            self.receive(client, download)
+        loss = partial(self.loss, client, download)
         with LocalSteps(fed, client, t) as steps:
-            gaussians = Gaussians(self, steps, given, client.skeleton.layout.params)
+            gaussians = Gaussians(self, steps, download, client.skeleton.layout.params)
             for x, y in steps:
                 gaussians.learn(partial(steps.value, loss, x, y), steps.step)
         buffers = client.params(lambda name: not fed.trainable(name))
         sent = Params({**gaussians.end(), **buffers})
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def pull(
         self, client: Client, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]

@@ -49,7 +49,7 @@ class Centred(RoundBased):
         return fed.mine(sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}))
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
-        self.train(fed, client, given, t)
-        return Upload(model=client.params(self.shared), relative_to={"model": given})
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
+        self.train(fed, client, download, t)
+        return Upload(model=client.params(self.shared), relative_to={"model": download})

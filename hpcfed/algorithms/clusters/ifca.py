@@ -89,9 +89,9 @@ class IFCA(RoundBased):
         return clusters.row(state, clusters.fittest(fed, client, state))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        m = clusters.choose(fed, client, given, self.clusters)
-        model = clusters.row(given, m)
+        download = fed.down(client, state)
+        m = clusters.choose(fed, client, download, self.clusters)
+        model = clusters.row(download, m)
         self.receive(client, model)
         if self.averaging == "models":
             self.train(fed, client, model, t)

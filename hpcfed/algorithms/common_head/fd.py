@@ -84,8 +84,9 @@ class FD(RoundBased):
         return False
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        C, own = fed.classes, int((fed.label_counts[k] > 0).sum())
-        return 4 * C * C, 4 * own * (C + (self.weighting == "samples"))
+        """Return the bytes for all classes of the client, of which a trial's one step has few."""
+        C, present = fed.classes, int((fed.label_counts[k] > 0).sum())
+        return 4 * C * C, 4 * present * (C + (self.weighting == "samples"))
 
     def init(self, fed: Federation) -> Params:
         C, device = fed.classes, fed.device
@@ -144,11 +145,11 @@ class FD(RoundBased):
         return torch.cat(seen), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
+        download = fed.down(client, self.offer(fed, client, state))
         if self.outputs == "during":
-            soft, labels = self.collect(fed, client, given, t)
+            soft, labels = self.collect(fed, client, download, t)
         else:
-            self.train(fed, client, given, t)
+            self.train(fed, client, download, t)
             soft, labels = soften(logits(fed, client, client.train)), client.train.labels
         sums, count = class_sums(soft, labels, fed.classes)
         own = count.nonzero().squeeze(1)

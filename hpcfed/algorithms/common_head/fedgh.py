@@ -52,9 +52,9 @@ class FedGH(RoundBased):
         return name.startswith("head.")
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         return self.means(fed, client)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:

@@ -131,11 +131,11 @@ class FedProto(RoundBased):
         return torch.cat(seen), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
+        download = fed.down(client, state)
         if self.prototypes == "during":
-            z, labels = self.collect(fed, client, given, t)
+            z, labels = self.collect(fed, client, download, t)
         else:
-            self.train(fed, client, given, t)
+            self.train(fed, client, download, t)
             z, labels = represent(fed, client, client.train), client.train.labels
         sums, count = class_sums(z, labels, fed.classes)
         own = count.nonzero().squeeze(1)

@@ -134,8 +134,8 @@ class FedSynth(RoundBased):
         with count_work(fed, client, self.passes * work):
             for _ in range(self.passes):
                 for _ in range(self.steps):
-                    found = gradient(fed, kind, w, x, F.softmax(z, 1), through=True)
-                    x.grad, z.grad = torch.autograd.grad(1 - cosine(found, update), [x, z])
+                    slopes = gradient(fed, kind, w, x, F.softmax(z, 1), through=True)
+                    x.grad, z.grad = torch.autograd.grad(1 - cosine(slopes, update), [x, z])
                     descent.step()
                     fed.clock.heartbeat.step()
                 now = {"x": x.detach().clone(), "labels": F.softmax(z.detach(), 1), **beside}
@@ -163,10 +163,10 @@ def gradient(
     skeleton.model.eval()
     leaves = {name: w[name].detach().requires_grad_() for name in skeleton.layout.params}
     value = F.cross_entropy(call(skeleton, Params({**w, **leaves}), x), labels)
-    found = torch.autograd.grad(
+    slopes = torch.autograd.grad(
         value, list(leaves.values()), create_graph=through, materialize_grads=True
     )
-    return Params(zip(leaves, found, strict=True))
+    return Params(zip(leaves, slopes, strict=True))
 
 
 def rebuild(fed: Federation, kind: str, w: Params, sent: Sent) -> Params:
@@ -177,8 +177,8 @@ def rebuild(fed: Federation, kind: str, w: Params, sent: Sent) -> Params:
     g = gradient(fed, kind, w, sent["x"], sent["labels"])
     size = float(length(g))
     factor = float(sent["norm"]) / size if size else 0.0
-    moved = {name: w[name] - factor * step for name, step in g.items()}
-    return Params({**w, **moved, **sent.get("statistics", {})})
+    parameters = {name: w[name] - factor * step for name, step in g.items()}
+    return Params({**w, **parameters, **sent.get("statistics", {})})
 
 
 def length(values: Params) -> Tensor:

@@ -106,20 +106,22 @@ class ZeroShot(RoundBased):
         return super().init(fed)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given, data = fed.down(client, self.offer(fed, client, state)), client.train
-        self.receive(client, given)
+        download, data = fed.down(client, self.offer(fed, client, state)), client.train
+        self.receive(client, download)
         labels = missing(fed.label_counts[client.id], self.samples)
         if self.at == "clients" and t >= self.after and len(labels):
             classes = torch.from_numpy(labels).to(fed.device)
             with count_work(fed, client, self.steps * len(labels)):
-                x = self.inversion.examples(fed, client.architecture, given, classes, t, client.id)
+                x = self.inversion.examples(
+                    fed, client.architecture, download, classes, t, client.id
+                )
             data = Extended(client.train, as_stored(fed, client.train, x, labels))
-        self.train(fed, client, given, t, data=data)
+        self.train(fed, client, download, t, data=data)
         model = Mean.of(client.params(self.shared), self.weight(client))
         if not self.tells_classes:
-            return Upload(model, relative_to=given)
+            return Upload(model, relative_to=download)
         classes = class_bits(fed, client.id)
-        return Upload(model=model, classes=classes, relative_to={"model": given})
+        return Upload(model=model, classes=classes, relative_to={"model": download})
 
     def make(self, fed: Federation, model: Params, classes: np.ndarray, *key: int) -> Made:
         """Make `samples` examples of each of these classes from a model; the server's work."""

@@ -45,6 +45,7 @@ class DSGD(Peers, RoundBased):
     """
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Return the most: how many neighbours are in the cohort is known in the round only."""
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
         return bytes_, bytes_
 

@@ -44,6 +44,7 @@ class SWIFT(Peers, EventBased):
     """
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Return the bytes for all neighbours, of which a trial with a few clients has others."""
         return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:

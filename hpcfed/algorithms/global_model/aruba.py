@@ -101,11 +101,11 @@ class ARUBA(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload | None:
         if not self.learn:
             return super().local(fed, client, state, t)
-        given, rates = fed.down(client, state.x), fed.down(client, rates_of(state.b, state.g))
-        self.receive(client, given)
-        squares = self.descend(fed, client, given, t, lambda _: rates)
+        download, rates = fed.down(client, state.x), fed.down(client, rates_of(state.b, state.g))
+        self.receive(client, download)
+        squares = self.descend(fed, client, download, t, lambda _: rates)
         model = Mean.of(client.params(), self.weight(client))
-        return Upload(model=model, squares=Mean.of(squares), relative_to={"model": given})
+        return Upload(model=model, squares=Mean.of(squares), relative_to={"model": download})
 
     def descend(
         self, fed: Federation, client: Client, x: Params, t: int, rates: Any, **how: Any

@@ -51,10 +51,10 @@ class Cyclic(RoundBased):
         return sorted(self.visits(fed, t))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        self.train(fed, client, given, t)
-        return Upload(client.params(), relative_to=given)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        self.train(fed, client, download, t)
+        return Upload(client.params(), relative_to=download)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         for k in self.visits(fed, t):

@@ -73,9 +73,9 @@ class Fed2(RoundBased):
         return "row" if self.paired else "mean"
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         rows = self.rows(fed, client.id)
         picked = {n: v[rows[n]] if n in rows else v for n, v in client.params(self.shared).items()}
         at = {name: (which,) for name, which in rows.items()}

@@ -72,10 +72,10 @@ class FedDANE(RoundBased):
     def loss(self, client: Client, state: Task, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         named = dict(model.named_parameters())
-        moved = differences(model, state.w)
+        change = differences(model, state.w)
         linear = [
             torch.vdot(state.correction[n].flatten(), d.flatten())
-            for n, d in zip(named, moved, strict=True)
+            for n, d in zip(named, change, strict=True)
         ]
         value = value + torch.stack(linear).sum()
         return value + proximal(model, anchor=state.w, mu=self.mu) if self.mu else value

@@ -67,14 +67,14 @@ class FedDyn(RoundBased):
         return value + proximal(model, anchor, self.alpha) - inner_product(model, dual)
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, state.x)
-        self.receive(client, given)
+        download = fed.down(client, state.x)
+        self.receive(client, download)
         dual = Params(client.memory.get("dual", state.h * 0))
-        sgd(fed, client, t, partial(self.objective, client, given, dual))
+        sgd(fed, client, t, partial(self.objective, client, download, dual))
         sent = client.params()
-        moved = sent.pick(fed.trainable) - given
+        moved = sent.pick(fed.trainable) - download
         client.memory["dual"] = dual - self.alpha * moved
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
         moved = mean.pick(fed.trainable) - state.x

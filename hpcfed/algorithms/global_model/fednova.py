@@ -102,13 +102,13 @@ class FedNova(RoundBased):
         return value + proximal(model, anchor=state, mu=self.mu) if self.mu else value
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        steps = self.train(fed, client, given, t)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        steps = self.train(fed, client, download, t)
         shrink = learning_rate(fed, t) * self.mu
         total = count_gradients(steps, fed.job.local.momentum, shrink)
         model = client.params()
-        change = (given - model) * (1 / total)
+        change = (download - model) * (1 / total)
         sent = Params({**model, **change.pick(fed.trainable)})
         count = torch.tensor(total, device=fed.device)
         return Upload(Mean.of(Params({**sent, COUNT: count}), self.weight(client)))

@@ -107,9 +107,9 @@ class FedRare(RoundBased):
         return found
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        loss = partial(self.loss, client, self.terms(fed, client, given, t))
+        download = fed.down(client, state)
+        self.receive(client, download)
+        loss = partial(self.loss, client, self.terms(fed, client, download, t))
         rare = rare_classes(fed, self.rare_share) if self.intra else []
         queues = {c: client.memory.get(f"queue {c}") for c in rare}
         with LocalSteps(fed, client, t) as steps:
@@ -124,7 +124,7 @@ class FedRare(RoundBased):
         means, weights = self.describe(fed, client)
         model = Mean.of(client.params(), self.weight(client))
         vectors = Mean.of(Params({VECTORS: means}), Params({VECTORS: weights}))
-        return Upload(model + vectors, relative_to=given)
+        return Upload(model + vectors, relative_to=download)
 
     def partner(
         self, client: Client, rows: np.ndarray, queues: dict[int, Tensor | None], c: int

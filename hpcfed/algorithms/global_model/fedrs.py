@@ -44,12 +44,12 @@ class FedRS(RoundBased):
         return F.cross_entropy(model(x) * state["scale"], y)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
+        download = fed.down(client, state)
+        self.receive(client, download)
         factors = scale(fed.label_counts[client.id], self.alpha, self.form)
         own = Params(scale=factors.to(fed.device))  # never sent
         self.train(fed, client, own, t)
-        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
 
 
 def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -> Tensor:

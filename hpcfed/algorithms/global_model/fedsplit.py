@@ -47,9 +47,9 @@ class FedSplit(RoundBased):
         return self.loss(client, centre, model, x, y) + proximal(model, centre, 1 / self.s)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        common = given.pick(fed.trainable)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        common = download.pick(fed.trainable)
         z = Params(client.memory.get("z", fed.initial(fed.trainable)))
         sgd(fed, client, t, partial(self.objective, client, 2 * common - z))
         change = 2 * (client.params(fed.trainable) - common)

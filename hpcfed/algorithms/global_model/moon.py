@@ -62,11 +62,11 @@ class MOON(RoundBased):
         return Paired(client.train, torch.stack([received, before], 1), with_labels=True)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
+        download = fed.down(client, state)
+        self.receive(client, download)
         data = self.data(fed, client) if self.mu else None
-        self.train(fed, client, given, t, data=data)
+        self.train(fed, client, download, t, data=data)
         if self.mu:
             client.memory["previous"] = client.skeleton.flat.clone()
         sent = Mean.of(client.params(self.shared), self.weight(client))
-        return Upload(sent, relative_to=given)
+        return Upload(sent, relative_to=download)

@@ -91,13 +91,13 @@ class Reptile(RoundBased):
         return state.x
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, state.x)
-        self.receive(client, given)
+        download = fed.down(client, state.x)
+        self.receive(client, download)
         first = t < self.first_rounds
         how = {} if first else {"amount": self.inner_steps}
-        self.train(fed, client, given, t, **how)
+        self.train(fed, client, download, t, **how)
         sent = Mean.of(client.params(), self.weight(client) if first else 1.0)
-        return Upload(sent, relative_to=given)
+        return Upload(sent, relative_to=download)
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
         return self.first(state, mean) if fed.t < self.first_rounds else self.second(state, mean)

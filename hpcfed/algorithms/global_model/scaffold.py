@@ -69,21 +69,21 @@ class Scaffold(RoundBased):
         return state.x
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given, c = fed.down(client, state.x), fed.down(client, state.c)
-        self.receive(client, given)
-        own = Params(client.memory.get("control", c * 0))
-        new = self.at_start(fed, client, given, t) if self.control == "gradient" else None
-        loss = partial(self.loss, client, given)
+        download, c = fed.down(client, state.x), fed.down(client, state.c)
+        self.receive(client, download)
+        control = Params(client.memory.get("control", c * 0))
+        new = self.at_start(fed, client, download, t) if self.control == "gradient" else None
+        loss = partial(self.loss, client, download)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 value = steps.value(loss, x, y)
-                steps.backward(value + inner_product(steps.model, c - own))
+                steps.backward(value + inner_product(steps.model, c - control))
                 steps.step(value)
-        change = client.params() - given
+        change = client.params() - download
         if new is None:
-            new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)
+            new = control - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)
         client.memory["control"] = new
-        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(new - own))
+        return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(new - control))
 
     def at_start(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
         """Return the mean gradient over the client's data at the received model.

@@ -105,14 +105,14 @@ class FedMA(Widened):
             matched = nonparametric.take(
                 done.model, done.wide, self.units(fed), done.orders[client.id]
             )
-            given = matched.pick(layers[number - 1].__contains__)
-            given = fed.down(client, given)
-            client.load(given)
+            download = matched.pick(layers[number - 1].__contains__)
+            download = fed.down(client, download)
+            client.load(download)
             how = {"only": lambda name: name not in done.model, "phase": f"layer {number}"}
         else:
-            given = fed.down(client, self.offer(fed, client, state))
-            self.receive(client, given)
-        self.train(fed, client, given, t, **how)
+            download = fed.down(client, self.offer(fed, client, state))
+            self.receive(client, download)
+        self.train(fed, client, download, t, **how)
         layer = client.params(layers[number].__contains__)
         return self.upload(fed, client, layer, last=number == len(layers) - 1)
 

@@ -46,9 +46,9 @@ class PFNM(Widened):
     )
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         return self.upload(fed, client, client.params(self.shared))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:

@@ -130,8 +130,8 @@ class FedCovid(RoundBased):
         return super().weight(client)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
         how: dict[str, Any] = {}
         if client.id not in self.largest(fed):
             local = fed.job.local
@@ -139,11 +139,11 @@ class FedCovid(RoundBased):
             how = {"amount" if local.steps else "epochs": amount}
             how["lr"] = self.small_lr * learning_rate(fed, t)
         if not self.augments:
-            self.train(fed, client, given, t, **how)
+            self.train(fed, client, download, t, **how)
         else:
-            self.train_with_copies(fed, client, given, t, **how)
+            self.train_with_copies(fed, client, download, t, **how)
         sent = client.params(self.shared)
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def train_with_copies(
         self, fed: Federation, client: Client, given: Params, t: int, **how: Any

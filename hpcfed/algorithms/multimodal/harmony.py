@@ -162,14 +162,14 @@ class Harmony(RoundBased):
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         """Train the networks of the client's modalities in stage 1, one after the other."""
-        given, sent = fed.down(client, self.offer(fed, client, state)), Params()
+        download, sent = fed.down(client, self.offer(fed, client, state)), Params()
         for m in modalities(fed, client.id):
-            network = given.under(f"{m}/")
+            network = download.under(f"{m}/")
             client.load(network)
             loss = partial(self.part_loss, client, network, (m,))
             sgd(fed, client, t, loss, only=in_network(m), phase=phase(fed, m))
             sent |= client.params(in_network(m)).prefixed(f"{m}/")
-        return Upload(Mean.of(Params(sent), self.weight(client)), relative_to=given)
+        return Upload(Mean.of(Params(sent), self.weight(client)), relative_to=download)
 
     def part_loss(
         self, client: Client, state: Params, own: tuple[str, ...], model: Any, x: Any, y: Tensor
@@ -196,11 +196,11 @@ class Harmony(RoundBased):
 
     def fusion(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         """Train a client's fused model; send its classifier, and d_k(i) of its modalities."""
-        given, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
-        if given:
-            self.receive(client, given)
+        download, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
+        if download:
+            self.receive(client, download)
         start = client.params(in_classifier)
-        loss = partial(self.part_loss, client, given, own)
+        loss = partial(self.part_loss, client, download, own)
         wanted = lambda name: any(in_network(m)(name) for m in own)  # noqa: E731
         with LocalSteps(fed, client, t, phase="fusion", only=wanted) as steps:
             encoders = [

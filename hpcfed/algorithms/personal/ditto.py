@@ -49,17 +49,17 @@ class Ditto(RoundBased):
             client.load(fed.initial())
             client.memory["begun"] = 1
         own = client.skeleton.flat.clone()
-        given = fed.down(client, state)
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         sent = client.params(self.shared)
         client.skeleton.load(own)
         sgd(
             fed,
             client,
             t,
-            partial(self.personal_loss, client, given),
+            partial(self.personal_loss, client, download),
             epochs=self.personal_epochs,
             phase="personal",
         )
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)

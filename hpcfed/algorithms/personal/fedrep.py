@@ -45,14 +45,14 @@ class FedRep(RoundBased):
         return self.personal == "none" or not name.startswith("head.")
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        self.train_head(fed, client, given, t, self.head_epochs, "head")
+        download = fed.down(client, state)
+        self.receive(client, download)
+        self.train_head(fed, client, download, t, self.head_epochs, "head")
         if self.body_epochs:
             only = self.shared if self.personal == "head" else None
-            self.train(fed, client, given, t, epochs=self.body_epochs, only=only)
+            self.train(fed, client, download, t, epochs=self.body_epochs, only=only)
         sent = client.params(self.shared)
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def train_head(
         self, fed: Federation, client: Client, given: Params, t: int, epochs: int, phase: str

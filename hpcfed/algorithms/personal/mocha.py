@@ -118,11 +118,16 @@ class MOCHA(RoundBased):
         return (1 - signs * out).clamp(min=0).sum(1).mean()
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state).pick(of_head))
-        self.receive(client, Params({**state.body, **given}))  # the body is known from the start
+        download = fed.down(client, self.offer(fed, client, state).pick(of_head))
+        self.receive(client, Params({**state.body, **download}))  # the body is known from the start
         own = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
         sigma, rho = fed.down(client, own).tolist()
-        w = torch.cat([given["head.weight"], given["head.bias"][:, None]], 1).double().cpu().numpy()
+        w = (
+            torch.cat([download["head.weight"], download["head.bias"][:, None]], 1)
+            .double()
+            .cpu()
+            .numpy()
+        )
         alpha = (
             torch.as_tensor(client.memory.get("alpha", self.none(fed, client))).cpu().numpy().copy()
         )

@@ -45,9 +45,9 @@ class PerFedAvg(RoundBased):
     """Personal steps before a model is evaluated."""
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        loss = partial(self.loss, client, given)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        loss = partial(self.loss, client, download)
         with LocalSteps(fed, client, t) as steps:
             second, third = steps.others("second"), steps.others("third")
             for x, y in steps:
@@ -62,7 +62,7 @@ class PerFedAvg(RoundBased):
         # gradients that a step computes in addition to that of its batch
         further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0
         fed.tallies[client.id].work += further * sum(steps.examples)
-        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=given)
+        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
 
     def outer(
         self,

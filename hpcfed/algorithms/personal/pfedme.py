@@ -60,14 +60,14 @@ class PFedMe(RoundBased):
         return self.inner_steps == 1
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        anchor, loss = client.params(fed.trainable), partial(self.loss, client, given)
+        download = fed.down(client, state)
+        self.receive(client, download)
+        anchor, loss = client.params(fed.trainable), partial(self.loss, client, download)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 self.learn(client, anchor, partial(steps.value, loss, x, y), steps.descend)
         sent = Params({**client.params(), **anchor})
-        return Upload(Mean.of(sent, self.weight(client)), relative_to=given)
+        return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def learn(
         self,

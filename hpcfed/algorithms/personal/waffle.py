@@ -68,9 +68,9 @@ class WAFFLe(RoundBased):
         return value + self.kl * state["share"] * divergence(model)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
+        download = fed.down(client, state)
+        self.receive(client, download)
         share = Params(share=torch.tensor(1 / client.n, device=fed.device))
         self.train(fed, client, share, t)
         sent = Mean.of(client.params(self.shared), self.weight(client))
-        return Upload(sent, relative_to=given)
+        return Upload(sent, relative_to=download)

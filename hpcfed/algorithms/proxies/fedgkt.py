@@ -76,6 +76,7 @@ class FedGKT(RoundBased):
         return False
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Return the bytes for all examples of the client, of which a trial has a few."""
         n, features = fed.sizes[k], feature_shape(fed)
         return n * fed.classes * 4, n * (features.numel() + fed.classes + 1) * 4
 

@@ -114,7 +114,7 @@ class FedKD(RoundBased):
         return name.startswith("proxy.")
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return upper bounds: factors are sent only where they are shorter."""
+        """Return upper bounds: how short the factors are follows from what is learnt."""
         bytes_ = fed.shapes(self.shared, k).nbytes
         return bytes_, bytes_
 
@@ -181,13 +181,13 @@ class FedKD(RoundBased):
         return Params(client.memory["common"]) + change
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = self.download(fed, client, state)
-        self.receive(client, given)
+        common = self.download(fed, client, state)
+        self.receive(client, common)
         self.train_both(fed, client, t)
         values = client.params(self.shared)
         if self.exchange == "updates":
-            client.memory |= {"round": t, "common": given}
-            values = values - given
+            client.memory |= {"round": t, "common": common}
+            values = values - common
         return Upload(pack(values, self.energy(fed, t)))
 
     def parts(
@@ -200,6 +200,6 @@ class FedKD(RoundBased):
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         mean = fed.mean(self.parts(fed, state, cohort, t), keep=state.x)
         packed = fed.on_root(lambda: pack(mean, self.energy(fed, t)))
-        made = unpack(packed, state.x)
-        x = made if self.exchange == "weights" else state.x + made
+        change = unpack(packed, state.x)
+        x = change if self.exchange == "weights" else state.x + change
         return State(x, packed, torch.full_like(state.round, t))

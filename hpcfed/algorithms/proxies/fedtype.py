@@ -252,21 +252,21 @@ class FedType(RoundBased):
         return client.train.pick(np.sort(order[apart:])), client.train.pick(np.sort(order[:apart]))
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
         data, calibration = self.split(fed, client)
         made = self.calibrate(fed, client, data, calibration) if self.imitation else Params()
-        loss = partial(self.loss, client, Params({**given, **made}))
+        loss = partial(self.loss, client, Params({**download, **made}))
         own = lambda name: not self.shared(name)  # noqa: E731
         with LocalSteps(fed, client, t, data=data, only=own) as steps:
             client.model.requires_grad_(True)  # the proxy learns too, by an optimiser of its own
-            proxy = PROXIES[self.aggregation](self, fed, client, given, steps)
+            proxy = PROXIES[self.aggregation](self, fed, client, download, steps)
             for x, y in steps:
                 value = steps.value(loss, x, y)
                 steps.backward(value)
                 steps.optimiser.step()
                 steps.done(value.detach() + proxy.learn(x, y))
-        return Upload(Mean.of(proxy.end(), self.weight(client)), relative_to=given)
+        return Upload(Mean.of(proxy.end(), self.weight(client)), relative_to=download)
 
 
 class Proxy:

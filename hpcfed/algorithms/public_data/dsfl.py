@@ -75,14 +75,14 @@ class DSFL(RoundBased):
         self, fed: Federation, client: Client, t: int, public: Shard, aggregate: Tensor
     ) -> None:
         """Let the client learn the aggregate of the soft predictions, [n, C]."""
-        given = fed.down(client, aggregate)
+        download = fed.down(client, aggregate)
         if self.distil_epochs:
             how: dict[str, Any] = {
                 "epochs": self.distil_epochs,
                 "lr": self.distil_lr,
                 "phase": "distil",
             }
-            data = Paired(public, given)
+            data = Paired(public, download)
             sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:

@@ -173,7 +173,7 @@ class FCCL(RoundBased):
 
         others: as `others` returns it.  share: the client's share of the mean.
         """
-        teachers, given = self.teachers(fed, client), fed.down(client, others)
+        teachers, download = self.teachers(fed, client), fed.down(client, others)
         if self.public_epochs and not (self.own_entry == "excluded" and share == 1):
             now = share if self.own_entry == "current" else 0.0
             how: dict[str, Any] = {
@@ -183,7 +183,7 @@ class FCCL(RoundBased):
                 "phase": "public",
             }
             loss = partial(self.correlate, torch.tensor(now, device=fed.device))
-            sgd(fed, client, t, loss, data=Paired(public, given), **how)
+            sgd(fed, client, t, loss, data=Paired(public, download), **how)
         train = (
             client.train if teachers is None else Paired(client.train, teachers, with_labels=True)
         )

@@ -110,14 +110,14 @@ class FedMD(RoundBased):
         consensus: Tensor,
     ) -> None:
         """Let the client approach the consensus, [n, C], and train it on its own data."""
-        given = fed.down(client, consensus)
+        download = fed.down(client, consensus)
         if self.digest_epochs:
             how: dict[str, Any] = {
                 "epochs": self.digest_epochs,
                 "size": self.digest_batch,
                 "phase": "digest",
             }
-            sgd(fed, client, t, self.approach, data=Paired(public, given), **how)
+            sgd(fed, client, t, self.approach, data=Paired(public, download), **how)
         self.train(fed, client, state, t)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:

@@ -141,7 +141,7 @@ class PFedHR(RoundBased):
         return False
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return bytes: down at most the largest possible candidate, up the client's model."""
+        """Return bytes: down those of the largest candidate, since draws decide; up a model."""
         if not self.lam:
             return 0, 0
         if fed not in MOST:

@@ -28,12 +28,12 @@ class FedSGD(RoundBased):
     unused: ClassVar[Unused] = PLAIN_GRADIENT
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        given = fed.down(client, state)
-        self.receive(client, given)
-        gradient(fed, client, t, partial(self.loss, client, given))
+        download = fed.down(client, state)
+        self.receive(client, download)
+        gradient(fed, client, t, partial(self.loss, client, download))
         step = client.gradient() * -learning_rate(fed, t)
         statistics = client.params(lambda name: name not in step)
-        change = Params({**step, **(statistics - given)})
+        change = Params({**step, **(statistics - download)})
         return Upload(Mean.of(change, self.weight(client)))
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:

@@ -97,17 +97,17 @@ class FjORD(RoundBased):
         return Params({**state.weights, **state.statistics})
 
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
         names = self.inside(fed, client.architecture)
-        inner = [inner_model(fed, client, a, given.under(f"{a}/")) for a in names]
+        inner = [inner_model(fed, client, a, download.under(f"{a}/")) for a in names]
         nets: list[Model | Inner] = [client.model, *inner]
         draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
-        sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
+        sgd(fed, client, t, partial(self.step, client, download, nets, draws), views=self.views)
         at = submodels.window(fed, client.architecture)
         return Upload(
             Mean.of(collect_tensors(fed, client, names), self.weight(client), at),
-            relative_to=name_statistics(client, given),
+            relative_to=name_statistics(client, download),
         )
 
     def server(

@@ -122,13 +122,13 @@ class InclusiveFL(RoundBased):
         return state.models
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
-        self.train(fed, client, given, t)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
+        self.train(fed, client, download, t)
         sent = client.params(self.shared).prefixed(f"{client.architecture}/")
         return Upload(
             Mean.of(sent, self.weight(client)),
-            relative_to=given.prefixed(f"{client.architecture}/"),
+            relative_to=download.prefixed(f"{client.architecture}/"),
         )
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:

@@ -77,10 +77,10 @@ def accuracies(
     It is measured on the whole test split.
     architectures: those of the sub-models.
     """
-    whole = base(fed)
+    full = base(fed)
     return {
-        f"{common_name(fed)}{name.removeprefix(whole)}": score_common(method, fed, state, name)
-        for name in (*architectures, whole)
+        f"{common_name(fed)}{name.removeprefix(full)}": score_common(method, fed, state, name)
+        for name in (*architectures, full)
     }
 
 

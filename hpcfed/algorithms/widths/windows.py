@@ -80,15 +80,15 @@ class WindowBased(RoundBased):
         return state.weights
 
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Upload:
-        given = fed.down(client, self.offer(fed, client, state))
-        self.receive(client, given)
+        download = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, download)
         with submodels.scale_outputs(client, self.scaler):
-            self.train(fed, client, given, t, clip=self.clip)
+            self.train(fed, client, download, t, clip=self.clip)
         rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
         at = self.window(fed, client, state)
         return Upload(
             submodels.upload(client, at, self.weight(client), rows),
-            relative_to=submodels.rows_of_head(given, rows),
+            relative_to=submodels.rows_of_head(download, rows),
         )
 
     def server(
