@@ -14,6 +14,7 @@ measured for each number of classes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from fractions import Fraction
@@ -31,6 +32,7 @@ from hpcfed.config.edges import Edges
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import rng
+from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 3  # of each class that a client has
 COMPARED = 100  # clients of an architecture, the first ones, whose numbers of classes are compared
+RATE = 1e-3  # largest learning rate, so that a trial does not diverge where the run may
 LOOPS = ("steps", "epochs", "iterations", "passes", "matchings")  # endings of fields, set to 1
 Bytes = tuple[int, int]  # down and up
 
@@ -186,17 +189,22 @@ def classes(fed: Federation, k: int) -> int:
 
 
 def perform(fed: Federation) -> list[Bytes]:
-    """Run the rounds of a trial, and return the most bytes of each client."""
+    """Run the rounds of a trial, and return the most bytes of each client.
+
+    If losses are nan from the start, these are the bytes until then: the run itself then ends with
+    the message that names its client.
+    """
     method, everybody = fed.job.algorithm, list(range(fed.K))
     state, most = method.init(fed), [(0, 0)] * fed.K
     for t in range(1 if one_exchange(method) else 2):
         fed.replay.begin()
         fed.participants.open(t)
-        if isinstance(method, EventBased):
-            for client in fed.clients.values():
-                work_once(fed, method, client, state, t)
-        else:
-            state = method.round(fed, state, everybody, t)
+        with suppress(DivergedError):
+            if isinstance(method, EventBased):
+                for client in fed.clients.values():
+                    work_once(fed, method, client, state, t)
+            else:
+                state = method.round(fed, state, everybody, t)
         tallies = [fed.tallies[k] for k in everybody]
         most = [
             (max(down, tally.down), max(up, tally.up))
@@ -264,16 +272,22 @@ def pooled(fed: Federation, k: int, store: ClientStore) -> Client:
 
 
 def shorten(job: Job, clients: int) -> Job:
-    """Return the job of a trial, in which all clients take part and loops end after one step."""
-    loops = {
+    """Return the job of a trial: all clients take part, and loops end after one small step."""
+    fields: dict[str, Any] = {
         name: 1
         for name, value in job.algorithm
         if name.endswith(LOOPS) and isinstance(value, int) and value > 1
     }
-    local = job.local.model_copy(update={"epochs": 1, "steps": 1, "stragglers": 0.0})
+    fields |= {
+        name: min(value, RATE)
+        for name, value in job.algorithm
+        if name.endswith("lr") and isinstance(value, float)
+    }
+    lr = min(job.local.lr, RATE)
+    local = job.local.model_copy(update={"epochs": 1, "steps": 1, "stragglers": 0.0, "lr": lr})
     return job.model_copy(
         update={
-            "algorithm": job.algorithm.model_copy(update=loops),
+            "algorithm": job.algorithm.model_copy(update=fields),
             "clients": clients,
             "participation": 1.0,
             "local": local,

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms import trial
+from hpcfed.algorithms.asynchronous.fedasync import FedAsync
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from tests.contract import toy
@@ -46,6 +47,16 @@ def test_clients_of_one_architecture_and_number_of_classes_are_measured_once(fed
     # those with the fewest and the most classes of both architectures; then client 2, which has
     # three, beside one of the other architecture
     assert measured == [4, 2]
+
+
+def test_a_run_that_diverges_is_measured_all_the_same(monkeypatch):
+    flags = ("--models.mix", "mlp", "--local.optimiser", "sgd", "--local.lr", "1e39")
+    fed = toy.start(Serial(), toy.job("fedasync", *flags)).fed  # measures before its first round
+    usual = toy.start(Serial(), toy.job("fedasync", "--models.mix", "mlp")).fed
+    assert trial.measure(fed).traffic(0) == trial.measure(usual).traffic(0)
+    monkeypatch.setattr(FedAsync, "loss", lambda *_: torch.tensor(torch.nan, requires_grad=True))
+    down, up = trial.Measured(fed).traffic(0)
+    assert (down, up) == (trial.measure(usual).traffic(0)[0], 0)
 
 
 def test_a_million_clients_are_measured_by_one_of_each_architecture(monkeypatch):
