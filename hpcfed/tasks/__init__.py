@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.registry import Entry, find
 from hpcfed.tasks.task import Answers as Answers
 from hpcfed.tasks.task import Metric as Metric
@@ -32,9 +32,13 @@ def make(name: str) -> Task:
 
 
 def from_facts(facts: Mapping[str, Any]) -> Task:
-    """Return the task from `Task.facts`, read from JSON."""
-    cls = find("task", facts["name"], TASKS).load()
-    return cls(**{name: tuple(value) for name, value in facts.items() if name != "name"})
+    """Return the task from `Task.facts`, read from JSON; raises ConfigError for other values."""
+    cls = find("task", str(facts.get("name")), TASKS).load()
+    try:
+        numbers = {name: tuple(map(float, row)) for name, row in facts.items() if name != "name"}
+        return cls(**numbers)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task {facts['name']!r}: {error}") from error
 
 
 def infer(y: np.ndarray, where: str) -> Task:

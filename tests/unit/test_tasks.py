@@ -1,6 +1,7 @@
 """Tasks of users' data: what is inferred, named, refused, and read from tables and arrays."""
 
 import csv
+import json
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,7 @@ from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
 from hpcfed.results.columns import best_mean, format_metric
-from hpcfed.tasks import METRICS, TASKS, infer, make
+from hpcfed.tasks import METRICS, TASKS, from_facts, infer, make
 
 pytestmark = pytest.mark.quick
 HEAD = ["city", "area", "price", "rent", "sea", "park"]
@@ -180,3 +181,13 @@ def test_labels_of_one_column_are_classes_only_if_they_are_mostly_whole():
     assert infer(np.array([0, 1.0, 2, 0.5]), "y").name == "classification"
     with pytest.raises(DataError, match="whole number"):
         infer(np.array([0, 1.0, 2, 0.5]), "y").check(np.array([0, 1.0, 2, 0.5]), 4, "y")
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"name": "guess"}, {"name": "regression", "mean": 3}, {"name": "binary", "k": []}]
+)
+def test_facts_of_no_task_are_refused(facts: dict):
+    with pytest.raises(ConfigError, match="task"):
+        from_facts(facts)
+    fitted = make("regression").fit(np.array([[1.0], [3.0]]), np.zeros((0, 1)))[0]
+    assert from_facts(json.loads(json.dumps(fitted.facts()))) == fitted
