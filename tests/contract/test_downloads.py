@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import from_tree, map_tensors, nbytes, tensors, to_tree
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
@@ -60,10 +61,10 @@ def has_values(tensor: Any) -> bool:
 
 
 def uneven(value: Any) -> Any:
-    """The value with its even entries a quarter and its odd ones four times as large."""
+    """The value four times as large, its even entries with the other sign."""
 
     def change(v: torch.Tensor) -> torch.Tensor:
-        factors = torch.where(torch.arange(v.numel(), device=v.device) % 2 == 0, 0.25, 4.0)
+        factors = torch.where(torch.arange(v.numel(), device=v.device) % 2 == 0, -4.0, 4.0)
         return v * factors.view(v.shape).to(v.dtype) if v.is_floating_point() else v
 
     return map_tensors(value, change)
@@ -123,7 +124,10 @@ def test_each_client_computes_with_each_download_as_it_received_it(method: str):
     want, downlink = plain(method)
     for number in range(max(map(len, downlink.sizes.values()), default=0)):
         changed = Downlink(number=number)
-        got = run(method, changed, rounds=ROUNDS)
+        try:
+            got = run(method, changed, rounds=ROUNDS)
+        except HpcfedError:
+            continue  # what a client cannot compute with, it does use
         for k, telling in downlink.telling.items():
             # what is learnt of a single example may be at a bound
             if toy.SIZES[k] > 1 and number < len(telling) and telling[number]:
