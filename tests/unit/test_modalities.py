@@ -119,7 +119,7 @@ def test_a_file_becomes_a_data_set_and_survives_being_shared(tmp_path: Path):
     )
     assert (data.task.name, data.own_tests, data.text) == ("binary", True, True)
     again = from_arrays(to_arrays(data))
-    assert again.shape == data.shape and (again.mean, again.task) == (data.mean, "binary")
+    assert again.shape == data.shape and (again.mean, again.task) == (data.mean, data.task)
     for name, x in data.train.x.items():
         assert (again.train.x[name] == x).all() and np.isfinite(x).all()
     assert (again.test.present["table"] == data.test.present["table"]).all()
