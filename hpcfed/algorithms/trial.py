@@ -38,6 +38,7 @@ from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
 from hpcfed.models.assign import widest
+from hpcfed.tasks import Task
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Shard
@@ -237,7 +238,7 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
     clients = {}
     for i, k in enumerate(ids):
         client = fed.clients.make(k)
-        clients[i] = Client(i, names[i], few(client.train), on_host(client.test), store)
+        clients[i] = Client(i, names[i], few(client.train, fed.task), on_host(client.test), store)
     federation = Federation(
         job=job,
         comm=Serial(),
@@ -268,7 +269,7 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
 def pooled(fed: Federation, k: int, store: ClientStore) -> Client:
     """Return the client that stands for all together."""
     client = fed.pooled()
-    return Client(k, client.architecture, few(client.train), on_host(client.test), store)
+    return Client(k, client.architecture, few(client.train, fed.task), on_host(client.test), store)
 
 
 def shorten(job: Job, clients: int) -> Job:
@@ -299,12 +300,10 @@ def shorten(job: Job, clients: int) -> Job:
     )
 
 
-def few(shard: Shard) -> Shard:
-    """Return the first examples of each class, on the CPU."""
-    labels = shard.labels
-    if labels.ndim > 1 or labels.dtype.kind == "f":
-        return on_host(shard.pick(np.arange(min(len(labels), EXAMPLES))))
-    rows = [np.flatnonzero(labels == label)[:EXAMPLES] for label in np.unique(labels)]
+def few(shard: Shard, task: Task) -> Shard:
+    """Return the first examples of each class, on the CPU; without classes, the first ones."""
+    groups = task.strata(shard.labels)
+    rows = [np.flatnonzero(groups == group)[:EXAMPLES] for group in np.unique(groups)]
     return on_host(shard.pick(np.sort(np.concatenate(rows))))
 
 

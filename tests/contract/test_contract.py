@@ -13,6 +13,7 @@ import pytest
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial, spmd
+from hpcfed.config.effects import Effects
 from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.launch.plan.command import demand
 from hpcfed.launch.plan.costs import Costs
@@ -289,7 +290,7 @@ def test_a_loss_that_is_nan_names_rank_client_round_epoch_and_batch(runs: Examin
 @each_algorithm
 def test_weights_that_explode_end_the_run_with_the_client(method: str):
     flags = ("--local.optimiser", "sgd", "--local.lr", "1e39", "--participation", "1")
-    if "local.lr" in toy.given(method).algorithm.refuses(toy.given(method)):
+    if Effects(toy.given(method)).idle("local.lr"):
         pytest.skip("it has no learning rate")
     job = toy.job(method, *flags, "--local.epochs", "2")
     with pytest.raises(DivergedError, match=r"rank \d of 2: client \d"):

@@ -100,7 +100,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
         " in all (a step was measured",
         "checkpoints: each has ",
         "up to 3 are on disk",
-        "metrics: accuracy (task: classes)",
+        "metrics: accuracy (task: classification)",
     ):
         assert word in out
     assert (
@@ -161,7 +161,8 @@ def test_results_hold_the_partition(desk, record):
 
 
 def test_results_hold_every_column_by_round_and_client_or_rank(record):
-    shapes = {f"clients/{name}": (ROUNDS, K) for name in (*COLUMNS, "cohort", "lost", "reports")}
+    columns = [name.replace("metric", "accuracy") for name in COLUMNS]
+    shapes = {f"clients/{name}": (ROUNDS, K) for name in (*columns, "cohort", "lost", "reports")}
     shapes |= {
         f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes", "peak_device_bytes")
     }

@@ -15,7 +15,7 @@ from hpcfed.engine import describe, events
 from hpcfed.engine.decide import world
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
-from hpcfed.federation.exchange import Exchange
+from hpcfed.federation.federation import Federation
 from hpcfed.report.figures.command import plot
 from hpcfed.results import summary
 from hpcfed.storage.columns import ByClient, stack_rows
@@ -223,7 +223,10 @@ def test_a_large_population_has_readable_results_and_is_resumed_to_the_bit(tmp_p
             ("--data.partition", "iid"),
             "data.partition = 'iid': the clients of synthetic make their own examples",
         ),
-        (("--data.train_limit", "10"), "data.train_limit = 10: there is nothing to share out"),
+        (
+            ("--data.train_limit", "10"),
+            "data.train_limit = 10 has no effect: data.name = 'synthetic'",
+        ),
         (("--data.public", "10"), "data.public = 10: all examples of synthetic belong to clients"),
         (
             ("--data.public_source", "synthetic"),
@@ -292,8 +295,8 @@ def test_results_that_are_small_travel_together_with_the_same_bits(monkeypatch):
     given = job("fedasync", 200, *ASYNCHRONOUS)
     want = toy.run(Serial(), given)
     travels: list[int] = []
-    share = Exchange.share
-    monkeypatch.setattr(Exchange, "share", lambda *a: travels.append(1) or share(*a))
+    gather = Federation.gather
+    monkeypatch.setattr(Federation, "gather", lambda *a: travels.append(1) or gather(*a))
     for limit in (2**26, 0):
         monkeypatch.setattr(events, "TOGETHER", limit)
         for got in spmd(2, lambda comm: toy.run(comm, given)):
