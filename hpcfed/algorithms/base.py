@@ -208,8 +208,8 @@ class Method(Section):
         where all tensors are shared, this is `accuracy_common`, or that of another main metric, of
         what a client receives. A method whose server has no such model replaces the hook.
         """
-        whole = fed.job.evaluate.common and shares_all(self, fed)
-        return {common_name(fed): score_common(self, fed, state)} if whole else {}
+        has_common = fed.job.evaluate.common and shares_all(self, fed)
+        return {common_name(fed): score_common(self, fed, state)} if has_common else {}
 
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
         """Do what follows the last round (a last mean, a fine-tuning) and return the new state.
@@ -248,10 +248,10 @@ class RoundBased(Method):
         own for several rounds. A method with a round of its own that only takes means declares
         `edges = "sums"`.
         """
-        own = type(self)
-        if own.round is not RoundBased.round or own.offer is not RoundBased.offer:
+        cls = type(self)
+        if cls.round is not RoundBased.round or cls.offer is not RoundBased.offer:
             return ""
-        same = own.server is RoundBased.server and own.averaged is RoundBased.averaged
+        same = cls.server is RoundBased.server and cls.averaged is RoundBased.averaged
         return "models" if same and self.per == "mean" else "sums"
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
@@ -286,12 +286,14 @@ class RoundBased(Method):
         sent = client.params(self.shared)
         return Upload(Mean.of(sent, self.weight(client)), relative_to=download) if sent else None
 
-    def train(self, fed: Federation, client: Client, given: State, t: int, **how: Any) -> int:
+    def train(self, fed: Federation, client: Client, received: State, t: int, **how: Any) -> int:
         """Train the client's model on `loss`, and return the number of steps.
 
-        given: what the client received.  how: as `LocalSteps` takes it.
+        received: what the client received.  how: as `LocalSteps` takes it.
         """
-        return sgd(fed, client, t, partial(self.loss, client, given), **{"views": self.views} | how)
+        return sgd(
+            fed, client, t, partial(self.loss, client, received), **{"views": self.views} | how
+        )
 
     def weight(self, client: Client) -> float:
         """Return the client's weight in the mean, according to `weighting`."""
@@ -325,8 +327,8 @@ def keeps_weights(method: Method, fed: Federation) -> bool:
 
 def architecture(method: Method, fed: Federation, k: int, t: int) -> str:
     """Return the architecture of client k in round t."""
-    own = fed.architectures[k]
-    return draw_width(fed.job, own, k, t) if method.draws_widths else own
+    full = fed.architectures[k]
+    return draw_width(fed.job, full, k, t) if method.draws_widths else full
 
 
 def common_name(fed: Federation) -> str:

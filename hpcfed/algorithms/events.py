@@ -174,12 +174,12 @@ class EventBased(Method):
         return []
 
     def merge(
-        self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]
+        self, fed: Federation, job: Work, current: State, up: Any, near: dict[int, Params]
     ) -> State | None:
-        """Merge the result of a job; return what is held after it, or None to reject the job.
+        """Merge the result of a job; return the new state, or None to reject the job.
 
-        held: the server's state, on all ranks; without a server the model of the job's client, on
-        its rank.
+        current: the server's state, on all ranks; without a server the model of the job's client,
+        on its rank.
         up: what the server has of the job's result, its only part, or a dict of its parts.
         near: models of the clients that `near` names, as they have arrived.
         """
@@ -193,7 +193,7 @@ class EventBased(Method):
         return Upload(client.params(self.shared))
 
 
-def train(method: EventBased, fed: Federation, client: Client, given: State, job: Work) -> None:
+def train(method: EventBased, fed: Federation, client: Client, received: State, job: Work) -> None:
     """Train the client locally with the learning rate of the present round."""
-    loss = partial(method.loss, client, given)
+    loss = partial(method.loss, client, received)
     sgd(fed, client, job.number, loss, views=method.views, lr=learning_rate(fed, fed.t))

@@ -72,13 +72,13 @@ def mistakes(cls: type) -> Iterator[str]:
     theirs = [c for c in cls.__mro__ if is_users(c)]
     base = next(c for c in cls.__mro__ if not is_users(c))
     called = {c: references(c) for c in theirs}
-    known = set().union(*(names for names in called.values() if names))
+    used = set().union(*(names for names in called.values() if names))
     replaced = {name for c in theirs for name in vars(c)}
     for c in theirs:
         yield from declarations(c, base)
         for name, value in list(vars(c).items()):
             if not name.startswith("_") and name not in pydantic_names(cls):
-                names = known if called[c] is not None else None
+                names = used if called[c] is not None else None
                 yield from hook(c, name, value, base, names, replaced)
 
 
@@ -136,11 +136,11 @@ def declarations(cls: type, base: type) -> Iterator[str]:
 
 
 def hook(
-    cls: type, name: str, value: Any, base: type, known: set[str] | None, replaced: set[str]
+    cls: type, name: str, value: Any, base: type, used: set[str] | None, replaced: set[str]
 ) -> Iterator[str]:
     """Yield what is wrong with one public name of the class.
 
-    known: names that the user's files refer to; None if the class has no file.
+    used: names that the user's files refer to; None if the class has no file.
     replaced: names that the user's classes define.
     """
     fn = value.__func__ if isinstance(value, staticmethod | classmethod) else value
@@ -149,7 +149,7 @@ def hook(
         return
     place = user_code.line_of(fn)
     if not hasattr(base, name):
-        if known is not None and name not in known:
+        if used is not None and name not in used:
             yield f"{place}: {misspelt(cls, name, base)}"
         return
     default = inspect.getattr_static(base, name)
@@ -161,7 +161,7 @@ def hook(
             )
         return
     if isinstance(value, property) or (
-        name in (known or ()) and replaced.intersection(CALLERS.get(name, ()))
+        name in (used or ()) and replaced.intersection(CALLERS.get(name, ()))
     ):
         return  # only the user's own code calls it
     want = list(inspect.signature(default).parameters)[1:]

@@ -116,9 +116,9 @@ class Measured:
     def _compare(self) -> None:
         """Measure the clients with the fewest and the most classes of each architecture."""
         extremes = {}
-        for name, first in self._architectures.items():
+        for name, start in self._architectures.items():
             alike = [
-                k for k in range(first, min(first + COMPARED, self._fed.K)) if self._is(k, name)
+                k for k in range(start, min(start + COMPARED, self._fed.K)) if self._is(k, name)
             ]
             # of clients with as many classes, the one with the most examples
             numbers = {k: (classes(self._fed, k), -self._fed.sizes[k]) for k in alike}

@@ -107,7 +107,7 @@ def every_row(possible: Reassembly, longest: int) -> set[tuple[Piece, ...]]:
     kept = []
     for row in rows:
         natural = all(fits(a.block, b.block) for a, b in pairwise(row))
-        if row[0].block.first and row[-1].block.last and natural:
+        if row[0].block.takes_data and row[-1].block.last and natural:
             kept.append(row)
     seen = [(len({p.block.kind for p in r}), len({p.group for p in r})) for r in kept]
     return {row for row, score in zip(kept, seen, strict=True) if score == max(seen)}

@@ -26,7 +26,7 @@ def test_models_are_stacked_and_come_back():
 
 
 def test_what_clusters_have_in_common_is_there_once():
-    state = clusters.stack([model(0, 0), model(1, 10)], own=lambda name: name == "w")
+    state = clusters.stack([model(0, 0), model(1, 10)], per_cluster=lambda name: name == "w")
     assert {name: len(v) for name, v in state.items()} == {"w": 2, "v": 1}
     assert (
         toy.differences(clusters.row(state, 1), Params(w=model(1, 0)["w"], v=model(0, 0)["v"]))

@@ -173,9 +173,9 @@ def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.Monke
     rounds, seen = started("fedasync", *flags), []
     merge = FedAsync.merge
 
-    def noted(self, fed, job, held, up, near):
-        seen.append((job.finish, job.client, job.staleness, held["x"].item()))
-        return merge(self, fed, job, held, up, near)
+    def noted(self, fed, job, current, up, near):
+        seen.append((job.finish, job.client, job.staleness, current["x"].item()))
+        return merge(self, fed, job, current, up, near)
 
     monkeypatch.setattr(FedAsync, "merge", noted)
     rounds.algorithm = rounds.fed.job.algorithm
@@ -267,7 +267,7 @@ def test_alpha_zero_changes_nothing():
 
 
 def test_alpha_falls_at_its_rounds():
-    method, up, held = (
+    method, up, current = (
         FedAsync(alpha=0.5, decay=0.5, decay_at=(2,)),
         Params(x=torch.ones(1)),
         Params(x=torch.zeros(1)),
@@ -276,10 +276,10 @@ def test_alpha_falls_at_its_rounds():
     job = events.Work(client=0, number=0, start=0.0, finish=1.0, amount=1)
     weights = []
     for fed.tallies.t in (0, 1, 2, 3):
-        weights.append(method.merge(fed, job, held, up, {})["x"].item())
+        weights.append(method.merge(fed, job, current, up, {})["x"].item())
     assert weights == [0.5, 0.5, 0.25, 0.25]
     assert (
-        method.merge(fed, replace(job, staleness=3), held, up, {})["x"].item() == 0.125
+        method.merge(fed, replace(job, staleness=3), current, up, {})["x"].item() == 0.125
     )  # 0.25 (3 + 1)^-0.5
 
 

@@ -129,7 +129,7 @@ def test_of_batch_statistics_the_mean_takes_the_own_ones_after_the_step():
     mixed = Params(
         w=torch.tensor([0.4]).double(), var=torch.tensor([0.4]).double()
     )  # a third of 1.0, 0.1 and 0.1
-    total = add_step(mixed, before, after, {"var"}, own=1 / 3)
+    total = add_step(mixed, before, after, {"var"}, self_weight=1 / 3)
     assert total["w"].item() == pytest.approx(0.4 - 0.9) and total["var"].item() == pytest.approx(
         0.1
     )

@@ -67,10 +67,10 @@ class FedAsync(EventBased):
         return value + proximal(model, anchor=state, mu=self.rho) if self.rho else value
 
     def merge(
-        self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
+        self, fed: Federation, job: Work, current: Params, up: Params, near: dict[int, Params]
     ) -> Params | None:
         if self.max_staleness is not None and job.staleness > self.max_staleness:
             return None
         alpha = self.alpha * self.decay ** sum(fed.t >= t for t in self.decay_at)
         alpha *= damping(job.staleness, self.staleness, self.a, self.b)
-        return (1 - alpha) * held + alpha * up
+        return (1 - alpha) * current + alpha * up

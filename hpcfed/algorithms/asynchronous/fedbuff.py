@@ -127,7 +127,7 @@ class FedBuff(EventBased):
         return Upload(download - client.params())
 
     def merge(
-        self, fed: Federation, job: Work, held: State, up: Params, near: dict[int, Params]
+        self, fed: Federation, job: Work, current: State, up: Params, near: dict[int, Params]
     ) -> State:
         weight = damping(job.staleness, self.staleness, self.a, b=0)
-        return replace(held, buffer=held.buffer + weight * up)
+        return replace(current, buffer=current.buffer + weight * up)

@@ -262,9 +262,9 @@ class FedCompass(EventBased):
         return state.model
 
     def merge(
-        self, fed: Federation, job: Work, held: State, up: Params, near: dict[int, Params]
+        self, fed: Federation, job: Work, current: State, up: Params, near: dict[int, Params]
     ) -> State:
         key = f"{job.group} {job.staleness}"
-        summed = held.waiting[key] + up if key in held.waiting else up
-        counts = held.counts | {key: held.counts.get(key, 0) + 1}
-        return State(held.model, held.waiting | {key: summed}, counts)
+        summed = current.waiting[key] + up if key in current.waiting else up
+        counts = current.counts | {key: current.counts.get(key, 0) + 1}
+        return State(current.model, current.waiting | {key: summed}, counts)

@@ -84,9 +84,9 @@ class FedBE(RoundBased):
         )
         clients = fed.mean(parts, keep=nobody)["p"]
         number = len(fed.gather(dict.fromkeys(sent, 1)))
-        drawn = self.draw(fed, sent, state, t)
-        teach = lambda i: self.answer(fed, self.sample(fed, *drawn[i], t))  # noqa: E731
-        answers = fed.spread(range(len(drawn)), teach)
+        teachers = self.draw(fed, sent, state, t)
+        teach = lambda i: self.answer(fed, self.sample(fed, *teachers[i], t))  # noqa: E731
+        answers = fed.spread(range(len(teachers)), teach)
         return fed.on_root(
             lambda: self.learn(fed, mean, clients, number, list(answers.values()), t)
         )
@@ -96,8 +96,8 @@ class FedBE(RoundBased):
     ) -> list[tuple[Params, Params, int]]:
         """Return the mean, the variance and the number of each model that is drawn; collective."""
         if self.posterior == "dirichlet":
-            made = posterior.mixtures(fed, sent, state, self.alpha, t, self.samples)
-            return [(model, model * 0, i) for i, model in enumerate(made)]
+            models = posterior.mixtures(fed, sent, state, self.alpha, t, self.samples)
+            return [(model, model * 0, i) for i, model in enumerate(models)]
         of = {"gaussian": posterior.gaussian, "directions": posterior.directions}[self.posterior]
         mean, variance = of(fed, sent, state) if self.samples else (state, state * 0)
         return [(mean, variance, i) for i in range(self.samples)]
@@ -121,19 +121,19 @@ class FedBE(RoundBased):
         mean: Params,
         clients: Tensor,
         number: int,
-        drawn: list[Tensor],
+        answers: list[Tensor],
         t: int,
     ) -> Params:
         """Train the mean model on the teachers' predictions and return it; the server's work.
 
         clients: mean soft prediction of the clients' models.
         number: number of the clients' models.
-        drawn: soft predictions of each drawn model.
+        answers: soft predictions of each drawn model.
         """
         total = number * clients.double() + self.answer(fed, mean)
-        for answer in drawn:
+        for answer in answers:
             total += answer
-        target = sharpen(total / (number + 1 + len(drawn)), self.sharpen).float()
+        target = sharpen(total / (number + 1 + len(answers)), self.sharpen).float()
         kind = fed.architectures[0]
         average = Average(parameters(fed.module(kind)), self.swa_start, self.swa_every)
         new = fit_targets(

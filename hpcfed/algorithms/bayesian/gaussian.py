@@ -48,9 +48,9 @@ def follower(fed: Federation, client: Client, lr: float, phase: str, *vectors: T
     Where the job keeps optimisers, it starts with its moments of the client's last round.
     """
     plain = fed.job.local.model_copy(update={"weight_decay": 0.0})
-    kept = client.memory.get(moments(phase)) if plain.keep_optimiser else None
+    previous = client.memory.get(moments(phase)) if plain.keep_optimiser else None
     named = {str(i): vector for i, vector in enumerate(vectors)}
     stand_in: Any = SimpleNamespace(  # what an optimiser uses of a model
         flat=vectors[0], layout=SimpleNamespace(params=tuple(named)), view=named.__getitem__
     )
-    return Optimiser(stand_in, plain, lr, None, kept)
+    return Optimiser(stand_in, plain, lr, None, previous)

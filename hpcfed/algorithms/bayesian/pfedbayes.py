@@ -118,13 +118,13 @@ class Gaussians:
     """
 
     def __init__(
-        self, method: PFedBayes, steps: LocalSteps, given: Params, names: Sequence[str]
+        self, method: PFedBayes, steps: LocalSteps, received: Params, names: Sequence[str]
     ) -> None:
         fed, client = steps.fed, steps.client
         self.method, self.steps, self.names = method, steps, names
         self.layout, slots = client.skeleton.layout, client.skeleton.layout.slots
         self.at = slice(slots[names[0]].start, slots[names[-1]].stop)
-        self.mu, self.deviation = self.flatten(given), self.flatten(given.under(RHO))
+        self.mu, self.deviation = self.flatten(received), self.flatten(received.under(RHO))
         rho = client.memory.get("rho", self.deviation)
         self.rho = rho.clone()
         self.spread = follower(fed, client, steps.lr, "rho", self.rho)
@@ -160,13 +160,13 @@ class Gaussians:
     def personal_step(self, value: Callable[[], Tensor], descend: Callable[[Tensor], None]) -> None:
         """Take one step of the personal mean and rho, on weights drawn from them."""
         method, skeleton, rho = self.method, self.steps.skeleton, self.rho
-        drawn = skeleton.flat[self.at]
-        mu = drawn.clone()
+        weights = skeleton.flat[self.at]
+        mu = weights.clone()
         eps = method.eps_std * torch.randn(len(rho), generator=self.noise, device=rho.device)
-        drawn += F.softplus(rho) * eps
+        weights += F.softplus(rho) * eps
         loss = value()
         self.steps.backward(loss)
-        drawn.copy_(mu)
+        weights.copy_(mu)
         # gradient of rho; sigmoid is softplus's derivative
         slope = skeleton.grad[self.at] * eps * rho.sigmoid()
         if method.zeta:

@@ -74,12 +74,12 @@ def mixtures(
     Chen and Chao, ICLR 2021.
     """
     ids = sorted(fed.gather(dict.fromkeys(sent, 1)))
-    made = []
+    models = []
     for i in range(samples):
         shares = rng.stream(fed.seed, "posterior", t, i).dirichlet([alpha] * len(ids))
         by_id = dict(zip(ids, shares.tolist(), strict=True))
         parts = (
             (k, Mean.of(m.terms[0].value, by_id[k] * m.terms[0].weight)) for k, m in sent.items()
         )
-        made.append(fed.mean(parts, keep=keep))
-    return made
+        models.append(fed.mean(parts, keep=keep))
+    return models

@@ -121,8 +121,8 @@ class CFL(Centred):
         The part with the cluster's first client keeps its number, the other part becomes a new
         cluster.
         """
-        held = (c for c in fed.mine(range(fed.K)) if c.id in fed.store)
-        mine = [c for c in held if "update" in c.memory]
+        stored = (c for c in fed.mine(range(fed.K)) if c.id in fed.store)
+        mine = [c for c in stored if "update" in c.memory]
         lengths = fed.gather({c.id: length(c.memory["update"]) for c in mine})
         keep = state.centres.pick(lambda name: self.counts(fed, name)) * 0
         parts = ((c.id, self.part_of_update(c, state, keep)) for c in mine)
@@ -132,15 +132,15 @@ class CFL(Centred):
             members = (state.cluster == m).nonzero()[:, 0].tolist()
             if len(members) < self.min_size or not lengths.keys() >= set(members):
                 continue
-            own = [c for c in mine if c.id in members]
+            members_here = [c for c in mine if c.id in members]
             longest = max(lengths[k] for k in members)
             if self.rule == "gap" or self.disagree(length(clusters.row(mean, m)), longest):
-                alike = similarities(fed, own, members)
-                first, second = bipartition(alike, self.linkage)
-                if self.rule == "norms" or gap(alike, first, second) >= self.gamma:
-                    cluster[[members[i] for i in second]] = len(rows)
+                alike = similarities(fed, members_here, members)
+                part, other = bipartition(alike, self.linkage)
+                if self.rule == "norms" or gap(alike, part, other) >= self.gamma:
+                    cluster[[members[i] for i in other]] = len(rows)
                     rows.append(m)
-            for client in own:
+            for client in members_here:
                 client.memory.pop("update")
         return State(state.centres.map(lambda v: v[rows]), cluster)
 
@@ -177,12 +177,12 @@ def similarities(fed: Federation, mine: list[Client], members: list[int]) -> np.
     for _, update in fed.each({c.id: c.memory["update"] for c in mine}):
         for c in mine:
             products[c.id].append(product(c.memory["update"], update))
-    whole = np.array([row for _, row in sorted(fed.gather(products).items())])  # [n, n]
-    whole = (
-        np.triu(whole) + np.triu(whole, 1).T
+    gram = np.array([row for _, row in sorted(fed.gather(products).items())])  # [n, n]
+    gram = (
+        np.triu(gram) + np.triu(gram, 1).T
     )  # as computed by the owner of each pair's first client
-    below = np.sqrt(np.outer(whole.diagonal(), whole.diagonal()))
-    return np.divide(whole, below, out=np.zeros_like(whole), where=below > 0)
+    below = np.sqrt(np.outer(gram.diagonal(), gram.diagonal()))
+    return np.divide(gram, below, out=np.zeros_like(gram), where=below > 0)
 
 
 def bipartition(
@@ -204,6 +204,6 @@ def bipartition(
     return groups[0], groups[1]
 
 
-def gap(alike: np.ndarray, first: list[int], second: list[int]) -> float:
+def gap(alike: np.ndarray, part: list[int], other: list[int]) -> float:
     """Return sqrt((1 - s) / 2), where s is the largest similarity between the groups."""
-    return math.sqrt(max(0.0, 1 - float(alike[np.ix_(first, second)].max())) / 2)
+    return math.sqrt(max(0.0, 1 - float(alike[np.ix_(part, other)].max())) / 2)

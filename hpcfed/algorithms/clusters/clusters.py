@@ -16,14 +16,17 @@ from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.server import call
 
 
-def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: True) -> Params:
+def stack(
+    models: Iterable[Params], per_cluster: Callable[[str], bool] = lambda name: True
+) -> Params:
     """Stack several models into one state.
 
-    own: whether each cluster has its own tensor of this name; otherwise the first model's is taken.
+    per_cluster: whether each cluster has its own tensor of this name; otherwise the first model's
+    is taken.
     """
-    first, *others = models
+    model, *others = models
     return Params(
-        {n: torch.stack([v, *(o[n] for o in others if own(n))]) for n, v in first.items()}
+        {n: torch.stack([v, *(o[n] for o in others if per_cluster(n))]) for n, v in model.items()}
     )
 
 
@@ -119,17 +122,17 @@ def seeds(
     return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})
 
 
-def reseed(found: Mapping[int, tuple[int, float]], M: int) -> dict[int, int]:
+def reseed(choices: Mapping[int, tuple[int, float]], M: int) -> dict[int, int]:
     """Return the cluster of each client, such that no cluster is empty if there are enough clients.
 
     A cluster without a client gets the client that is farthest from its own centre and not alone
     there.
-    found: nearest cluster of each client, and the squared distance to it.
+    choices: nearest cluster of each client, and the squared distance to it.
     M: number of clusters; 0: clusters may be empty.
     """
     cluster, far = (
-        {k: m for k, (m, _) in found.items()},
-        {k: distance for k, (_, distance) in found.items()},
+        {k: m for k, (m, _) in choices.items()},
+        {k: distance for k, (_, distance) in choices.items()},
     )
     for m in sorted(set(range(M)) - set(cluster.values())):
         members = list(cluster.values())

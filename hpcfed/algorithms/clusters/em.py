@@ -68,10 +68,10 @@ class EM(Centred):
 
     def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
         """Assign each client to its nearest centre (E), then average each centre's clients (M)."""
-        found = fed.gather(
+        choices = fed.gather(
             {c.id: clusters.nearest(clusters.received(c), centres, self.counts(fed)) for c in mine}
         )
-        at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
+        at = clusters.reseed(choices, self.clusters if self.empty == "farthest" else 0)
         cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
         return State(self.merge(fed, mine, at, centres), cluster)
 

@@ -21,8 +21,8 @@ def trimmed_mean(values: Tensor, share: float) -> Tensor:
     """
     n = len(values)
     cut = min(int(share * n + 1e-9), (n - 1) // 2)
-    kept = values.sort(0).values[cut : n - cut] if cut else values
-    return kept.double().mean(0).to(values.dtype)
+    remaining = values.sort(0).values[cut : n - cut] if cut else values
+    return remaining.double().mean(0).to(values.dtype)
 
 
 def assign(points: Params, centres: Params, wanted: Callable[[str], bool]) -> list[int]:
@@ -36,10 +36,10 @@ def move(points: Params, centres: Params, members: Sequence[int], share: float) 
     at = torch.tensor(members)
     new = centres.clone()
     for m in range(len(next(iter(centres.values())))):
-        own = (at == m).nonzero()[:, 0]
-        if len(own):
+        rows = (at == m).nonzero()[:, 0]
+        if len(rows):
             for name, value in points.items():
-                new[name][m] = trimmed_mean(value[own.to(value.device)], share)
+                new[name][m] = trimmed_mean(value[rows.to(value.device)], share)
     return new
 
 

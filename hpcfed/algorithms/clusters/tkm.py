@@ -91,8 +91,8 @@ class TKM(Centred):
         If there are fewer clients than centres, the remaining centres stay as they are.
         """
         n = len(next(iter(points.values())))
-        drawn = rng.stream(fed.seed, "centres").choice(n, min(n, self.clusters), replace=False)
-        rows = torch.from_numpy(drawn)
+        chosen = rng.stream(fed.seed, "centres").choice(n, min(n, self.clusters), replace=False)
+        rows = torch.from_numpy(chosen)
         return Params(
             {
                 name: torch.cat([points[name][rows.to(v.device)], v[len(rows) :]])

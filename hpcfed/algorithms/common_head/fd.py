@@ -122,7 +122,7 @@ class FD(RoundBased):
         return value + self.gamma * to_soft_targets(z, state["target"][y], self.distance)
 
     def collect(
-        self, fed: Federation, client: Client, given: Params, t: int
+        self, fed: Federation, client: Client, received: Params, t: int
     ) -> tuple[Tensor, np.ndarray]:
         """Train locally and return the outputs of all steps, [n * epochs, C], and their labels.
 
@@ -130,19 +130,19 @@ class FD(RoundBased):
         It takes the steps itself: where an engine records steps, values that a loss stores would be
         lost.
         """
-        seen, labels = [], []
+        soft, labels = [], []
 
         def loss(model: Model, x: Any, y: Tensor) -> Tensor:
             z = model(x)
-            seen.append(soften(z))
+            soft.append(soften(z))
             labels.append(y)
-            known: Any = lambda x: z  # noqa: E731, one forward pass for both
-            return self.loss(client, given, known, x, y)
+            cached: Any = lambda x: z  # noqa: E731, one forward pass for both
+            return self.loss(client, received, cached, x, y)
 
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 steps.descend(steps.value(loss, x, y))
-        return torch.cat(seen), torch.cat(labels).cpu().numpy()
+        return torch.cat(soft), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))
@@ -152,11 +152,11 @@ class FD(RoundBased):
             self.train(fed, client, download, t)
             soft, labels = soften(logits(fed, client, client.train)), client.train.labels
         sums, count = class_sums(soft, labels, fed.classes)
-        own = count.nonzero().squeeze(1)
-        means = Params(mean=(sums[own] / count[own, None]).float())
-        counts = torch.from_numpy(np.asarray(fed.label_counts[client.id]))[own.cpu(), None]
+        classes = count.nonzero().squeeze(1)
+        means = Params(mean=(sums[classes] / count[classes, None]).float())
+        counts = torch.from_numpy(np.asarray(fed.label_counts[client.id]))[classes.cpu(), None]
         weight = Params(mean=counts.float().to(fed.device)) if self.weighting == "samples" else 1.0
-        return Upload(Mean.of(means, weight, at={"mean": (own.cpu(),)}))
+        return Upload(Mean.of(means, weight, at={"mean": (classes.cpu(),)}))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         uploads = dict(fed.stream(cohort, partial(self.local, fed), given=(state, t)))
@@ -182,6 +182,6 @@ def received_rows(state: Params, sent: Mean) -> dict[str, Tensor]:
     rows = torch.as_tensor(term.at["mean"][0], device=state["mean"].device)
     mean, weight = torch.zeros_like(state["mean"]), torch.zeros_like(state["weight"])
     mean[rows] = term.value["mean"]
-    own = term.weight["mean"][:, 0] if isinstance(term.weight, Params) else term.weight
-    weight[rows] = torch.as_tensor(own, dtype=weight.dtype, device=weight.device)
+    sent_weight = term.weight["mean"][:, 0] if isinstance(term.weight, Params) else term.weight
+    weight[rows] = torch.as_tensor(sent_weight, dtype=weight.dtype, device=weight.device)
     return {"received mean": mean, "received weight": weight}

@@ -71,9 +71,9 @@ class FedGH(RoundBased):
         z = represent(fed, client, client.train)
         z = F.relu(z) if fed.job.models.relu_head else z
         sums, counts = class_sums(z, client.train.labels, fed.classes)
-        held = counts > 0
-        means = (sums[held] / counts[held, None]).float()
-        return Upload(mean=means, label=held.nonzero()[:, 0].int())
+        present = counts > 0
+        means = (sums[present] / counts[present, None]).float()
+        return Upload(mean=means, label=present.nonzero()[:, 0].int())
 
     def train_head(
         self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int

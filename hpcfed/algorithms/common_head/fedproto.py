@@ -108,7 +108,7 @@ class FedProto(RoundBased):
         return lambda x: nearest(model.body(x), state["proto"])
 
     def collect(
-        self, fed: Federation, client: Client, given: Params, t: int
+        self, fed: Federation, client: Client, received: Params, t: int
     ) -> tuple[Tensor, np.ndarray]:
         """Train locally and return the representations of all steps and their labels.
 
@@ -117,18 +117,18 @@ class FedProto(RoundBased):
         It takes the steps itself: where an engine records steps, values that a loss stores would be
         lost.
         """
-        seen, labels = [], []
+        representations, labels = [], []
 
         def loss(model: Model, x: Any, y: Tensor) -> Tensor:
             z = model.body(x)
-            seen.append(z.detach())
+            representations.append(z.detach())
             labels.append(y)
-            return self.objective(given, model, z, y)
+            return self.objective(received, model, z, y)
 
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 steps.descend(steps.value(loss, x, y))
-        return torch.cat(seen), torch.cat(labels).cpu().numpy()
+        return torch.cat(representations), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)
@@ -138,7 +138,7 @@ class FedProto(RoundBased):
             self.train(fed, client, download, t)
             z, labels = represent(fed, client, client.train), client.train.labels
         sums, count = class_sums(z, labels, fed.classes)
-        own = count.nonzero().squeeze(1)
-        means = Params(proto=(sums[own] / count[own, None]).float())
-        weight = Params(proto=count[own, None].float()) if self.weighting == "samples" else 1.0
-        return Upload(Mean.of(means, weight, at={"proto": (own.cpu(),)}))
+        classes = count.nonzero().squeeze(1)
+        means = Params(proto=(sums[classes] / count[classes, None]).float())
+        weight = Params(proto=count[classes, None].float()) if self.weighting == "samples" else 1.0
+        return Upload(Mean.of(means, weight, at={"proto": (classes.cpu(),)}))

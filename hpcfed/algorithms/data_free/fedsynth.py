@@ -112,15 +112,15 @@ class FedSynth(RoundBased):
         return Upload(**message, cosine=cosine(theirs, update).float())
 
     def imitate(
-        self, fed: Federation, client: Client, w: Params, own: Params, t: int
+        self, fed: Federation, client: Client, w: Params, trained: Params, t: int
     ) -> tuple[dict[str, Any], Params]:
         """Return what a client sends for its model, and the model that this represents.
 
         It is the best of the examples that the client makes.
         """
         kind, is_trained = client.architecture, fed.trainable
-        update = (w - own).pick(is_trained)
-        statistics = own.pick(lambda name: not is_trained(name))
+        update = (w - trained).pick(is_trained)
+        statistics = trained.pick(lambda name: not is_trained(name))
         beside: dict[str, Any] = {"norm": length(update).float()}
         beside |= {"statistics": statistics} if statistics else {}
         g = rng.torch_stream(fed.seed, "synthetic", t, client.id)

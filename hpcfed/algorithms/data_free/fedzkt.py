@@ -133,7 +133,7 @@ class FedZKT(RoundBased):
         if not sent or not self.server_steps:
             return state
         generator, kind = Generator(fed, self.noise), fed.job.models.server
-        made = partial(generator.make, n=self.server_batch, g=noise(fed, "game", t))
+        make = partial(generator.make, n=self.server_batch, g=noise(fed, "game", t))
         G, Fs = state.generator.clone(), state.server.clone()
         best = torch.optim.Adam([v.requires_grad_() for v in G.values()], self.generator_lr)
         trained = parameters(fed.module(kind))
@@ -142,11 +142,11 @@ class FedZKT(RoundBased):
         with rng.scoped(fed.seed, "game", "dropout", t, device=fed.device):
             for _ in range(self.server_steps):
                 best.zero_grad()
-                x = made(G)
+                x = make(G)
                 (-disagreement(answer(fed, kind, Fs, x), self.ensemble(fed, sent, x))).backward()
                 best.step()
                 with torch.no_grad():
-                    x = made(G)
+                    x = make(G)
                     wanted = self.ensemble(fed, sent, x)
                 descent.zero_grad()
                 disagreement(answer(fed, kind, Fs, x, learns=True), wanted).backward()

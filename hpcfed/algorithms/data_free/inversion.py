@@ -54,17 +54,17 @@ class Inversion:
             generator = Generator(fed, self.noise, fed.classes)
             weights = generator.initial()
             leaves = [v.requires_grad_() for v in weights.values()]
-            made = lambda: generator.make(weights, len(labels), g, labels)  # noqa: E731
+            make = lambda: generator.make(weights, len(labels), g, labels)  # noqa: E731
         else:
             values = torch.randn(len(labels), *example_shape(fed), generator=g).to(fed.device)
             leaves = [values.requires_grad_()]
-            made = lambda: values  # noqa: E731
+            make = lambda: values  # noqa: E731
         descent = torch.optim.Adam(leaves, self.lr)
         with watch_moments(skeleton.model) as distances:
             for _ in range(self.steps):
                 distances.clear()
                 descent.zero_grad()
-                x = made()
+                x = make()
                 logits = call(skeleton, model, x)
                 value = F.cross_entropy(logits, labels) + self.prior * x.square().mean()
                 value = value + self.moments * sum(distances, torch.zeros_like(value))
@@ -72,7 +72,7 @@ class Inversion:
                 descent.step()
                 fed.clock.heartbeat.step()
         with torch.no_grad():
-            return check_finite(fed, "made examples", made().detach().clone(), "of their making")
+            return check_finite(fed, "made examples", make().detach().clone(), "of their making")
 
 
 @contextmanager
@@ -82,19 +82,19 @@ def watch_moments(module: nn.Module) -> Iterator[list[Tensor]]:
     Each pass of the module appends to the list. The list stays empty if the module has no such
     layers.
     """
-    found: list[Tensor] = []
+    distances: list[Tensor] = []
 
-    def look(norm: _BatchNorm, given: tuple[Tensor]) -> None:
+    def look(norm: _BatchNorm, inputs: tuple[Tensor]) -> None:
         mean, variance = norm.running_mean, norm.running_var
         assert mean is not None and variance is not None
-        found.append(moment_distance(given[0], mean, variance, norm.eps))
+        distances.append(moment_distance(inputs[0], mean, variance, norm.eps))
 
     norms = [
         m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None
     ]
     hooks = [norm.register_forward_pre_hook(look) for norm in norms]
     try:
-        yield found
+        yield distances
     finally:
         for hook in hooks:
             hook.remove()

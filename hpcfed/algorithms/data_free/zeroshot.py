@@ -147,21 +147,21 @@ class ZeroShot(RoundBased):
         def models() -> Iterator[tuple[int, Mean]]:
             for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
                 if t >= self.after:
-                    held = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
+                    present = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
                     model = sent["model"].terms[0].value
                     with fed.clock("server"):
-                        parts[k] = self.make(fed, model, np.flatnonzero(held), t, k)
+                        parts[k] = self.make(fed, model, np.flatnonzero(present), t, k)
                 yield k, sent["model"]
 
         mean = fed.mean(models(), keep=state)
-        made = fed.at_root(parts)
-        return fed.on_root(lambda: self.learn(fed, mean, made, t))
+        examples = fed.at_root(parts)
+        return fed.on_root(lambda: self.learn(fed, mean, examples, t))
 
-    def learn(self, fed: Federation, model: Params, made: Mapping[int, Made], t: int) -> Params:
+    def learn(self, fed: Federation, model: Params, examples: Mapping[int, Made], t: int) -> Params:
         """Return the model after training on synthetic examples; all classes have equal weights."""
-        if not made:
+        if not examples:
             return model
-        x, y = (torch.cat(part) for part in zip(*made.values(), strict=True))
+        x, y = (torch.cat(part) for part in zip(*examples.values(), strict=True))
         module = fed.module(fed.architectures[0])
         module.model.train()
         counts = torch.bincount(y, minlength=fed.classes)

@@ -72,7 +72,7 @@ class DSGD(Peers, RoundBased):
         return mix({k: rows[k] for k in sent}, fed.each(sent), received)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        averages, own = self.averages(t), self.rows(fed, cohort).diagonal()
+        averages, self_weight = self.averages(t), self.rows(fed, cohort).diagonal()
         mixed: dict[int, Params] = {}
         if averages and self.order != "step-first":
             mixed = self.average(fed, cohort)
@@ -85,7 +85,9 @@ class DSGD(Peers, RoundBased):
             if self.order == "together" and averages:
                 norms = client.skeleton.layout.buffers
                 client.load(
-                    add_step(mixed.pop(client.id), before, client.params(), norms, own[client.id])
+                    add_step(
+                        mixed.pop(client.id), before, client.params(), norms, self_weight[client.id]
+                    )
                 )
 
         fed.run(cohort, step)

@@ -101,17 +101,21 @@ def double(value: Params) -> Params:
 
 
 def add_step(
-    mixed: Params, before: Params, after: Params, statistics: Collection[str] = (), own: float = 1.0
+    mixed: Params,
+    before: Params,
+    after: Params,
+    statistics: Collection[str] = (),
+    self_weight: float = 1.0,
 ) -> Params:
     """Add the local step from `before` to `after` to the mixed models.
 
     mixed: float64; the result has the type of `before`.
     statistics: names of batch statistics. In their mean `after` replaces `before`: if the whole
     step were added, a variance could become negative.
-    own: the client's own weight in the mean.
+    self_weight: the client's weight in the mean.
     """
     step = double(after) - double(before)
     total = mixed + Params(
-        {name: v * float(own) if name in statistics else v for name, v in step.items()}
+        {name: v * float(self_weight) if name in statistics else v for name, v in step.items()}
     )
     return Params({name: value.to(before[name].dtype) for name, value in total.items()})

@@ -71,12 +71,12 @@ class Peers(Section):
             mine[client.id] = sum(
                 float(d.double().square().sum()) for d in (client.params() - mean).values()
             )
-        found = {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
+        numbers = {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
         if fed.job.evaluate.common:
             pooled = fed.pooled()
             pooled.load(mean)
-            found[common_name(fed)] = evaluate.common(fed, pooled.model)
-        return found
+            numbers[common_name(fed)] = evaluate.common(fed, pooled.model)
+        return numbers
 
 
 def consensus(fed: Federation) -> Params:

@@ -71,10 +71,12 @@ class SWIFT(Peers, EventBased):
         return tuple(1 / self.seconds(fed, k, draws.examples(k, draws.full)) for k in every)
 
     def merge(
-        self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
+        self, fed: Federation, job: Work, current: Params, up: Params, near: dict[int, Params]
     ) -> Params:
         client = fed.clients[job.client]
         row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
-        values = sorted({**fed.down(client, near), job.client: held}.items())
+        values = sorted({**fed.down(client, near), job.client: current}.items())
         norms = client.skeleton.layout.buffers
-        return add_step(mix({0: row}, values)[0], held, up, norms, row[job.client]) if near else up
+        return (
+            add_step(mix({0: row}, values)[0], current, up, norms, row[job.client]) if near else up
+        )

@@ -73,11 +73,11 @@ def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
 
 def is_connected(links: np.ndarray) -> bool:
     """Return whether all clients can be reached from client 0."""
-    seen = np.zeros(len(links), dtype=bool)
-    seen[:1] = True
+    reached = np.zeros(len(links), dtype=bool)
+    reached[:1] = True
     for _ in range(len(links)):
-        seen |= links[seen].any(0)
-    return bool(seen.all())
+        reached |= links[reached].any(0)
+    return bool(reached.all())
 
 
 def among(links: np.ndarray, cohort: list[int]) -> np.ndarray:

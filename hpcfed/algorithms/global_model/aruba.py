@@ -143,8 +143,8 @@ class ARUBA(RoundBased):
             return super().round(fed, state, cohort, t)
         sent = fed.run(cohort, partial(self.local, fed, state=state, t=t))
         mean = fed.mean(sent.items(), keep={"model": state.x, "squares": state.g * 0})
-        own = ((k, Mean.of(self.moved(fed, state, v["model"]))) for k, v in sent.items())
-        moves = fed.mean(own, keep=state.b * 0)
+        parts = ((k, Mean.of(self.moved(fed, state, v["model"]))) for k, v in sent.items())
+        moves = fed.mean(parts, keep=state.b * 0)
         x, squares, lr = mean["model"], mean["squares"], fed.job.local.lr
         layout = fed.store.layout(fed.architectures[0])
         weights = layout.n_params if self.scope == "all" else 1
@@ -174,8 +174,8 @@ class ARUBA(RoundBased):
         lr: initial learning rate.
         weights: number of weights that share a rate.
         """
-        seen = int(state.clients)
-        prior = sum((seen + i + 1.0) ** -self.p for i in range(1, clients + 1))
+        earlier = int(state.clients)
+        prior = sum((earlier + i + 1.0) ** -self.p for i in range(1, clients + 1))
         zeta = self.zeta**2 * prior * weights
         eps = zeta * lr**2
         b = (state.b + 0.5 * clients * moves).map(lambda v: v + eps)
@@ -188,8 +188,8 @@ class ARUBA(RoundBased):
         how = {"epochs": self.final_epochs, "phase": "final"}
         for client in fed.mine(range(fed.K)):
             self.receive(client, state.x)
-            own = lambda total: rates_of(state.b, state.g + self.c * total)  # noqa: E731
-            self.descend(fed, client, state.x, t, own, **how)
+            rates = lambda total: rates_of(state.b, state.g + self.c * total)  # noqa: E731
+            self.descend(fed, client, state.x, t, rates, **how)
         return state
 
 

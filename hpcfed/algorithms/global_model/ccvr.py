@@ -68,11 +68,11 @@ class CCVR(RoundBased):
         z = F.relu(z) if fed.job.models.relu_head else z
         labels = torch.from_numpy(client.train.labels).to(z.device)
         classes = [z[labels == c] for c in range(fed.classes)]
-        held = [rows for rows in classes if len(rows)]
+        present = [rows for rows in classes if len(rows)]
         return {
             "counts": torch.tensor([len(rows) for rows in classes], dtype=torch.int32),
-            "mean": torch.stack([rows.mean(0) for rows in held]).float(),
-            "covariance": torch.stack([covariance(rows) for rows in held]).float(),
+            "mean": torch.stack([rows.mean(0) for rows in present]).float(),
+            "covariance": torch.stack([covariance(rows) for rows in present]).float(),
         }
 
     def send(self, fed: Federation, client: Client, state: Params) -> Upload:
@@ -83,10 +83,10 @@ class CCVR(RoundBased):
     def moments(self, fed: Federation, sent: dict[str, Tensor]) -> Mean:
         """Return a client's part in mu_c and in the mean of z z^T, by class, float64."""
         counts = sent["counts"].to(fed.device)
-        held, n = counts.nonzero()[:, 0], counts[counts > 0].double()[:, None, None]
+        classes, n = counts.nonzero()[:, 0], counts[counts > 0].double()[:, None, None]
         mean, spread = sent["mean"].double(), sent["covariance"].double()
         square = ((n - 1) * spread + n * outer(mean)) / n
-        rows = ([int(c) for c in held],)
+        rows = ([int(c) for c in classes],)
         weights = Params(mean=n[:, 0], square=n)
         return Mean.of(Params(mean=mean, square=square), weights, {"mean": rows, "square": rows})
 
@@ -110,12 +110,12 @@ class CCVR(RoundBased):
         pooled: mu_c and the mean of z z^T.
         """
         N = torch.as_tensor(sum(fed.label_counts[k] for k in range(fed.K)))  # [C]
-        drawn = self.count_virtual(N)
+        counts = self.count_virtual(N)
         z, y = [], []
-        for c in torch.nonzero(drawn)[:, 0].tolist():
+        for c in torch.nonzero(counts)[:, 0].tolist():
             g = rng.torch_stream(fed.seed, "virtual", t, c)
-            z.append(draw(pooled["mean"][c], pool(pooled, c, int(N[c])), int(drawn[c]), g))
-            y += [c] * int(drawn[c])
+            z.append(draw(pooled["mean"][c], pool(pooled, c, int(N[c])), int(counts[c]), g))
+            y += [c] * int(counts[c])
         if not y:
             return state
         features, labels = torch.cat(z).float(), torch.tensor(y, device=fed.device)
@@ -143,11 +143,11 @@ class CCVR(RoundBased):
 
         N: number of the clients' examples of each class, [C].
         """
-        known = N >= 2
+        usable = N >= 2
         if self.final_balance == "equal":
-            return self.final_samples * known
-        total = self.final_samples * int(known.sum())
-        return torch.round(total * N * known / (N * known).sum().clamp(min=1)).long()
+            return self.final_samples * usable
+        total = self.final_samples * int(usable.sum())
+        return torch.round(total * N * usable / (N * usable).sum().clamp(min=1)).long()
 
 
 def covariance(z: Tensor) -> Tensor:

@@ -64,9 +64,9 @@ class Fed2(RoundBased):
         if not self.paired:
             return {}
         mine = np.flatnonzero(fed.label_counts[k])
-        held = np.unique(class_groups(fed.classes, self.groups)[mine])
+        groups = np.unique(class_groups(fed.classes, self.groups)[mine])
         of_rows = row_groups(fed.module(fed.architectures[k]).model)
-        return {name: np.flatnonzero(np.isin(of, held)) for name, of in of_rows.items()}
+        return {name: np.flatnonzero(np.isin(of, groups)) for name, of in of_rows.items()}
 
     @property
     def per(self) -> Per:

@@ -67,5 +67,5 @@ def contrast_pairs(logits: Tensor, y: Tensor) -> Tensor:
     y: [n], the label whose text belongs to each image.
     """
     pairs = logits[:, y]  # [n, n], image i and the text of image j
-    own = torch.arange(len(y), device=y.device)
-    return (F.cross_entropy(pairs, own) + F.cross_entropy(pairs.T, own)) / 2
+    target = torch.arange(len(y), device=y.device)
+    return (F.cross_entropy(pairs, target) + F.cross_entropy(pairs.T, target)) / 2

@@ -58,8 +58,8 @@ class FedDANE(RoundBased):
     """Clients that train are drawn anew, or are those that sent gradients."""
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
-        first, second = self.two_sets(fed, t)
-        return sorted({*first, *second})
+        gradient_clients, update_clients = self.two_sets(fed, t)
+        return sorted({*gradient_clients, *update_clients})
 
     def two_sets(self, fed: Federation, t: int) -> tuple[list[int], list[int]]:
         """Return the clients that send a gradient in round t, and those that train."""
@@ -135,15 +135,21 @@ class FedDANE(RoundBased):
         return Upload(Mean.of(client.params(), self.weight(client)), relative_to=model)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
-        if not first:  # no mean gradient, so no correction
+        gradient_clients, update_clients = (
+            [k for k in ks if k in cohort] for ks in self.two_sets(fed, t)
+        )
+        if not gradient_clients:  # no mean gradient, so no correction
             return state
         slopes: dict[int, Params] = {}
-        sent = fed.stream(first, partial(self.send_gradient, fed), given=(state, slopes, second, t))
+        sent = fed.stream(
+            gradient_clients,
+            partial(self.send_gradient, fed),
+            given=(state, slopes, update_clients, t),
+        )
         mean = fed.mean(sent, keep=state.pick(fed.trainable) * 0)
 
         def correct(client: Client) -> Upload:
-            slope, again = slopes.get(client.id), client.id in first
+            slope, again = slopes.get(client.id), client.id in gradient_clients
             return self.correct(fed, client, state, mean, slope, again, t)
 
-        return fed.mean(fed.stream(second, correct), keep=state)
+        return fed.mean(fed.stream(update_clients, correct), keep=state)

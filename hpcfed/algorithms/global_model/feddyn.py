@@ -72,12 +72,12 @@ class FedDyn(RoundBased):
         dual = Params(client.memory.get("dual", state.h * 0))
         sgd(fed, client, t, partial(self.objective, client, download, dual))
         sent = client.params()
-        moved = sent.pick(fed.trainable) - download
-        client.memory["dual"] = dual - self.alpha * moved
+        delta = sent.pick(fed.trainable) - download
+        client.memory["dual"] = dual - self.alpha * delta
         return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
-        moved = mean.pick(fed.trainable) - state.x
-        h = state.h - (self.alpha * share_of(self, fed, cohort)) * moved
+        delta = mean.pick(fed.trainable) - state.x
+        h = state.h - (self.alpha * share_of(self, fed, cohort)) * delta
         x = {name: v - h[name] / self.alpha if name in h else v for name, v in mean.items()}
         return State(Params(x), h)

@@ -86,8 +86,8 @@ class FedNova(RoundBased):
             )
         elif self.mu:
             shrink = job.local.lr * self.mu
-            seen = islice(counts(job.local.momentum, shrink), EXAMINED)
-            step, least = min(enumerate(seen, 1), key=lambda pair: pair[1])
+            times = islice(counts(job.local.momentum, shrink), EXAMINED)
+            step, least = min(enumerate(times, 1), key=lambda pair: pair[1])
             if least < SMALL:
                 reasons["job"] = (
                     f"needs updates that gradients enter more than 0 times, but with algorithm.mu "

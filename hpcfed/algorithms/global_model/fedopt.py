@@ -67,8 +67,8 @@ class FedOpt(RoundBased):
     def init(self, fed: Federation) -> State:
         x = fed.initial()
         zero = x.pick(fed.trainable) * 0
-        first = self.tau**2 if self.start == "tau" else 0.0
-        v = zero.map(lambda value: value + first)
+        start = self.tau**2 if self.start == "tau" else 0.0
+        v = zero.map(lambda value: value + start)
         return State(x, zero, v, torch.zeros((), dtype=torch.int64, device=fed.device))
 
     def model(self, state: State) -> Params:

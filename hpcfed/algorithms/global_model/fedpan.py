@@ -81,7 +81,7 @@ def encode_positions(model: Model, kind: str, frequency: float, amplitude: float
 def encoding_hook(kind: str, frequency: float, amplitude: float) -> Callable[..., Tensor]:
     """Return a hook that encodes the positions of a layer's units (dimension 1 of its output)."""
 
-    def encode(layer: Any, given: Any, out: Tensor) -> Tensor:
+    def encode(layer: Any, inputs: Any, out: Tensor) -> Tensor:
         e = encode_units(out.shape[1], frequency, amplitude, out.device)
         e = e.to(out.dtype).view(-1, *[1] * (out.dim() - 2))
         return out + e if kind == "add" else out * (1 + e)

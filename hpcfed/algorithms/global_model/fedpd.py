@@ -82,8 +82,8 @@ class FedPD(RoundBased):
 
         The client's own counts if no client has sent anything since it was made.
         """
-        made = client.memory.get("made", -1)
-        if made >= 0 and not any(self.communicates(fed, s) for s in range(made, t)):
+        since = client.memory.get("made", -1)
+        if since >= 0 and not any(self.communicates(fed, s) for s in range(since, t)):
             return Params(client.memory["anchor"])
         return fed.down(client, state)
 
@@ -94,8 +94,8 @@ class FedPD(RoundBased):
         start = fed.initial(fed.trainable)
         dual = Params(client.memory.get("dual", start * 0))
         sgd(fed, client, t, partial(self.objective, client, anchor, dual))
-        moved = client.params() - anchor
-        dual = dual + (1 / self.eta) * moved.pick(fed.trainable)
+        delta = client.params() - anchor
+        dual = dual + (1 / self.eta) * delta.pick(fed.trainable)
         target = client.params(fed.trainable) + self.eta * dual
         sends, sent = self.communicates(fed, t), Params(client.memory.get("sent", start))
         buffers = client.params(lambda name: name not in dual)

@@ -76,9 +76,9 @@ class FedRare(RoundBased):
     def init(self, fed: Federation) -> Params:
         if self.inter:
             warn_of_short_run(fed, "inter_after", "class vectors are not used")
-        first = fed.initial()
-        unknown = torch.full_like(first["head.weight"], torch.nan)
-        return Params({**first, VECTORS: unknown})
+        model = fed.initial()
+        unknown = torch.full_like(model["head.weight"], torch.nan)
+        return Params({**model, VECTORS: unknown})
 
     def receive(self, client: Client, state: Params) -> None:
         client.load(state.pick(lambda name: name != VECTORS))
@@ -96,15 +96,15 @@ class FedRare(RoundBased):
             value = value + self.inter * to_vectors(z, y, state[VECTORS], self.tau)
         return value
 
-    def terms(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
+    def terms(self, fed: Federation, client: Client, received: Params, t: int) -> Params:
         """Return what the loss needs in addition to the batch."""
-        found = Params()
+        terms = Params()
         counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
         if self.exponent:
-            found["weights"] = class_weights(counts, self.exponent)
+            terms["weights"] = class_weights(counts, self.exponent)
         if self.inter and t >= self.inter_after:
-            found[VECTORS] = given[VECTORS]
-        return found
+            terms[VECTORS] = received[VECTORS]
+        return terms
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)
@@ -135,8 +135,8 @@ class FedRare(RoundBased):
         of the class are appended to the queue of the class, and then the partner.
         """
         new = rows[client.train.labels[rows] == c]
-        kept = queues[c]
-        old = np.zeros(0, np.int64) if kept is None else kept.numpy()
+        queue = queues[c]
+        old = np.zeros(0, np.int64) if queue is None else queue.numpy()
         old = old[~np.isin(old, new)]
         partner, old = np.split(old, [1 if len(new) == 1 else 0])
         joined = np.concatenate([old, new, partner])
@@ -160,8 +160,8 @@ class FedRare(RoundBased):
         directions = F.normalize(z[right], dim=1)
         sums, count = class_sums(directions, labels[right], fed.classes)
         sure, _ = class_sums(confidence(p[right])[:, None], labels[right], fed.classes)
-        there, n = (count > 0)[:, None], count.clamp(min=1)[:, None]
-        weights = torch.where(there, (sure / n / self.confidence_tau).exp(), 0.0)
+        present, n = (count > 0)[:, None], count.clamp(min=1)[:, None]
+        weights = torch.where(present, (sure / n / self.confidence_tau).exp(), 0.0)
         return F.normalize(sums, dim=1).float(), weights.float()
 
     def server(self, fed: Federation, state: Params, mean: Params, cohort: list[int]) -> Params:

@@ -47,8 +47,8 @@ class FedRS(RoundBased):
         download = fed.down(client, state)
         self.receive(client, download)
         factors = scale(fed.label_counts[client.id], self.alpha, self.form)
-        own = Params(scale=factors.to(fed.device))  # never sent
-        self.train(fed, client, own, t)
+        scales = Params(scale=factors.to(fed.device))  # never sent
+        self.train(fed, client, scales, t)
         return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
 
 
@@ -57,6 +57,6 @@ def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -
 
     counts: examples of each class that the client has, [C].
     """
-    held = torch.from_numpy(counts).float()
-    share = (held > 0).float() if form == "binary" else held / held.max().clamp(min=1)
+    n = torch.from_numpy(counts).float()
+    share = (n > 0).float() if form == "binary" else n / n.max().clamp(min=1)
     return alpha + (1 - alpha) * share

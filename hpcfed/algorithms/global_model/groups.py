@@ -38,8 +38,8 @@ class GroupLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = x.unflatten(1, (self.groups, -1)).transpose(0, 1)
-        made = parts @ self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
-        return made.transpose(0, 1).flatten(1) + self.bias
+        outputs = parts @ self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        return outputs.transpose(0, 1).flatten(1) + self.bias
 
 
 class GroupHead(Head):
@@ -70,13 +70,13 @@ def divide(model: Model, groups: int, depth: int) -> Model:
     GroupNorm replaces batch normalisation everywhere. The weights of new layers are drawn. Raises
     ConfigError for a body in which groups would mix, or widths that cannot be divided.
     """
-    body, seen = model.body, 0
-    known = {type(m).__name__ for m in body.modules() if list(m.children())} | {"Sequential"}
+    body, n_layers = model.body, 0
+    containers = {type(m).__name__ for m in body.modules() if list(m.children())} | {"Sequential"}
     strange = {type(m).__name__ for m in body.modules() if not known_layer(m)} - set(ROWS)
-    if strange or not known <= set(ROWS):
-        found = ", ".join(sorted(strange | (known - set(ROWS))))
+    if strange or not containers <= set(ROWS):
+        names = ", ".join(sorted(strange | (containers - set(ROWS))))
         raise ConfigError(
-            f"fed2 divides rows of layers and residual blocks, but the model has {found}, in which "
+            f"fed2 divides rows of layers and residual blocks, but the model has {names}, in which "
             f"groups may mix; use cnn, resnet18 or another row of layers"
         )
     if groups > model.head.out_features:
@@ -89,16 +89,16 @@ def divide(model: Model, groups: int, depth: int) -> Model:
         if isinstance(layer, nn.BatchNorm2d):
             check_divisible(path, layer.num_features, groups)
             norm = nn.GroupNorm(groups, layer.num_features, layer.eps)
-            norm.divided = seen > depth  # type: ignore[assignment]
+            norm.divided = n_layers > depth  # type: ignore[assignment]
             setattr(parent, name, norm)
         elif isinstance(layer, nn.Conv2d | nn.Linear):
-            seen += 1
-            if seen > depth:
+            n_layers += 1
+            if n_layers > depth:
                 setattr(parent, name, divided(path, layer, groups))
-    if seen <= depth:
+    if n_layers <= depth:
         raise ConfigError(
-            f"algorithm.depth = {depth} leaves no layer of the body to divide, which has {seen}; "
-            "set a smaller depth"
+            f"algorithm.depth = {depth} leaves no layer of the body to divide, which has "
+            f"{n_layers}; set a smaller depth"
         )
     d, classes = model.head.in_features, model.head.out_features
     model.head = GroupHead(d, classes, model.head.relu, groups)
@@ -142,7 +142,7 @@ def check_divisible(path: str, width: int, groups: int) -> None:
 
 def row_groups(model: Model) -> dict[str, np.ndarray]:
     """Return the group of each row of the tensors in the divided part, by name."""
-    found = {}
+    by_name = {}
     for path, module in model.named_modules():
         groups = getattr(module, "groups", 1)
         if isinstance(module, nn.GroupNorm):
@@ -151,9 +151,9 @@ def row_groups(model: Model) -> dict[str, np.ndarray]:
             continue
         for name, value in module.named_parameters(recurse=False):
             rows = len(value)
-            found[f"{path}.{name}"] = (
+            by_name[f"{path}.{name}"] = (
                 np.array(module.of_class)
                 if isinstance(module, GroupHead)
                 else np.arange(rows) * groups // rows
             )
-    return found
+    return by_name

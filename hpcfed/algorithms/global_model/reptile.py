@@ -93,10 +93,10 @@ class Reptile(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         download = fed.down(client, state.x)
         self.receive(client, download)
-        first = t < self.first_rounds
-        how = {} if first else {"amount": self.inner_steps}
+        phase1 = t < self.first_rounds
+        how = {} if phase1 else {"amount": self.inner_steps}
         self.train(fed, client, download, t, **how)
-        sent = Mean.of(client.params(), self.weight(client) if first else 1.0)
+        sent = Mean.of(client.params(), self.weight(client) if phase1 else 1.0)
         return Upload(sent, relative_to=download)
 
     def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
@@ -121,8 +121,8 @@ class Reptile(RoundBased):
         old = state.v * 0 if k == 1 else state.v
         v = Params({n: second_moment(old[n], step[n], "adam", self.b2) for n in step})
         rate = self.server_lr * (1 - self.b2**k) ** 0.5 / (1 - self.b1**k)
-        moved = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
-        return State(Params({**mean, **moved}), m, v, state.steps + 1)
+        params = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
+        return State(Params({**mean, **params}), m, v, state.steps + 1)
 
 
 def change(state: State, mean: Params) -> Params:

@@ -85,13 +85,13 @@ class Scaffold(RoundBased):
         client.memory["control"] = new
         return Upload(x=Mean.of(change, self.weight(client)), c=Mean.of(new - control))
 
-    def at_start(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
+    def at_start(self, fed: Federation, client: Client, received: Params, t: int) -> Params:
         """Return the mean gradient over the client's data at the received model.
 
         The model does not change, nor do its statistics.
         """
         with client.borrowed():
-            gradient(fed, client, t, partial(self.loss, client, given), phase="control")
+            gradient(fed, client, t, partial(self.loss, client, received), phase="control")
         return client.gradient()
 
     def averaged(self, state: State) -> dict[str, Params]:

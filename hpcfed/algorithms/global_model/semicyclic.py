@@ -79,17 +79,17 @@ class SemiCyclic(RoundBased):
         return f"{block if self.chain == 'separate' else 0}."
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
-        there = [k for k in range(fed.K) if self.group(fed, k) == self.block(t)]
-        n = min(fed.cohort_size, len(there))
-        chosen = rng.stream(fed.seed, "cohort", t).choice(len(there), n, replace=False)
-        return sorted(there[i] for i in chosen)
+        available = [k for k in range(fed.K) if self.group(fed, k) == self.block(t)]
+        n = min(fed.cohort_size, len(available))
+        chosen = rng.stream(fed.seed, "cohort", t).choice(len(available), n, replace=False)
+        return sorted(available[i] for i in chosen)
 
     def init(self, fed: Federation) -> State:
         never = "some blocks have no round, so that their clients are never trained"
         warn_of_short_run(fed, "blocks", never, begins=(self.blocks - 1) * self.block_rounds)
-        first = fed.initial()
+        model = fed.initial()
         chains = range(self.blocks if self.chain == "separate" else 1)
-        every = [first.prefixed(f"{i}.") for i in range(self.blocks)]
+        every = [model.prefixed(f"{i}.") for i in range(self.blocks)]
         return State(
             Params({n: v.clone() for i in chains for n, v in every[i].items()}),
             Params({n: v.clone() for one in every for n, v in one.items()}),
@@ -132,8 +132,8 @@ class SemiCyclic(RoundBased):
 
         This is the model that is trained, not a block's predictor.
         """
-        found = {"block": float(self.block(fed.t))}
+        numbers = {"block": float(self.block(fed.t))}
         if self.chain == "separate" or not fed.job.evaluate.common:
-            return found
+            return numbers
         plain = self.model_copy(update={"predict": "common"})
-        return found | {common_name(fed): score_common(plain, fed, state)}
+        return numbers | {common_name(fed): score_common(plain, fed, state)}

@@ -74,16 +74,18 @@ class FedMA(Widened):
 
         There is one set for each group of units, and a last one for the remaining tensors.
         """
-        found: list[set[str]] = [set() for _ in range(len(units.sizes) + 1)]
+        sets: list[set[str]] = [set() for _ in range(len(units.sizes) + 1)]
         groups = list(units.sizes)
         for name in fed.shapes():
             axes = units.axes.get(name, ())
-            own = [groups.index(s.group) for s in axes[0] if s.group in groups] if axes else []
-            found[max(own) if own else -1].add(name)
+            positions = (
+                [groups.index(s.group) for s in axes[0] if s.group in groups] if axes else []
+            )
+            sets[max(positions) if positions else -1].add(name)
         if self.head == "matched" and groups:
-            last = found.pop()
-            found[-1] |= last
-        return found
+            last = sets.pop()
+            sets[-1] |= last
+        return sets
 
     def train_unmatched(
         self,
@@ -120,15 +122,15 @@ class FedMA(Widened):
         units = self.units(fed)
         layers, done = self.layers(fed, units), Pass(Params(), units, {})
         for number in range(len(layers)):
-            there = [k for k in cohort if k in done.orders] if number else cohort
+            clients = [k for k in cohort if k in done.orders] if number else cohort
             work = partial(self.train_unmatched, fed)
-            given = (state, t, layers, number, done)
-            sent = fed.at_root(dict(fed.stream(there, work, task=number, given=given)))
+            arguments = (state, t, layers, number, done)
+            sent = fed.at_root(dict(fed.stream(clients, work, task=number, given=arguments)))
             group = list(units.sizes)[number] if number < len(units.sizes) else None
-            found = fed.on_root(partial(self.merge, fed, sent, units, done, group))
-            if not found:  # no client has sent anything
+            merged = fed.on_root(partial(self.merge, fed, sent, units, done, group))
+            if not merged:  # no client has sent anything
                 return state
-            part, sizes, orders = found
+            part, sizes, orders = merged
             done = Pass(Params({**done.model, **part}), self.widened(fed, sizes), orders)
         model = Params({name: done.model[name] for name in state.model})
         return self.gathered(fed, model, list(done.wide.sizes.values()), done.orders)

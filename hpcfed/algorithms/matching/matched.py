@@ -141,7 +141,7 @@ class Widened(Matched):
         if not counts:
             return []
         total = sum(counts, start=torch.zeros_like(counts[0]))
-        return [torch.where(total > 0, own / total, 1 / len(counts)) for own in counts]
+        return [torch.where(total > 0, count / total, 1 / len(counts)) for count in counts]
 
     def weigh(self, fed: Federation, k: int) -> float:
         """Return the weight of client k in the mean of a unit's vectors."""
@@ -164,9 +164,9 @@ class Widened(Matched):
         A client of the last cohort gets the units that its own were matched to. Any other client
         gets those that most clients had.
         """
-        own = state.orders.under(f"{k}/")
-        if own:
-            return {int(group): at.cpu().numpy() for group, at in own.items()}
+        orders = state.orders.under(f"{k}/")
+        if orders:
+            return {int(group): at.cpu().numpy() for group, at in orders.items()}
         sizes = self.units(fed).sizes
         return {group: torch.arange(size).numpy() for group, size in sizes.items()}
 
@@ -180,11 +180,11 @@ class Widened(Matched):
         return nonparametric.take(state.model, wide, self.units(fed), order)
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        found = {"units": float(state.sizes.sum())}
+        numbers = {"units": float(state.sizes.sum())}
         if fed.job.evaluate.common:
             answer = predictor(fed, fed.architectures[0], state.model)
-            found[common_name(fed)] = evaluate.common(fed, answer)
-        return found
+            numbers[common_name(fed)] = evaluate.common(fed, answer)
+        return numbers
 
     def gathered(
         self, fed: Federation, model: Params, sizes: Sequence[int], orders: Mapping[int, Order]
@@ -193,11 +193,11 @@ class Widened(Matched):
 
         orders: the places of the units of each client that contributed to it.
         """
-        kept = {
+        by_name = {
             f"{k}/{group}": torch.from_numpy(at).to(fed.device, torch.int64)
             for k, order in orders.items()
             for group, at in order.items()
         }
         return State(
-            model, torch.tensor(list(sizes), dtype=torch.int64, device=fed.device), Params(kept)
+            model, torch.tensor(list(sizes), dtype=torch.int64, device=fed.device), Params(by_name)
         )

@@ -101,17 +101,17 @@ def gains(
     """
     L, taken = len(v), len(counts)
     p0 = 1 / prior.sigma0
-    own, base = precision * v, p0 * mean
+    weighted, base = precision * v, p0 * mean
     before, after = p0 + mass, p0 + mass + precision  # [I, f]
     S = base + total  # [I, f]
-    known = np.square(own) @ (1 / after).T + 2 * own @ (S / after).T
-    known += (np.square(S) * (1 / after - 1 / before)).sum(1)
-    seen = np.minimum(counts, prior.count_limit) if prior.count_limit else counts
-    known = known + prior.count_weight * np.log(seen / (J - seen))
+    existing = np.square(weighted) @ (1 / after).T + 2 * weighted @ (S / after).T
+    existing += (np.square(S) * (1 / after - 1 / before)).sum(1)
+    capped = np.minimum(counts, prior.count_limit) if prior.count_limit else counts
+    existing = existing + prior.count_weight * np.log(capped / (J - capped))
     free = min(L, max(prior.most - taken, L - taken, 0)) if prior.most else L
-    first = (np.square(own + base) / (p0 + precision)).sum(1) - (np.square(base) / p0).sum()
-    first += 2 * np.log(prior.gamma / J)
-    return np.hstack([known, first[:, None] - 2 * np.log(np.arange(1, free + 1))])
+    new = (np.square(weighted + base) / (p0 + precision)).sum(1) - (np.square(base) / p0).sum()
+    new += 2 * np.log(prior.gamma / J)
+    return np.hstack([existing, new[:, None] - 2 * np.log(np.arange(1, free + 1))])
 
 
 def match_units(
@@ -129,13 +129,13 @@ def match_units(
     from scipy.optimize import linear_sum_assignment  # here: it takes a moment to import
 
     J = len(vectors)
-    found: list[np.ndarray | None] = [np.arange(len(vectors[0])), *[None] * (J - 1)]
+    assignments: list[np.ndarray | None] = [np.arange(len(vectors[0])), *[None] * (J - 1)]
     for sweep in range(sweeps + 1):
-        before = list(found)
+        before = list(assignments)
         for k in range(0 if sweep else 1, J):
             if J == 1:
                 break
-            others = [a if j != k else None for j, a in enumerate(found)]
+            others = [a if j != k else None for j, a in enumerate(assignments)]
             number, others = drop_empty(others)
             total, counts = np.zeros((number, vectors[k].shape[1])), np.zeros(number)
             mass = np.zeros_like(total)
@@ -144,13 +144,13 @@ def match_units(
                     total[at] += precision * v  # a client has a unit at most once
                     mass[at] += precision
                     counts[at] += 1
-            own = unit.precisions[k]
-            gain = gains(vectors[k], own, total, mass, unit.mean, counts, J, prior)
+            precision_k = unit.precisions[k]
+            gain = gains(vectors[k], precision_k, total, mass, unit.mean, counts, J, prior)
             others[k] = linear_sum_assignment(gain, maximize=True)[1]
-            _, found = drop_empty(others)
-        if sweep and same(before, found):
+            _, assignments = drop_empty(others)
+        if sweep and same(before, assignments):
             break
-    return by_popularity([at for at in found if at is not None])
+    return by_popularity([at for at in assignments if at is not None])
 
 
 def same(a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> bool:
@@ -160,20 +160,20 @@ def same(a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> bool
     )
 
 
-def drop_empty(found: Sequence[np.ndarray | None]) -> tuple[int, list[np.ndarray | None]]:
+def drop_empty(assignments: Sequence[np.ndarray | None]) -> tuple[int, list[np.ndarray | None]]:
     """Drop the units that no client has; return their number and the renumbered assignments.
 
     The number is that of the remaining units, which keep their order.
     """
-    used = np.unique(np.concatenate([at for at in found if at is not None]))
-    return len(used), [None if at is None else np.searchsorted(used, at) for at in found]
+    used = np.unique(np.concatenate([at for at in assignments if at is not None]))
+    return len(used), [None if at is None else np.searchsorted(used, at) for at in assignments]
 
 
-def by_popularity(found: Sequence[np.ndarray]) -> list[np.ndarray]:
+def by_popularity(assignments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the same assignments, renumbered so that units of more clients come first."""
-    counts = np.bincount(np.concatenate(found))
+    counts = np.bincount(np.concatenate(assignments))
     place = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
-    return [place[at] for at in found]
+    return [place[at] for at in assignments]
 
 
 def comparable(units: Units, group: int, done: Collection[int]) -> Seen:
@@ -213,16 +213,17 @@ def match_models(
     now, spread = units, [Params(model) for model in models]
     orders: list[Order] = [dict(order) for order in done] or [{} for _ in models]
     for group in plan:
-        seen = comparable(units, group, orders[0])
-        counts = lambda name, seen=seen: wanted(name) and seen(name)  # noqa: E731
+        compares = comparable(units, group, orders[0])
+        counts = lambda name, compares=compares: wanted(name) and compares(name)  # noqa: E731
         vectors = [unit_vectors(m, now, group, counts, (0, 1)).cpu().numpy() for m in spread]
         unit = describe_unit(spread[0], now, group, counts, prior, len(models), shares)
-        found = match_units(vectors, unit, prior, sweeps)
-        wide = widen(now, group, 1 + max(int(at.max()) for at in found))
+        assignments = match_units(vectors, unit, prior, sweeps)
+        wide = widen(now, group, 1 + max(int(at.max()) for at in assignments))
         spread = [
-            place(model, now, wide, {group: at}) for model, at in zip(spread, found, strict=True)
+            place(model, now, wide, {group: at})
+            for model, at in zip(spread, assignments, strict=True)
         ]
-        for order, at in zip(orders, found, strict=True):
+        for order, at in zip(orders, assignments, strict=True):
             order[group] = at
         now = wide
     return Wide(spread, orders, now)
@@ -272,12 +273,12 @@ def widen(units: Units, group: int, size: int) -> Units:
 
 def places(narrow: Axis, wide: Axis, order: Order) -> np.ndarray:
     """Return the places of a narrow model's dimension in the wide model's dimension."""
-    found, start = [], 0
+    indices, start = [], 0
     for (group, size, repeat), other in zip(narrow, wide, strict=True):
         units = np.arange(size) if group == FIXED or group not in order else order[group]
-        found.append((start + units[:, None] * repeat + np.arange(repeat)).reshape(-1))
+        indices.append((start + units[:, None] * repeat + np.arange(repeat)).reshape(-1))
         start += other.size * repeat
-    return np.concatenate(found)
+    return np.concatenate(indices)
 
 
 def crossings(
@@ -339,9 +340,9 @@ def fuse(
             w: Any = weight
             if shares and name in HEADS:
                 w = shares[k].to(value.device).view(-1, *[1] * (value.dim() - 1))
-            there = holds(name, value, wide.units, narrow, order, side(name))
+            present = holds(name, value, wide.units, narrow, order, side(name))
             total[name] = total.get(name, 0) + w * value.double()
-            mass[name] = mass.get(name, 0) + w * there
+            mass[name] = mass.get(name, 0) + w * present
     mean = Params()
     for name, value in total.items():
         weight_sum = mass[name]
@@ -360,10 +361,10 @@ def holds(name: str, value: Tensor, wide: Units, narrow: Units, order: Order, si
     """
     axes = wide.axes.get(name, ())
     grouped = [dim for dim, axis in enumerate(axes) if any(s.group in order for s in axis)]
-    own = grouped[-1:] if side else [dim for dim in grouped if dim == 0]
-    if not own:  # it goes into classes, which all models have
+    dims = grouped[-1:] if side else [dim for dim in grouped if dim == 0]
+    if not dims:  # it goes into classes, which all models have
         return torch.ones([1] * value.dim(), dtype=torch.float64, device=value.device)
-    (dim,) = own
-    there = torch.zeros(value.shape[dim], dtype=torch.float64, device=value.device)
-    there[torch.from_numpy(places(narrow.axes[name][dim], axes[dim], order))] = 1
-    return there.view([-1 if i == dim else 1 for i in range(value.dim())])
+    (dim,) = dims
+    mask = torch.zeros(value.shape[dim], dtype=torch.float64, device=value.device)
+    mask[torch.from_numpy(places(narrow.axes[name][dim], axes[dim], order))] = 1
+    return mask.view([-1 if i == dim else 1 for i in range(value.dim())])

@@ -58,8 +58,8 @@ class OTFusion(Matched):
         return super().init(fed)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
-        own = self.start == "own" and t == 0
-        return super().local(fed, client, fed.initial(k=client.id) if own else state, t)
+        own_start = self.start == "own" and t == 0
+        return super().local(fed, client, fed.initial(k=client.id) if own_start else state, t)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
@@ -73,8 +73,8 @@ class OTFusion(Matched):
 
         def aligned(upload: Mean) -> Mean:
             (part,) = upload.terms
-            moved = align(part.value, reference, units, counts, self.regularise)
-            return Mean.of(moved, part.weight)
+            model = align(part.value, reference, units, counts, self.regularise)
+            return Mean.of(model, part.weight)
 
         return fed.mean(((k, aligned(upload)) for k, upload in sent.items()), keep=state)
 
@@ -91,18 +91,18 @@ def align(
     Groups are aligned one by one, from the inputs up.
     counts: tensors by which units are compared.
     """
-    moved = model
+    aligned = model
     for group in units.sizes:
         ours, theirs = (
-            permutation.unit_vectors(p, units, group, counts, (0,)) for p in (moved, reference)
+            permutation.unit_vectors(p, units, group, counts, (0,)) for p in (aligned, reference)
         )
         cost = torch.cdist(theirs, ours, compute_mode="donot_use_mm_for_euclid_dist")
         if regularise:
-            moved = mix(moved, units, group, sinkhorn(cost, regularise * float(cost.mean())))
+            aligned = mix(aligned, units, group, sinkhorn(cost, regularise * float(cost.mean())))
         else:
             order = permutation.identity(units) | {group: permutation.assign(cost)}
-            moved = permutation.permute(moved, units, order)
-    return moved
+            aligned = permutation.permute(aligned, units, order)
+    return aligned
 
 
 def sinkhorn(cost: Tensor, epsilon: float) -> Tensor:
@@ -137,9 +137,9 @@ def mix(model: Params, units: Units, group: int, plan: Tensor) -> Params:
     for name, axes in units.axes.items():
         for dim, axis in enumerate(axes) if name in new else ():
             start, parts, value = 0, [], new[name]
-            for own, size, repeat in axis:
+            for g, size, repeat in axis:
                 piece = value.narrow(dim, start, size * repeat)
-                if own == group and own != FIXED:
+                if g == group and g != FIXED:
                     rows = piece.movedim(dim, 0)
                     mixed = plan @ rows.reshape(size, -1).to(plan.dtype)
                     piece = mixed.reshape(rows.shape).movedim(0, dim).to(value.dtype)

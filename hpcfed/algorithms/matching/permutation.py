@@ -52,14 +52,14 @@ def unit_vectors(
         if not wanted(name):
             continue
         for dim in dims[: len(axes)]:
-            start, found = 0, False
+            start, has_group = 0, False
             for g, size, repeat in axes[dim] if dim < len(axes) else ():
                 if g == group:
                     piece = params[name].narrow(dim, start, size * repeat).movedim(dim, 0)
                     parts.append(piece.reshape(size, -1).double())
-                    found = True
+                    has_group = True
                 start += size * repeat
-            if found:
+            if has_group:
                 break
     return torch.cat(parts, 1)
 
@@ -130,9 +130,9 @@ def match(
     """
     still = identity(units)
     starts = [still, rematch(params, reference, units, still, wanted, (0,))]
-    found = [settle(params, reference, units, order, wanted, passes) for order in starts]
-    lengths = [square_distance(permute(params, units, o), reference, wanted) for o in found]
-    return found[lengths.index(min(lengths))]
+    orders = [settle(params, reference, units, order, wanted, passes) for order in starts]
+    lengths = [square_distance(permute(params, units, o), reference, wanted) for o in orders]
+    return orders[lengths.index(min(lengths))]
 
 
 def settle(

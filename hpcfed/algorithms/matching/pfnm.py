@@ -53,8 +53,8 @@ class PFNM(Widened):
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
-        found = fed.on_root(lambda: self.merge(fed, sent))
-        return self.gathered(fed, *found) if found else state
+        merged = fed.on_root(lambda: self.merge(fed, sent))
+        return self.gathered(fed, *merged) if merged else state
 
     def merge(self, fed: Federation, sent: dict[int, Sent]) -> Any:
         """Match the uploads on the server.

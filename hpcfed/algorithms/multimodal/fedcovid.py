@@ -146,7 +146,7 @@ class FedCovid(RoundBased):
         return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def train_with_copies(
-        self, fed: Federation, client: Client, given: Params, t: int, **how: Any
+        self, fed: Federation, client: Client, received: Params, t: int, **how: Any
     ) -> None:
         """Train the client's model on batches with noisy copies of their positives."""
         draws = rng.torch_stream(fed.seed, "copies", t, client.id, device=fed.device)
@@ -158,8 +158,8 @@ class FedCovid(RoundBased):
             for x, y in steps:
                 size = self.copies * len(y), width
                 noise = torch.randn(size, generator=draws, device=fed.device)
-                drawn = Params({**given, NOISE: noise})
-                steps.descend(steps.value(partial(self.loss, client, drawn), x, y))
+                noisy = Params({**received, NOISE: noise})
+                steps.descend(steps.value(partial(self.loss, client, noisy), x, y))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         body: Any = model.body
@@ -199,9 +199,9 @@ def margin_loss(p: Tensor, side: Tensor, counts: Tensor, margin: float) -> Tenso
     """
     member = torch.stack([side & counts, ~side & counts], 1).to(p.dtype)  # [n, 2]
     sums, sizes = member.T @ p, member.sum(0)  # [2, d], [2]
-    own, other = torch.where(side, 0, 1), torch.where(side, 1, 0)
-    near = (sums[own] - p) / (sizes[own] - 1).clamp(min=1)[:, None]
-    far = sums[other] / sizes[other].clamp(min=1)[:, None]
+    same_side, other_side = torch.where(side, 0, 1), torch.where(side, 1, 0)
+    near = (sums[same_side] - p) / (sizes[same_side] - 1).clamp(min=1)[:, None]
+    far = sums[other_side] / sizes[other_side].clamp(min=1)[:, None]
     apart = F.cosine_similarity(p, far, dim=1) - F.cosine_similarity(p, near, dim=1)
-    known = counts & (sizes[own] > 1) & (sizes[other] > 0)
-    return torch.where(known, (apart + margin).relu(), 0.0).sum() / counts.sum()
+    defined = counts & (sizes[same_side] > 1) & (sizes[other_side] > 0)
+    return torch.where(defined, (apart + margin).relu(), 0.0).sum() / counts.sum()

@@ -81,7 +81,7 @@ class Harmony(RoundBased):
 
     def warn(self, fed: Federation) -> None:
         """Warn if no modalities are fused, or if hardly any classifiers are averaged."""
-        several = sum(len(own) > 1 for own in fed.modalities)
+        several = sum(len(names) > 1 for names in fed.modalities)
         fusing = min(several, fed.cohort_size)  # clients in a round of stage 2
         if several:
             warn_of_short_run(fed, "stage1_rounds", "no modalities are fused")
@@ -97,7 +97,7 @@ class Harmony(RoundBased):
 
         There is no stage 2 if no client has several modalities.
         """
-        return t >= self.stage1_rounds and any(len(own) > 1 for own in fed.modalities)
+        return t >= self.stage1_rounds and any(len(names) > 1 for names in fed.modalities)
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the bytes that a client downloads and uploads in a round.
@@ -106,20 +106,20 @@ class Harmony(RoundBased):
         Stage 2: the classifier both ways, and up one number for each modality. In its first round
         of stage 2 a client also downloads its encoders and the classifier to start from.
         """
-        shapes, own = fed.shapes(k=k), modalities(fed, k)
+        shapes, names = fed.shapes(k=k), modalities(fed, k)
         if not self.fuses(fed, fed.t):
-            return (sum(shapes.pick(in_network(m)).nbytes for m in own),) * 2
+            return (sum(shapes.pick(in_network(m)).nbytes for m in names),) * 2
         classifier = shapes.pick(in_classifier).nbytes
-        return classifier, classifier + 4 * len(own)
+        return classifier, classifier + 4 * len(names)
 
     def init(self, fed: Federation) -> Params:
         """Return the networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
         self.warn(fed)
-        first = fed.initial()
+        model = fed.initial()
         named = sorted({m for k in range(fed.K) for m in modalities(fed, k)})
-        networks = {m: first.pick(in_network(m)).prefixed(f"{m}/") for m in named}
+        networks = {m: model.pick(in_network(m)).prefixed(f"{m}/") for m in named}
         merged = {name: v for network in networks.values() for name, v in network.items()}
-        return Params({**merged, **first.pick(in_classifier).prefixed(FUSION)})
+        return Params({**merged, **model.pick(in_classifier).prefixed(FUSION)})
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
         if not self.fuses(fed, t):
@@ -135,14 +135,14 @@ class Harmony(RoundBased):
         Stage 1: the networks of the client's modalities.
         Stage 2: the encoders and a classifier when the client begins stage 2, nothing afterwards.
         """
-        own = modalities(fed, client.id)
+        names = modalities(fed, client.id)
         if FUSED in client.memory:
             return Params()
         if not self.fuses(fed, fed.t):
-            return state.pick(lambda name: name.partition("/")[0] in own)
+            return state.pick(lambda name: name.partition("/")[0] in names)
         encoders = {
             name: v
-            for m in own
+            for m in names
             for name, v in state.under(f"{m}/").items()
             if not in_classifier(name)
         }
@@ -172,22 +172,22 @@ class Harmony(RoundBased):
         return Upload(Mean.of(Params(sent), self.weight(client)), relative_to=download)
 
     def part_loss(
-        self, client: Client, state: Params, own: tuple[str, ...], model: Any, x: Any, y: Tensor
+        self, client: Client, state: Params, names: tuple[str, ...], model: Any, x: Any, y: Tensor
     ) -> Tensor:
         """Return the loss of the model that gets only these modalities."""
-        return self.loss(client, state, model, only(x, own), y)
+        return self.loss(client, state, model, only(x, names), y)
 
     def fuse(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         """Do a round of stage 2; the server's state does not change."""
         sent = fed.run(cohort, lambda client: self.fusion(fed, client, state, t))
-        moved = fed.gather({k: parts["discrepancies"] for k, parts in sent.items()})
-        cluster = fed.on_root(lambda: self.group(fed, moved))
+        discrepancies = fed.gather({k: parts["discrepancies"] for k, parts in sent.items()})
+        cluster = fed.on_root(lambda: self.group(fed, discrepancies))
         keep = state.under(FUSION).map(
             lambda v: torch.stack([v] * (max(cluster.values(), default=0) + 1))
         )
         parts = (
-            (k, clusters.part(own["classifier"], self.weight(fed.clients[k]), cluster[k], keep))
-            for k, own in sent.items()
+            (k, clusters.part(upload["classifier"], self.weight(fed.clients[k]), cluster[k], keep))
+            for k, upload in sent.items()
         )
         means = fed.mean(parts, keep=keep, per="row")
         fetch = lambda c: c.load(fed.down(c, clusters.row(means, cluster[c.id])))  # noqa: E731
@@ -196,12 +196,15 @@ class Harmony(RoundBased):
 
     def fusion(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         """Train a client's fused model; send its classifier, and d_k(i) of its modalities."""
-        download, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
+        download, names = (
+            fed.down(client, self.offer(fed, client, state)),
+            modalities(fed, client.id),
+        )
         if download:
             self.receive(client, download)
         start = client.params(in_classifier)
-        loss = partial(self.part_loss, client, download, own)
-        wanted = lambda name: any(in_network(m)(name) for m in own)  # noqa: E731
+        loss = partial(self.part_loss, client, download, names)
+        wanted = lambda name: any(in_network(m)(name) for m in names)  # noqa: E731
         with LocalSteps(fed, client, t, phase="fusion", only=wanted) as steps:
             encoders = [
                 client.skeleton.view(n) for n in steps.optimiser.names if not in_classifier(n)
@@ -213,21 +216,23 @@ class Harmony(RoundBased):
                     value.lerp_(old, 1 - self.encoder_rate)
         client.memory[FUSED] = 1
         params = client.skeleton.layout.params
-        first = {m: state.under(f"{m}/").pick(encoder_of(m, params)) for m in own}
-        found = [discrepancy(client.params(encoder_of(m, params)), first[m]) for m in own]
+        initial = {m: state.under(f"{m}/").pick(encoder_of(m, params)) for m in names}
+        discrepancies = [
+            discrepancy(client.params(encoder_of(m, params)), initial[m]) for m in names
+        ]
         return Upload(
             classifier=client.params(in_classifier),
-            discrepancies=torch.tensor(found),
+            discrepancies=torch.tensor(discrepancies),
             relative_to={"classifier": start},
         )
 
-    def group(self, fed: Federation, moved: dict[int, Tensor]) -> dict[int, int]:
+    def group(self, fed: Federation, discrepancies: dict[int, Tensor]) -> dict[int, int]:
         """Return the cluster of each client, found from its discrepancies."""
         named = all_modalities(fed)
-        d = torch.zeros(len(moved), len(named), dtype=torch.float64)
-        for row, (k, values) in enumerate(moved.items()):
+        d = torch.zeros(len(discrepancies), len(named), dtype=torch.float64)
+        for row, (k, values) in enumerate(discrepancies.items()):
             d[row, [named.index(m) for m in modalities(fed, k)]] = values.double().cpu()
-        return dict(zip(moved, cluster(d, self.clusters), strict=True))
+        return dict(zip(discrepancies, cluster(d, self.clusters), strict=True))
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
         """Return the client's model, restricted to its modalities.
@@ -235,13 +240,13 @@ class Harmony(RoundBased):
         Before stage 2 a client with several modalities has the mean soft prediction of the server's
         networks instead.
         """
-        own = modalities(fed, client.id)
-        if len(own) == 1 or FUSED in client.memory:
-            plain = own == (ALL,) or set(client.test.modalities) <= set(own)
+        names = modalities(fed, client.id)
+        if len(names) == 1 or FUSED in client.memory:
+            plain = names == (ALL,) or set(client.test.modalities) <= set(names)
             model = client.model
-            return model if plain else lambda x: model(only(x, own))
+            return model if plain else lambda x: model(only(x, names))
         kind = client.architecture
-        answers = [(m, predictor(fed, kind, state.under(f"{m}/"))) for m in own]
+        answers = [(m, predictor(fed, kind, state.under(f"{m}/"))) for m in names]
         soft = lambda x: torch.stack([F.softmax(f(only(x, (m,))), 1) for m, f in answers])  # noqa: E731
         return lambda x: soft(x).mean(0).log()
 
@@ -252,12 +257,12 @@ class Harmony(RoundBased):
         """
         if not fed.job.evaluate.common:
             return {}
-        found = {}
+        numbers = {}
         for m in all_modalities(fed):
             network = predictor(fed, fed.architectures[0], state.under(f"{m}/"))
             right = evaluate.common(fed, lambda x, m=m, f=network: f(only(x, (m,))))  # type: ignore[misc]
-            found[common_name(fed) + (f"_{m}" if m != ALL else "")] = right
-        return found
+            numbers[common_name(fed) + (f"_{m}" if m != ALL else "")] = right
+        return numbers
 
 
 def modalities(fed: Federation, k: int) -> tuple[str, ...]:
@@ -269,9 +274,9 @@ def all_modalities(fed: Federation) -> list[str]:
     return sorted({m for k in range(fed.K) for m in modalities(fed, k)})
 
 
-def only(x: Any, own: tuple[str, ...]) -> Any:
+def only(x: Any, names: tuple[str, ...]) -> Any:
     """Return inputs reduced to these modalities."""
-    return x if own == (ALL,) else {m: x[m] for m in own}
+    return x if names == (ALL,) else {m: x[m] for m in names}
 
 
 def phase(fed: Federation, m: str) -> str:
@@ -296,13 +301,13 @@ def in_network(m: str) -> Callable[[str], bool]:
 
 def encoder_of(m: str, params: Iterable[str]) -> Callable[[str], bool]:
     """Return a test for names: whether a tensor is a parameter of a modality's encoder."""
-    own = {name for name in params if name.startswith(f"body.encoders.{m}.")}
-    return own.__contains__
+    names = {name for name in params if name.startswith(f"body.encoders.{m}.")}
+    return names.__contains__
 
 
-def discrepancy(encoder: Params, first: Params) -> float:
+def discrepancy(encoder: Params, initial: Params) -> float:
     """Return 1 - cos of the flattened parameters, in float64; 0 for an unchanged encoder."""
-    a, b = (torch.cat([p[n].double().flatten() for n in first]) for p in (encoder, first))
+    a, b = (torch.cat([p[n].double().flatten() for n in initial]) for p in (encoder, initial))
     if torch.equal(a, b):
         return 0.0
     return max(0.0, 1 - float(F.cosine_similarity(a, b, dim=0)))

@@ -48,12 +48,12 @@ class Ditto(RoundBased):
         if "begun" not in client.memory:
             client.load(fed.initial())
             client.memory["begun"] = 1
-        own = client.skeleton.flat.clone()
+        personal = client.skeleton.flat.clone()
         download = fed.down(client, state)
         self.receive(client, download)
         self.train(fed, client, download, t)
         sent = client.params(self.shared)
-        client.skeleton.load(own)
+        client.skeleton.load(personal)
         sgd(
             fed,
             client,

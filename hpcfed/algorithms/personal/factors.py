@@ -45,10 +45,10 @@ class Factors(nn.Module):
         super().__init__()
         number, self.alpha, self.temperature = how.number, how.alpha, how.temperature
         self.personal = how.personal
-        there = 1 / (1 + math.exp(-LIKELY)) if self.personal else 1.0
+        share = 1 / (1 + math.exp(-LIKELY)) if self.personal else 1.0
         self.left = nn.Parameter(torch.empty(outputs, number))
         self.right = nn.Parameter(torch.empty(number, inputs))
-        nn.init.normal_(self.left, std=1 / math.sqrt(number * there))
+        nn.init.normal_(self.left, std=1 / math.sqrt(number * share))
         nn.init.normal_(self.right, std=1 / math.sqrt(3 * inputs))
         if not self.personal:
             return
@@ -103,8 +103,8 @@ def stick_divergence(c: Tensor, d: Tensor, alpha: float) -> Tensor:
     (c - alpha) / c (-gamma - psi(d) - 1/d) + log(c d / alpha) - (d - 1) / d.
     Nalisnick and Smyth, ICLR 2017, arXiv:1605.06197, appendix A.
     """
-    moved = (c - alpha) / c * (-EULER - torch.digamma(d) - 1 / d)
-    return moved + (c * d / alpha).log() - (d - 1) / d
+    term = (c - alpha) / c * (-EULER - torch.digamma(d) - 1 / d)
+    return term + (c * d / alpha).log() - (d - 1) / d
 
 
 def gate_divergence(logits: Tensor, prior: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def factorise(model: Model, number: int, alpha: float, temperature: float, perso
     how = How(number, alpha, temperature, personal)
     for path, layer in list(model.named_modules()):
         kinds = ((Head, FactorHead), (nn.Linear, FactorLinear), (nn.Conv2d, FactorConv2d))
-        make = next((made for kind, made in kinds if isinstance(layer, kind)), None)
+        make = next((replacement for kind, replacement in kinds if isinstance(layer, kind)), None)
         if make:
             parent = model.get_submodule(path.rpartition(".")[0])
             setattr(parent, path.rpartition(".")[2], make(layer, how))

@@ -55,12 +55,12 @@ class FedRep(RoundBased):
         return Upload(Mean.of(sent, self.weight(client)), relative_to=download)
 
     def train_head(
-        self, fed: Federation, client: Client, given: Params, t: int, epochs: int, phase: str
+        self, fed: Federation, client: Client, received: Params, t: int, epochs: int, phase: str
     ) -> None:
         """Train only the head, for this number of epochs."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
-            self.train(fed, client, given, t, epochs=epochs, only=only, phase=phase)
+            self.train(fed, client, received, t, epochs=epochs, only=only, phase=phase)
 
     def finish(self, fed: Federation, state: Params, t: int) -> Params:
         for client in fed.mine(range(fed.K)):

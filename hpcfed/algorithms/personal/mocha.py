@@ -120,8 +120,8 @@ class MOCHA(RoundBased):
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state).pick(of_head))
         self.receive(client, Params({**state.body, **download}))  # the body is known from the start
-        own = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
-        sigma, rho = fed.down(client, own).tolist()
+        constants = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
+        sigma, rho = fed.down(client, constants).tolist()
         w = (
             torch.cat([download["head.weight"], download["head.bias"][:, None]], 1)
             .double()
@@ -133,7 +133,7 @@ class MOCHA(RoundBased):
         )
         before, db = alpha.copy(), np.zeros_like(w)
         dual = partial(ascend, w=w, db=db, lam_n=self.lam * client.n, sigma=sigma, rho=rho)
-        loss, seen = partial(self.loss, client, state), {}
+        loss, row_of = partial(self.loss, client, state), {}
         with torch.no_grad(), LocalSteps(fed, client, t) as steps:
             steps.model.eval()  # so that an example's features are the same in every epoch
             for x, y in steps:
@@ -141,10 +141,10 @@ class MOCHA(RoundBased):
                 rows = features(steps.model, x)
                 for i, row, label in zip(steps.rows, rows, y.tolist(), strict=True):
                     alpha[i] = dual(alpha[i], row, label)
-                    seen[int(i)] = row
+                    row_of[int(i)] = row
                 steps.done(value)
         # sum the changes alone: each example counts once, whatever the order
-        exact = sum((np.outer(alpha[i] - before[i], seen[i]) for i in sorted(seen)), 0 * w)
+        exact = sum((np.outer(alpha[i] - before[i], row_of[i]) for i in sorted(row_of)), 0 * w)
         exact = exact / client.n
         client.memory["alpha"] = torch.from_numpy(alpha)
         new = torch.from_numpy(w + sigma / self.lam * exact).float().to(fed.device)

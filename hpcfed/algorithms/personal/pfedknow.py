@@ -134,8 +134,8 @@ class PFedKnow(RoundBased):
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the most: a first round, with the first model and an unpruned taught one."""
-        whole = fed.shapes(k=k).nbytes
-        return 2 * whole, whole + (-(-slimming(fed).channels // 8) if self.rate else 0)
+        full = fed.shapes(k=k).nbytes
+        return 2 * full, full + (-(-slimming(fed).channels // 8) if self.rate else 0)
 
     def init(self, fed: Federation) -> State:
         kind = fed.architectures[0]
@@ -174,8 +174,8 @@ class PFedKnow(RoundBased):
         slim = slimming(fed) if self.rate else None
         if TIMES not in client.memory:  # otherwise it has a model of its own
             client.load(fed.down(client, state.small))
-        whole = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
-        mask = client.memory.get(MASK, whole).cpu()  # a client's memory is on its device
+        all_channels = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
+        mask = client.memory.get(MASK, all_channels).cpu()  # a client's memory is on its device
         times = client.memory.get(TIMES, 0)
         z = logits(fed, client, client.train)  # of the model before this training
         data = Paired(client.train, z.argmax(1))
@@ -201,20 +201,20 @@ class PFedKnow(RoundBased):
         state: State,
         t: int,
         data: Shard,
-        kept: Tensor | None,
+        remaining: Tensor | None,
         **how: Any,
     ) -> None:
         """Train a client on the labels of `data`; dropped channels stay 0.
 
-        kept: as returned by `kept`; None: nothing is dropped.  how: as `LocalSteps` takes it.
+        remaining: as returned by `kept`; None: nothing is dropped.  how: as `LocalSteps` takes it.
         """
-        if kept is not None:
-            client.skeleton.flat.mul_(kept)
+        if remaining is not None:
+            client.skeleton.flat.mul_(remaining)
         with LocalSteps(fed, client, t, data=data, **how) as steps:
             for x, y in steps:
                 steps.descend(steps.value(partial(self.loss, client, state), x, y))
-                if kept is not None:
-                    client.skeleton.flat.mul_(kept)
+                if remaining is not None:
+                    client.skeleton.flat.mul_(remaining)
 
     # The server
 
@@ -381,8 +381,10 @@ def peer_weights(masks: Mapping[int, Tensor], k: int) -> dict[int, float]:
     The weights are the cosines of the peers' masks to that of k, over their sum. They are equal if
     nothing is pruned, or if no peer has a channel of client k.
     """
-    found = {
+    similarities = {
         j: similarity(masks[k], mask) if len(mask) else 1.0 for j, mask in masks.items() if j != k
     }
-    total = sum(found.values())
-    return {j: value / total if total else 1 / len(found) for j, value in found.items()}
+    total = sum(similarities.values())
+    return {
+        j: value / total if total else 1 / len(similarities) for j, value in similarities.items()
+    }

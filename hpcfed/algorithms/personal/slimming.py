@@ -36,19 +36,19 @@ class Slimming:
     @classmethod
     def of(cls, model: nn.Module, units: Units) -> Slimming:
         """Return the object for models of this architecture."""
-        found = tuple(
+        scales = tuple(
             f"{path}.weight"
             for path, m in model.named_modules()
             if isinstance(m, _BatchNorm) and m.affine and f"{path}.weight" in units.axes
         )
-        return cls(units, found)
+        return cls(units, scales)
 
     @property
     def groups(self) -> list[int]:
         """The groups of channels that are scaled."""
         axes = [self.units.axes[name][0] for name in self.scales]
-        held = {stretch.group for axis in axes for stretch in axis}
-        return [group for group in self.units.sizes if group in held]
+        scaled = {stretch.group for axis in axes for stretch in axis}
+        return [group for group in self.units.sizes if group in scaled]
 
     @property
     def channels(self) -> int:
@@ -66,15 +66,15 @@ class Slimming:
 
     def importance(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return the largest absolute scale of each channel, [channels], on the CPU."""
-        found = {group: torch.zeros(self.units.sizes[group]) for group in self.groups}
+        largest = {group: torch.zeros(self.units.sizes[group]) for group in self.groups}
         for name in self.scales:
             scale, start = params[name].detach().abs().cpu(), 0
             for group, size, repeat in self.units.axes[name][0]:
-                own = scale[start : start + size * repeat].view(size, repeat).amax(1)
+                maxima = scale[start : start + size * repeat].view(size, repeat).amax(1)
                 start += size * repeat
-                if group in found:
-                    found[group] = torch.maximum(found[group], own)
-        return torch.cat(list(found.values()))
+                if group in largest:
+                    largest[group] = torch.maximum(largest[group], maxima)
+        return torch.cat(list(largest.values()))
 
     def prune(self, params: Mapping[str, Tensor], mask: Tensor, rate: float) -> Tensor:
         """Return a new mask without the least important of the remaining channels.
@@ -94,7 +94,7 @@ class Slimming:
     def window(self, mask: Tensor) -> Window:
         """Return the positions of the remaining values in each tensor."""
         every = {group: np.arange(size) for group, size in self.units.sizes.items()}
-        left = {group: np.flatnonzero(own.numpy()) for group, own in self.split(mask).items()}
+        left = {group: np.flatnonzero(bits.numpy()) for group, bits in self.split(mask).items()}
         return self.units.places(every | left)
 
     def pack(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
@@ -103,14 +103,14 @@ class Slimming:
 
     def kept(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
         """Return 1 for each remaining value of the model and 0 for each dropped one."""
-        found, window = Params(), self.window(mask)
+        ones_of, window = Params(), self.window(mask)
         for name, value in params.items():
             ones = torch.ones_like(value)
             for dim, places in enumerate(window.get(name, ())):
                 gone = np.setdiff1d(np.arange(value.shape[dim]), places)
                 ones.index_fill_(dim, torch.from_numpy(gone).to(value.device), 0.0)
-            found[name] = ones
-        return found
+            ones_of[name] = ones
+        return ones_of
 
 
 def similarity(a: Tensor, b: Tensor) -> float:

@@ -49,13 +49,13 @@ def enough(n: int, alpha: float) -> bool:
     return position(n, alpha) <= n
 
 
-def sets(found: Tensor, limit: Tensor | float) -> Tensor:
+def sets(values: Tensor, limit: Tensor | float) -> Tensor:
     """Return which classes are in each example's set, [n, C], bool.
 
-    found: the result of `scores`. An empty set gets the likeliest class.
+    values: the result of `scores`. An empty set gets the likeliest class.
     """
-    best = F.one_hot(found.argmin(1), found.shape[1]).bool()
-    return (found <= limit) | best
+    best = F.one_hot(values.argmin(1), values.shape[1]).bool()
+    return (values <= limit) | best
 
 
 def fit_temperature(logits: Tensor, y: Tensor, batch: int) -> Tensor:
@@ -68,10 +68,10 @@ def fit_temperature(logits: Tensor, y: Tensor, batch: int) -> Tensor:
     calibrated after it.
     """
     z, temperature = raised(logits).detach(), torch.full((), START, device=logits.device)
-    own = z.gather(1, y[:, None])[:, 0]
+    of_labels = z.gather(1, y[:, None])[:, 0]
     for _ in range(PASSES):
         before = temperature
-        for scores_of, of_label in zip(z.split(batch), own.split(batch), strict=True):
+        for scores_of, of_label in zip(z.split(batch), of_labels.split(batch), strict=True):
             expected = (F.softmax(scores_of / temperature, dim=1) * scores_of).sum(1)
             slope = (of_label - expected).mean() / temperature**2  # of the mean cross-entropy
             temperature = (temperature - RATE * slope).clamp(min=LEAST)

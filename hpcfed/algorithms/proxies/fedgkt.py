@@ -157,11 +157,11 @@ def compute_features(fed: Federation, client: Client) -> Upload:
 
     The forward passes are counted as the client's work.
     """
-    own = logits(fed, client, client.train)
+    z = logits(fed, client, client.train)
     fed.tallies[client.id].work += FORWARD * client.n
-    made = outputs(fed, stem(client.model.eval().body)[0], client.train)
-    labels = torch.from_numpy(client.train.labels).to(own.device).int()
-    return Upload(features=made, logits=own, labels=labels)
+    features = outputs(fed, stem(client.model.eval().body)[0], client.train)
+    labels = torch.from_numpy(client.train.labels).to(z.device).int()
+    return Upload(features=features, logits=z, labels=labels)
 
 
 def distillation_data(client: Client, name: str) -> Shard:
@@ -169,8 +169,8 @@ def distillation_data(client: Client, name: str) -> Shard:
 
     name: key of these logits. Without them the examples have only their labels.
     """
-    known = client.memory.get(name)
-    return client.train if known is None else Paired(client.train, known, with_labels=True)
+    teacher = client.memory.get(name)
+    return client.train if teacher is None else Paired(client.train, teacher, with_labels=True)
 
 
 def predict_on_features(fed: Federation, client: Client, state: Params, x: Tensor) -> Tensor:
@@ -195,14 +195,14 @@ def train_server(
 
     loss: (the model's logits, the clients' logits, labels) -> scalar.  how: as `fit` takes it.
     """
-    x, own, labels = (
+    x, z, labels = (
         torch.cat([p[part] for p in sent.values()]) for part in ("features", "logits", "labels")
     )
     skeleton = server_module(fed)
     skeleton.model.train()
 
     def objective(params: Params, rows: Tensor) -> Tensor:
-        return loss(call(skeleton, params, x[rows]), own[rows], labels[rows].long())
+        return loss(call(skeleton, params, x[rows]), z[rows], labels[rows].long())
 
     trained = parameters(skeleton)
     return fit(fed, state, objective, torch.from_numpy, len(x), "server", t, trained=trained, **how)

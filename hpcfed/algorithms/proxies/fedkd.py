@@ -133,9 +133,9 @@ class FedKD(RoundBased):
         state: W_h [d_own, d_common] as "projection", if there is one.
         """
         z_own, z_proxy = model.own.body(x), model.proxy.body(x)
-        own, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
-        supervised = F.cross_entropy(own, y) + F.cross_entropy(proxy, y)
-        agree = distil(soften(proxy), own) + distil(soften(own), proxy)
+        private, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
+        supervised = F.cross_entropy(private, y) + F.cross_entropy(proxy, y)
+        agree = distil(soften(proxy), private) + distil(soften(private), proxy)
         if self.hidden == "projected":
             mapped = z_proxy @ state["projection"].T
             agree = agree + self.hidden_weight * F.mse_loss(mapped, z_own)
@@ -155,8 +155,8 @@ class FedKD(RoundBased):
         with LocalSteps(fed, client, t) as steps:
             model: Any = steps.model
             widths = model.own.head.in_features, model.proxy.head.in_features
-            first = torch.eye(*widths, device=fed.device)
-            w = client.memory.get("projection", first).clone().requires_grad_()
+            identity = torch.eye(*widths, device=fed.device)
+            w = client.memory.get("projection", identity).clone().requires_grad_()
             for x, y in steps:
                 value = steps.value(partial(self.loss, client, Params(projection=w)), x, y)
                 *slopes, slope = gradient(value, [*steps.leaves, w])

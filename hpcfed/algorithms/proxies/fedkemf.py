@@ -100,12 +100,12 @@ class FedKEMF(RoundBased):
         return name.startswith("proxy.")
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
-        own, proxy = model.own(x), model.proxy(x)
+        private, proxy = model.own(x), model.proxy(x)
         if self.mutual == "kl":
-            mutual = distil(soften(proxy), own) + distil(soften(own), proxy)
+            mutual = distil(soften(proxy), private) + distil(soften(private), proxy)
         else:
-            mutual = F.mse_loss(own, proxy.detach()) + F.mse_loss(proxy, own.detach())
-        return F.cross_entropy(own, y) + F.cross_entropy(proxy, y) + mutual
+            mutual = F.mse_loss(private, proxy.detach()) + F.mse_loss(proxy, private.detach())
+        return F.cross_entropy(private, y) + F.cross_entropy(proxy, y) + mutual
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
         model: Any = client.model  # a `Pair`, because of `needs`
@@ -117,23 +117,25 @@ class FedKEMF(RoundBased):
     def teacher(self, fed: Federation, logits: Mapping[int, Tensor], public: Shard) -> Tensor:
         """Return the ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
         if self.ensemble == "max":
-            own = {min(logits): torch.stack(list(logits.values())).amax(0)} if logits else {}
+            maxima = {min(logits): torch.stack(list(logits.values())).amax(0)} if logits else {}
             # a maximum does not depend on the order
-            best = torch.stack([z for _, z in fed.each(own)]).amax(0)
+            best = torch.stack([z for _, z in fed.each(maxima)]).amax(0)
             return soften(best, self.tau)
         keep = Params(z=torch.zeros(len(public), fed.classes, device=fed.device))
-        given = {k: soften(z) if self.ensemble == "soft" else z for k, z in logits.items()}
-        parts = ((k, Mean.of(Params(z=z), self.weight(fed.clients[k]))) for k, z in given.items())
+        predictions = {k: soften(z) if self.ensemble == "soft" else z for k, z in logits.items()}
+        parts = (
+            (k, Mean.of(Params(z=z), self.weight(fed.clients[k]))) for k, z in predictions.items()
+        )
         mean = fed.mean(parts, keep=keep)["z"]
         return mean if self.ensemble == "soft" else soften(mean, self.tau)
 
-    def student_loss(self, z: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+    def student_loss(self, z: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the server's loss on one batch.
 
-        z: the server's logits [n, C].  given: labels [n], and soft predictions of the teacher [n,
+        z: the server's logits [n, C].  batch: labels [n], and soft predictions of the teacher [n,
         C].
         """
-        labels, target = given
+        labels, target = batch
         if self.distance == "kl":
             distance = distil(target, z, self.tau)
         else:

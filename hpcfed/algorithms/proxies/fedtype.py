@@ -189,29 +189,31 @@ class FedType(RoundBased):
         """
         z = model.own(x)
         value = F.cross_entropy(z, y)
-        made = state.under(SETS)
-        if not made:
+        settings = state.under(SETS)
+        if not settings:
             return value
-        found = {"own": z.detach(), "proxy": said(model.proxy, x)}
+        answers = {"own": z.detach(), "proxy": said(model.proxy, x)}
         inside = {
             name: conformal.sets(
-                conformal.scores(logits, made[f"{name}/t"], made[f"{name}/lam"], self.k_reg),
-                made[f"{name}/limit"],
+                conformal.scores(
+                    logits, settings[f"{name}/t"], settings[f"{name}/lam"], self.k_reg
+                ),
+                settings[f"{name}/limit"],
             )
-            for name, logits in found.items()
+            for name, logits in answers.items()
         }
         weight = conformal.consensus(inside["proxy"], inside["own"])
         apart = conformal.imitation(z, inside["proxy"], self.margin)
         return value + self.imitation * (weight * apart).mean()
 
-    def proxy_loss(self, given: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+    def proxy_loss(self, received: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         """Return the proxy's loss, without the terms of pFedMe and pFedBayes."""
         z = model.proxy(x)
         value = F.cross_entropy(z, y)
         if self.kl:
             value = value + self.kl * distil(soften(said(model.own, x)), z)
         if self.aggregation == "fedprox":
-            value = value + proximal(model, anchor=given, mu=self.mu)
+            value = value + proximal(model, anchor=received, mu=self.mu)
         return value
 
     def calibrate(self, fed: Federation, client: Client, train: Shard, data: Shard) -> Params:
@@ -220,7 +222,7 @@ class FedType(RoundBased):
         train: the client's training examples.  data: those that calibrate.
         """
         model: Any = client.model.eval()
-        y, made = torch.from_numpy(data.labels).to(fed.device), Params()
+        y, settings = torch.from_numpy(data.labels).to(fed.device), Params()
         costs = {"own": self.lam_large, "proxy": self.adapted_lam(fed, client, train)}
         for name, lam in costs.items():
             fed.tallies[client.id].work += FORWARD * len(data)
@@ -228,8 +230,8 @@ class FedType(RoundBased):
             t = conformal.fit_temperature(z, y, fed.job.local.batch)
             score = conformal.scores(z, t, lam, self.k_reg).gather(1, y[:, None])[:, 0]
             limit = conformal.threshold(score, self.alpha)
-            made |= {f"{name}/t": t, f"{name}/lam": t.new_tensor(lam), f"{name}/limit": limit}
-        return Params(made).prefixed(SETS)
+            settings |= {f"{name}/t": t, f"{name}/lam": t.new_tensor(lam), f"{name}/limit": limit}
+        return Params(settings).prefixed(SETS)
 
     def adapted_lam(self, fed: Federation, client: Client, train: Shard) -> float:
         """Return lam of the proxy's sets; the private model is in eval mode."""
@@ -255,10 +257,10 @@ class FedType(RoundBased):
         download = fed.down(client, self.offer(fed, client, state))
         self.receive(client, download)
         data, calibration = self.split(fed, client)
-        made = self.calibrate(fed, client, data, calibration) if self.imitation else Params()
-        loss = partial(self.loss, client, Params({**download, **made}))
-        own = lambda name: not self.shared(name)  # noqa: E731
-        with LocalSteps(fed, client, t, data=data, only=own) as steps:
+        settings = self.calibrate(fed, client, data, calibration) if self.imitation else Params()
+        loss = partial(self.loss, client, Params({**download, **settings}))
+        is_private = lambda name: not self.shared(name)  # noqa: E731
+        with LocalSteps(fed, client, t, data=data, only=is_private) as steps:
             client.model.requires_grad_(True)  # the proxy learns too, by an optimiser of its own
             proxy = PROXIES[self.aggregation](self, fed, client, download, steps)
             for x, y in steps:
@@ -273,12 +275,12 @@ class Proxy:
     """A client's proxy in a round of FedAvg or FedProx."""
 
     def __init__(
-        self, method: FedType, fed: Federation, client: Client, given: Params, steps: LocalSteps
+        self, method: FedType, fed: Federation, client: Client, received: Params, steps: LocalSteps
     ):
         self.method, self.fed, self.client, self.steps = method, fed, client, steps
-        self.settings, self.given = fed.job.local, given
+        self.settings, self.received = fed.job.local, received
         self.optimiser = make_optimiser(client, self.settings, steps.lr, method.shared, "proxy")
-        self.loss = partial(method.proxy_loss, given)
+        self.loss = partial(method.proxy_loss, received)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
         """Train the proxy on a batch and return its loss."""
@@ -325,7 +327,7 @@ class Gaussian(Proxy):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         names = self.optimiser.names
-        self.gaussians = Gaussians(self.method.pfedbayes(), self.steps, self.given, names)
+        self.gaussians = Gaussians(self.method.pfedbayes(), self.steps, self.received, names)
 
     def learn(self, x: Any, y: Tensor) -> Tensor:
         self.gaussians.learn(partial(self.steps.value, self.loss, x, y), self.step)

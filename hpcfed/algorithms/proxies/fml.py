@@ -44,11 +44,15 @@ class FML(RoundBased):
         return name.startswith("proxy.")
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
-        own, proxy = model.own(x), model.proxy(x)
-        mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(
-            soften(own), proxy
+        private, proxy = model.own(x), model.proxy(x)
+        mutual = (1 - self.alpha) * distil(soften(proxy), private) + (1 - self.beta) * distil(
+            soften(private), proxy
         )
-        return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
+        return (
+            self.alpha * F.cross_entropy(private, y)
+            + self.beta * F.cross_entropy(proxy, y)
+            + mutual
+        )
 
     def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
         model: Any = client.model  # a `Pair`, because of `needs`

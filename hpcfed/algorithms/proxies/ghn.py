@@ -51,13 +51,13 @@ class GHN(RoundBased):
         return (name_variant("hyper", self.hidden, self.messages),)
 
     def refuses(self, job: Job) -> dict[str, str]:
-        found = super().refuses(job)
+        reasons = super().refuses(job)
         if min(job.models.widths) < 1:
-            found["job"] = (
+            reasons["job"] = (
                 "makes weights of whole networks, but models.widths has sub-models; set "
                 "models.widths = [1]"
             )
-        return found
+        return reasons
 
     def shared(self, name: str) -> bool:
         return name.startswith(HYPER)

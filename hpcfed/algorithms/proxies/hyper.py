@@ -64,8 +64,8 @@ class Hyper(nn.Module):
         """
         count = math.ceil(shape.numel() / CHUNK)
         places = encode_places(count, state.device).to(state.dtype)
-        given = torch.cat([state.expand(count, -1), places], 1)
-        values = self.last[name](torch.tanh(self.first[name](given)))
+        inputs = torch.cat([state.expand(count, -1), places], 1)
+        values = self.last[name](torch.tanh(self.first[name](inputs)))
         return values.flatten()[: shape.numel()].view(shape)
 
 
@@ -95,13 +95,13 @@ class Made(nn.Module):
         self.graph = [graph]  # in a list: the hyper-network is registered once, in the body
         self.tensors: list[tuple[str, str, torch.Size, int, bool]] = []
         for path, layer in net.named_modules():
-            own = dict(layer.named_parameters(recurse=False))
-            for name, value in own.items():
+            params = dict(layer.named_parameters(recurse=False))
+            for name, value in params.items():
                 full = f"{path}.{name}" if path else name
                 norm = not isinstance(layer, nn.Conv2d | nn.Linear)
                 self.tensors.append((full, name, value.shape, number, norm))
                 del layer._parameters[name]
-            number += bool(own)
+            number += bool(params)
 
     def make(self) -> dict[str, Tensor]:
         """Return the network's parameters by name."""
@@ -178,8 +178,8 @@ def describe(model: Model) -> tuple[Tensor, Tensor]:
     """
     rows = []
     for path, layer in model.named_modules():
-        own = dict(layer.named_parameters(recurse=False))
-        if not own:
+        params = dict(layer.named_parameters(recurse=False))
+        if not params:
             continue
         kind = next((i for i, one in enumerate(KINDS) if isinstance(layer, one)), None)
         if kind is None:

@@ -46,7 +46,7 @@ class Block:
     kind: the kind of operation, one of ORDER.
     depth: place in the model, from 0; heads are at LAST.
     takes, gives: shapes of one example at the input and at the output.
-    first: whether the input is the data themselves.
+    takes_data: whether the input is the data themselves.
     """
 
     layers: tuple[Layer, ...]
@@ -54,7 +54,7 @@ class Block:
     depth: int
     takes: tuple[int, ...]
     gives: tuple[int, ...]
-    first: bool = False
+    takes_data: bool = False
 
     @property
     def last(self) -> bool:
@@ -76,8 +76,8 @@ class Block:
         """Return the output with these tensors, given by their names in the model."""
         for path, module in self.layers:
             start = f"{path}."
-            own = {n[len(start) :]: v for n, v in params.items() if n.startswith(start)}
-            x = functional_call(module, own, (x,)) if own else module(x)
+            tensors = {n[len(start) :]: v for n, v in params.items() if n.startswith(start)}
+            x = functional_call(module, tensors, (x,)) if tensors else module(x)
         return x
 
 
@@ -99,7 +99,7 @@ def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
     groups: list[list[Layer]] = [[]]
     for path, layer in (*row("body", model.body, x), ("head", model.head)):
         begins = weighs(layer) and not isinstance(layer, NORMS)
-        if begins and any(weighs(own) for _, own in groups[-1]):
+        if begins and any(weighs(member) for _, member in groups[-1]):
             groups.append([])
         groups[-1].append((path, layer))
     blocks = []
@@ -109,7 +109,9 @@ def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
             x = layer(x)
         depth = LAST if i == len(groups) - 1 else i
         kind = operation(layers)
-        blocks.append(Block(tuple(layers), kind, depth, takes, tuple(x.shape[1:]), first=i == 0))
+        blocks.append(
+            Block(tuple(layers), kind, depth, takes, tuple(x.shape[1:]), takes_data=i == 0)
+        )
     return tuple(blocks)
 
 
@@ -125,24 +127,24 @@ def row(path: str, module: nn.Module, x: Any) -> list[Layer]:
     layer is a layer of its own. A module that does anything else is returned as a single layer.
     """
     if type(module).forward is nn.Sequential.forward:
-        found = []
+        flat = []
         for name, child in module.named_children():
-            found += row(f"{path}.{name}", child, x)
+            flat += row(f"{path}.{name}", child, x)
             x = child(each(x, torch.clone))
-        return found
+        return flat
     if isinstance(module, NORMS) or not list(module.children()):
         return [(path, module)]
     try:
-        whole, layers, given = module(each(x, torch.clone)), [], each(x, torch.clone)
+        expected, layers, value = module(each(x, torch.clone)), [], each(x, torch.clone)
         for name, child in module.named_children():
-            parts = joined(f"{path}.{name}", child, given)
+            parts = joined(f"{path}.{name}", child, value)
             layers += parts
             for _, layer in parts:
-                given = layer(given)
+                value = layer(value)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return [(path, module)]  # the children cannot run one after the other
-    same = isinstance(given, Tensor) and given.shape == whole.shape
-    return layers if same and torch.allclose(given, whole) else [(path, module)]
+    same = isinstance(value, Tensor) and value.shape == expected.shape
+    return layers if same and torch.allclose(value, expected) else [(path, module)]
 
 
 def joined(path: str, layer: nn.Module, x: Any) -> list[Layer]:
@@ -176,9 +178,9 @@ def fits(before: Block, after: Block) -> bool:
     """
     deeper = after.depth > before.depth and not before.last
     ordered = ORDER.index(after.kind) >= ORDER.index(before.kind)
-    given, taken = len(before.gives), len(after.takes)
-    made = taken == 1 or taken == given == MAPS or before.gives == after.takes
-    return deeper and ordered and made
+    gives, takes = len(before.gives), len(after.takes)
+    feasible = takes == 1 or takes == gives == MAPS or before.gives == after.takes
+    return deeper and ordered and feasible
 
 
 def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
@@ -187,10 +189,10 @@ def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
     The result is (0, 0) if the widths agree and no stitch is needed. Maps are stitched at each
     place, so the number of weights does not depend on the size of the maps.
     """
-    given, taken = before.gives, after.takes
-    if len(given) > len(taken):  # places become values
-        return taken[0], math.prod(given)
-    return (0, 0) if given[0] == taken[0] or given == taken else (taken[0], given[0])
+    gives, takes = before.gives, after.takes
+    if len(gives) > len(takes):  # places become values
+        return takes[0], math.prod(gives)
+    return (0, 0) if gives[0] == takes[0] or gives == takes else (takes[0], gives[0])
 
 
 def stitch(x: Tensor, takes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -255,15 +257,18 @@ class Row:
                 width, inputs = self.stitches[i]
                 layer = nn.Linear(inputs, width)
                 for part in ("weight", "bias"):
-                    made = getattr(layer, part).detach()
-                    new[f"{i}.stitch.{part}"] = made.to(next(iter(new.values())).device)
+                    parameter = getattr(layer, part).detach()
+                    new[f"{i}.stitch.{part}"] = parameter.to(next(iter(new.values())).device)
         return new
 
     def like(self, params: Mapping[str, Tensor]) -> Params:
         """Return copies of the tensors in the memory layout of the modules."""
-        own = {f"{i}.{n}": v for i, block in enumerate(self.blocks) for n, v in block.tensors()}
+        tensors = {f"{i}.{n}": v for i, block in enumerate(self.blocks) for n, v in block.tensors()}
         return Params(
-            {n: torch.empty_like(own[n]).copy_(v) if n in own else v for n, v in params.items()}
+            {
+                n: torch.empty_like(tensors[n]).copy_(v) if n in tensors else v
+                for n, v in params.items()
+            }
         )
 
     @property
@@ -294,19 +299,19 @@ class Row:
     def outputs(self, params: Mapping[str, Tensor], x: Any) -> Iterator[Tensor]:
         """Yield the output of each block in turn; the last are the logits [n, C]."""
         for i, block in enumerate(self.blocks):
-            own = self.own(params, i)
+            tensors = self.own(params, i)
             if i:
-                x = stitch(x, block.takes, own.get("stitch.weight"), own.get("stitch.bias"))
-            x = block.run(own, x)
+                x = stitch(x, block.takes, tensors.get("stitch.weight"), tensors.get("stitch.bias"))
+            x = block.run(tensors, x)
             yield x
 
     def represent(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         """Return the input of the head's linear layer, [n, d]."""
         *body, head = self.blocks
         x = [x, *Row(body).outputs(params, x)][-1]
-        i, own = len(body), self.own(params, len(body))
+        i, tensors = len(body), self.own(params, len(body))
         if i:
-            x = stitch(x, head.takes, own.get("stitch.weight"), own.get("stitch.bias"))
+            x = stitch(x, head.takes, tensors.get("stitch.weight"), tensors.get("stitch.bias"))
         for _, layer in head.layers[:-1]:
             x = layer(x)
         return x
@@ -318,8 +323,8 @@ class Row:
     def predictor(self, params: Params) -> Callable[[Any], Tensor]:
         """Return `logits` with these tensors as a function of x; sets the modules to eval mode."""
         self.train(False)
-        own = self.like(params)
-        return lambda x: self.logits(own, x)
+        tensors = self.like(params)
+        return lambda x: self.logits(tensors, x)
 
 
 def nbytes(before: Block | None, block: Block) -> int:

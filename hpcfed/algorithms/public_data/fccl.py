@@ -149,14 +149,14 @@ class FCCL(RoundBased):
         inter = soften(logits(fed, client, client.train)) if self.inter else none
         return torch.stack([inter, none if intra is None else intra], 1)
 
-    def others(self, mean: Tensor, own: Tensor, share: float) -> Tensor:
+    def others(self, mean: Tensor, entry: Tensor, share: float) -> Tensor:
         """Return what the server sends to a client of the mean, as `own_entry` says, [n, C].
 
-        own: what the client has sent.  share: its share of the mean.
+        entry: what the client has sent.  share: its share of the mean.
         """
         if self.own_entry == "previous" or (self.own_entry == "excluded" and share == 1):
             return mean
-        rest = mean - share * own
+        rest = mean - share * entry
         return rest if self.own_entry == "current" else rest / (1 - share)
 
     def learn(
@@ -198,8 +198,8 @@ class FCCL(RoundBased):
         total = sum(weight.values())
 
         def learn(client: Client) -> None:
-            own, share = sent[client.id].terms[0].value["logits"], weight[client.id] / total
-            self.learn(fed, client, state, t, public, self.others(mean, own, share), share)
+            entry, share = sent[client.id].terms[0].value["logits"], weight[client.id] / total
+            self.learn(fed, client, state, t, public, self.others(mean, entry, share), share)
 
         fed.run(cohort, learn)
         return state

@@ -109,17 +109,17 @@ class FedDF(RoundBased):
 
 
 def answer_public(
-    fed: Federation, k: int, model: Params, held: float, least: float
+    fed: Federation, k: int, model: Params, holdout: float, least: float
 ) -> tuple[Tensor, float]:
     """Return the logits of all public data of the model that client k has sent, and its weight.
 
     The logits are [N, C]; the weight is 0 or 1.
-    held: share of the public data held out.
+    holdout: share of the public data held out.
     least: a client gets weight 0 if its accuracy on the held-out data is below `least` times that
     of guessing, 1 / C.
     """
     z = outputs(fed, predictor(fed, fed.architectures[k], model), fed.public)
-    _, apart = split_holdout(fed, len(fed.public), held)
+    _, apart = split_holdout(fed, len(fed.public), holdout)
     correct = (
         z[torch.from_numpy(apart).to(z.device)].argmax(1).cpu().numpy() == fed.public.labels[apart]
     )

@@ -95,8 +95,8 @@ class FedET(RoundBased):
         return state.models.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        found = score_server(fed, fed.job.models.server, state.server)
-        return found | (score_groups(fed, state.models) if found else {})
+        numbers = score_server(fed, fed.job.models.server, state.server)
+        return numbers | (score_groups(fed, state.models) if numbers else {})
 
     def targets(self, fed: Federation, answers: Mapping[int, Tensor]) -> Tensor:
         """Return the student's targets for each public example, [N, 2, C].
@@ -160,10 +160,10 @@ class FedET(RoundBased):
 
         Only tensors of the same name and shape are copied.
         """
-        moved = server.pick(lambda name: name.startswith(self.transfer))
+        layers = server.pick(lambda name: name.startswith(self.transfer))
 
         def new(name: str, value: Tensor) -> Tensor:
-            given = moved.get(name.partition("/")[2])
-            return value if given is None or given.shape != value.shape else given
+            layer = layers.get(name.partition("/")[2])
+            return value if layer is None or layer.shape != value.shape else layer
 
         return Params({name: new(name, value) for name, value in models.items()})

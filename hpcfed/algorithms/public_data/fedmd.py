@@ -71,9 +71,9 @@ class FedMD(RoundBased):
     def init(self, fed: Federation) -> Params:
         labels = fed.public.labels
         if self.transfer_epochs and labels.max() >= fed.classes:
-            found = f"one is {labels.max()}, and the clients have {fed.classes} classes"
+            problem = f"one is {labels.max()}, and the clients have {fed.classes} classes"
             raise DataError(
-                f"fedmd first learns the public labels, but {found}; set "
+                f"fedmd first learns the public labels, but {problem}; set "
                 f"algorithm.transfer_epochs = 0"
             )
         return Params()

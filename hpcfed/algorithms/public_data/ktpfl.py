@@ -265,8 +265,8 @@ def update_coefficients(
     simplex.
     """
     step = min(lr, 1 / (2 * rho)) if rho else lr
-    moved = rows - step * (gradient + 2 * rho * (rows - 1 / len(rows)))
-    return torch.softmax(5 * moved, dim=1) if softmax else simplex(moved)
+    new = rows - step * (gradient + 2 * rho * (rows - 1 / len(rows)))
+    return torch.softmax(5 * new, dim=1) if softmax else simplex(new)
 
 
 def simplex(rows: Tensor) -> Tensor:

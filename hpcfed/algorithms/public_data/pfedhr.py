@@ -159,9 +159,10 @@ class PFedHR(RoundBased):
                 "these data are no images; set algorithm.public_labels = true"
             )
         if self.public_labels and labels.max() >= fed.classes:
-            found = f"one is {labels.max()}, and the clients have {fed.classes} classes"
+            problem = f"one is {labels.max()}, and the clients have {fed.classes} classes"
             raise DataError(
-                f"pfedhr learns the public labels, but {found}; set algorithm.public_labels = false"
+                f"pfedhr learns the public labels, but {problem}; set "
+                f"algorithm.public_labels = false"
             )
         return Params()
 
@@ -181,9 +182,9 @@ class PFedHR(RoundBased):
         """
         if not self.kl_reverse:
             return distil(teacher, z)
-        own = F.log_softmax(z, dim=1)
+        log_p = F.log_softmax(z, dim=1)
         least = torch.finfo(teacher.dtype).tiny
-        return (own.exp() * (own - teacher.clamp(min=least).log())).sum(1).mean()
+        return (log_p.exp() * (log_p - teacher.clamp(min=least).log())).sum(1).mean()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload | None:
         """Train one client with the teacher of its last round, if it has one; return its model."""
@@ -202,13 +203,15 @@ class PFedHR(RoundBased):
         kinds, sources = self.sources(fed, sent, models)
         possible = reassembly(fed, kinds, sources, self.groups, self.longest)
         rows = possible.draw(self.candidates, rng.stream(fed.seed, "candidates", t))
-        made = fed.spread(range(len(rows)), lambda i: self.make(fed, kinds, sources, rows[i], t, i))
-        best = closest(fed, models, [logits for _, logits in made.values()])
+        candidates = fed.spread(
+            range(len(rows)), lambda i: self.make(fed, kinds, sources, rows[i], t, i)
+        )
+        best = closest(fed, models, [logits for _, logits in candidates.values()])
 
         def take(client: Client) -> None:
             if client.id in best:
                 i = best[client.id]
-                teacher = fed.down(client, made[i][0])
+                teacher = fed.down(client, candidates[i][0])
                 answer = row_of(fed, kinds, rows[i]).predictor(teacher)
                 fed.tallies[client.id].work += FORWARD * client.n
                 client.memory["teacher"] = soften(outputs(fed, answer, client.train))
@@ -320,15 +323,15 @@ def features(fed: Federation, kind: str, params: Params) -> list[Tensor]:
     """
     row = Row(blocks(fed, kind))
     row.train(False)
-    own = row.like(row.named(params))
+    tensors = row.like(row.named(params))
 
     def between(x: Any) -> Tensor:
-        given = each(x, lambda v: v.clone())
-        return torch.cat([flat(x), *(flat(out) for out in row.outputs(own, given))], 1)
+        fresh = each(x, lambda v: v.clone())
+        return torch.cat([flat(x), *(flat(out) for out in row.outputs(tensors, fresh))], 1)
 
-    widths = [flat(out).shape[1] for out in row.outputs(own, first(fed))]
-    found = outputs(fed, between, fed.public)
-    return list(found.split([found.shape[1] - sum(widths), *widths], 1))
+    widths = [flat(out).shape[1] for out in row.outputs(tensors, first(fed))]
+    values = outputs(fed, between, fed.public)
+    return list(values.split([values.shape[1] - sum(widths), *widths], 1))
 
 
 def first(fed: Federation) -> Any:
@@ -352,8 +355,8 @@ def distances(fed: Federation, between: Mapping[Source, Sequence[Tensor]]) -> Te
 
     between: for each source the inputs of its blocks and the last block's output.
     """
-    made = [[similarity.ready(z) for z in given] for given in between.values()]
-    ends = [pair for given in made for pair in pairwise(given)]
+    prepared = [[similarity.ready(z) for z in sequence] for sequence in between.values()]
+    ends = [pair for sequence in prepared for pair in pairwise(sequence)]
 
     def below(i: int) -> list[float]:
         return [dissimilarity(*ends[i], *ends[j]) for j in range(i + 1)]
@@ -424,14 +427,14 @@ class Reassembly(Generic[Source]):
         longest: int = 0,
     ):
         flat = [(source, i, b) for source, blocks in every.items() for i, b in enumerate(blocks)]
-        found = member or [0] * len(flat)
-        pieces = [Piece(s, i, b, g) for (s, i, b), g in zip(flat, found, strict=True)]
+        groups = member or [0] * len(flat)
+        pieces = [Piece(s, i, b, g) for (s, i, b), g in zip(flat, groups, strict=True)]
         self.pieces = sorted(pieces, key=lambda piece: piece.block.depth)
         kinds = sorted({piece.block.kind for piece in pieces})
         self.marks = [  # each piece's contribution as bits: its group, above them its operation
-            1 << p.group | 1 << (max(found) + 1 + kinds.index(p.block.kind)) for p in self.pieces
+            1 << p.group | 1 << (max(groups) + 1 + kinds.index(p.block.kind)) for p in self.pieces
         ]
-        self.groups = (1 << (max(found) + 1)) - 1  # the bits of groups
+        self.groups = (1 << (max(groups) + 1)) - 1  # the bits of groups
         deepest = 1 + max(len(blocks) for blocks in every.values())
         self.longest = longest or deepest
 
@@ -450,7 +453,7 @@ class Reassembly(Generic[Source]):
 
         The first index is the largest number of blocks left, minus 1, the second the first piece.
         """
-        made: list[list[dict[int, int]]] = []
+        table: list[list[dict[int, int]]] = []
         for left in range(1, self.longest + 1):
             new: list[dict[int, int]] = []
             for a, piece in enumerate(self.pieces):
@@ -459,12 +462,12 @@ class Reassembly(Generic[Source]):
                     count[self.marks[a]] = 1
                 elif left > 1:
                     for b in self.following[a]:
-                        for mask, n in made[-1][b].items():
-                            seen = mask | self.marks[a]
-                            count[seen] = count.get(seen, 0) + n
+                        for mask, n in table[-1][b].items():
+                            marks = mask | self.marks[a]
+                            count[marks] = count.get(marks, 0) + n
                 new.append(count)
-            made.append(new)
-        return made
+            table.append(new)
+        return table
 
     @cached_property
     def wanted(self) -> set[int]:
@@ -475,14 +478,14 @@ class Reassembly(Generic[Source]):
 
     def starts(self) -> list[int]:
         """Return the pieces that take the data."""
-        return [a for a, piece in enumerate(self.pieces) if piece.block.first]
+        return [a for a, piece in enumerate(self.pieces) if piece.block.takes_data]
 
-    def completions(self, a: int, left: int, seen: int) -> int:
+    def completions(self, a: int, left: int, marks: int) -> int:
         """Return the number of allowed rows from this piece on.
 
-        left: largest number of their blocks.  seen: contributions of the pieces before this one.
+        left: largest number of their blocks.  marks: contributions of the pieces before this one.
         """
-        return sum(n for m, n in self.ways[left - 1][a].items() if seen | m in self.wanted)
+        return sum(n for m, n in self.ways[left - 1][a].items() if marks | m in self.wanted)
 
     @cached_property
     def size(self) -> int:
@@ -491,20 +494,20 @@ class Reassembly(Generic[Source]):
 
     def row(self, number: int) -> tuple[Piece[Source], ...]:
         """Return the row of this number, from 0 to size - 1."""
-        found: list[Piece[Source]] = []
-        options, seen = self.starts(), 0
+        pieces: list[Piece[Source]] = []
+        options, marks = self.starts(), 0
         for left in range(self.longest, 0, -1):
             for a in options:
-                n = self.completions(a, left, seen)
+                n = self.completions(a, left, marks)
                 if number < n:
                     break
                 number -= n
-            found.append(self.pieces[a])
-            seen |= self.marks[a]
+            pieces.append(self.pieces[a])
+            marks |= self.marks[a]
             if self.pieces[a].block.last:
                 break
             options = self.following[a]
-        return tuple(found)
+        return tuple(pieces)
 
     def __iter__(self) -> Iterator[tuple[Piece[Source], ...]]:
         return map(self.row, range(self.size))
@@ -556,16 +559,18 @@ def reassembly(
 
 
 def closest(
-    fed: Federation, models: Mapping[int, Params], made: Sequence[Tensor]
+    fed: Federation, models: Mapping[int, Params], candidates: Sequence[Tensor]
 ) -> dict[int, int]:
     """Return for each client the candidate with the largest mean cosine of logits; collective.
 
-    models: the models of the clients.  made: logits of the candidates, [N, C] each.
+    models: the models of the clients.  candidates: logits of the candidates, [N, C] each.
     """
 
     def choose(k: int) -> int:
         row = Row(blocks(fed, fed.architectures[k]))
-        own = outputs(fed, row.predictor(row.named(models[k])), fed.public)
-        return int(torch.stack([F.cosine_similarity(own, z, dim=1).mean() for z in made]).argmax())
+        answer = outputs(fed, row.predictor(row.named(models[k])), fed.public)
+        return int(
+            torch.stack([F.cosine_similarity(answer, z, dim=1).mean() for z in candidates]).argmax()
+        )
 
     return fed.spread(models, choose)

@@ -67,10 +67,10 @@ class FjORD(RoundBased):
         return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])
 
     def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
-        own = submodels.piece(client, state, submodels.window(fed, client.architecture))
+        piece = submodels.piece(client, state, submodels.window(fed, client.architecture))
         names = self.inside(fed, client.architecture)
         return Params(
-            {**own, **state.statistics.pick(lambda name: name.partition("/")[0] in names)}
+            {**piece, **state.statistics.pick(lambda name: name.partition("/")[0] in names)}
         )
 
     def receive(self, client: Client, state: Params) -> None:
@@ -90,8 +90,8 @@ class FjORD(RoundBased):
         net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
             return self.loss(client, state, net, x, y)
-        whole = model(x)
-        return client.task.loss(whole, y) + distil(soften(whole), net(x))
+        z = model(x)
+        return client.task.loss(z, y) + distil(soften(z), net(x))
 
     def averaged(self, state: submodels.Wide) -> Params:
         return Params({**state.weights, **state.statistics})

@@ -111,10 +111,10 @@ class InclusiveFL(RoundBased):
         return state.models.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        found, kinds = super().columns(fed, state), tiers(fed).tiers
-        if not found or len(kinds) == 1:
-            return found
-        return found | {
+        numbers, kinds = super().columns(fed, state), tiers(fed).tiers
+        if not numbers or len(kinds) == 1:
+            return numbers
+        return numbers | {
             f"{common_name(fed)}_{kind}": score_common(self, fed, state, kind) for kind in kinds
         }
 
@@ -138,15 +138,15 @@ class InclusiveFL(RoundBased):
         """Return each tier's share of the weights of the cohort, by architecture; collective."""
         kinds = tiers(fed).tiers
         zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
-        own = {kind: zero.clone() for kind in kinds}
+        one_hot = {kind: zero.clone() for kind in kinds}
         for i, kind in enumerate(kinds):
-            own[kind][i] = 1
+            one_hot[kind][i] = 1
         parts = (
-            (c.id, Mean.of(Params(of=own[c.architecture]), self.weight(c)))
+            (c.id, Mean.of(Params(of=one_hot[c.architecture]), self.weight(c)))
             for c in fed.mine(cohort)
         )
-        found = fed.mean(parts, keep=Params(of=zero))["of"]
-        return dict(zip(kinds, found.tolist(), strict=True))
+        mean = fed.mean(parts, keep=Params(of=zero))["of"]
+        return dict(zip(kinds, mean.tolist(), strict=True))
 
     def step(self, kin: Family, state: State, means: Params, shares: Mapping[str, float]) -> State:
         """Return the new state.
@@ -163,8 +163,8 @@ class InclusiveFL(RoundBased):
             change = means.under(f"{kind}/") - old
             if i and self.beta:
                 shallower = kin.depths[kin.tiers[i - 1]]
-                first = shallower - (self.distil_from == "last")
-                momentum.update(mean_change(kin, kind, change, first))
+                start = shallower - (self.distil_from == "last")
+                momentum.update(mean_change(kin, kind, change, start))
             if i + 1 < len(kin.tiers) and self.beta:
                 deeper = state.momentum.under(f"{kin.tiers[i + 1]}/")
                 for rest, value in deeper.items():
@@ -192,12 +192,12 @@ def tiers(fed: Federation) -> Family:
     return family({kind: fed.store.layout(kind) for kind in dict.fromkeys(fed.architectures)})
 
 
-def mean_change(kin: Family, kind: str, change: Params, first: int) -> Params:
-    """Return the mean change of the parameters of a tier's blocks from block `first` on.
+def mean_change(kin: Family, kind: str, change: Params, start: int) -> Params:
+    """Return the mean change of the parameters of a tier's blocks from block `start` on.
 
     The parameters are named "ARCHITECTURE/rest".
     """
-    blocks = range(first, kin.depths[kind])
+    blocks = range(start, kin.depths[kind])
     return Params(
         {
             f"{kind}/{rest}": torch.stack([change[kin.block(b, rest)] for b in blocks]).mean(0)
@@ -213,17 +213,17 @@ def share_layers(kin: Family, old: Params, new: Params, shares: Mapping[str, flo
     The mean is over those of these tiers that had clients in this round, by their shares. A tensor
     of which none had clients stays as it was.
     """
-    found = Params(new)
+    merged = Params(new)
     deepest = kin.tiers[-1]
     for name in old.under(f"{deepest}/"):
         mine = [k for k in kin.tiers if f"{k}/{name}" in old and kin.common(k, name)]
-        there = [k for k in mine if shares[k]]
-        if len(there) == 1:
-            value = new[f"{there[0]}/{name}"]
-        elif there:
-            total = sum(shares[k] for k in there)
-            value = torch.stack([new[f"{k}/{name}"] * (shares[k] / total) for k in there]).sum(0)
+        active = [k for k in mine if shares[k]]
+        if len(active) == 1:
+            value = new[f"{active[0]}/{name}"]
+        elif active:
+            total = sum(shares[k] for k in active)
+            value = torch.stack([new[f"{k}/{name}"] * (shares[k] / total) for k in active]).sum(0)
         else:
             value = old[f"{deepest}/{name}"]
-        found.update({f"{kind}/{name}": value for kind in mine})
-    return found
+        merged.update({f"{kind}/{name}": value for kind in mine})
+    return merged

@@ -252,8 +252,8 @@ class Moments:
         self.total: Any = 0.0  # a tensor [channels] after the first batch, like squares
         self.squares: Any = 0.0
 
-    def __call__(self, norm: _BatchNorm, given: tuple[Tensor], out: Tensor) -> None:
-        (x,) = given
+    def __call__(self, norm: _BatchNorm, inputs: tuple[Tensor], out: Tensor) -> None:
+        (x,) = inputs
         if isinstance(norm, BatchNorm2d) and norm.skips(x):
             return
         count = x.numel() // x.shape[1]
