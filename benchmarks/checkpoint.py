@@ -26,7 +26,7 @@ from paired import Ratio, Row, ratio, save, table
 
 from hpcfed.comm import Comm, connect
 from hpcfed.engine.decide import world
-from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
+from hpcfed.engine.fault_tolerance.background_save import KEEP, BackgroundSave
 from hpcfed.engine.round_record import peak_bytes
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
@@ -121,7 +121,10 @@ def inside(options: argparse.Namespace) -> None:
             took, parts = with_checkpoint(rounds, saver)
             found["with"].append(took)
             found["parts"].append(parts)
-    found |= {"peak_with": peaks(comm), "bytes": written(run) // rounds.fed.job.checkpoint.keep}
+    found |= {
+        "peak_with": peaks(comm),
+        "bytes": written(run) // (rounds.fed.job.checkpoint.keep or KEEP),
+    }
     if comm.rank == 0:
         (run / "found.json").write_text(json.dumps(found))
     comm.close()

@@ -78,7 +78,7 @@ def patience(words: Sequence[str]) -> float:
     try:
         layers = CommandLine.parse(words).layer(), environment(os.environ)
         values = (at(layer.values, "run.watchdog") for layer in layers)
-        seconds = float(next(filter(None, values), Run().watchdog))
+        seconds = float(str(next(filter(None, values), Run().watchdog)))
     except (ValueError, HpcfedError):
         return 0  # `load` will refuse it
     return seconds if 0 <= seconds < 1e8 else 0

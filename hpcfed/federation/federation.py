@@ -78,7 +78,7 @@ class Federation:
 
     What an author of methods uses, in the order in which a method needs it:
 
-    - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
+    - the job: `job`, `seed`, `K`, `task`, `classes`, `d`, `device`;
     - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
       that no client holds, `public`;
     - models to start from: `initial`, `shapes`, `trainable`, `module`, `start_alike`;

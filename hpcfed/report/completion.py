@@ -9,8 +9,8 @@ from hpcfed.config.datasets import DATASETS
 from hpcfed.config.fields import annotation_of, choices_of, field_names
 from hpcfed.config.job import job_model
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.config.metrics import METRICS
 from hpcfed.report.catalogue import REGISTRIES, registry
+from hpcfed.tasks import METRICS
 
 NAMES: dict[str, Collection[str]] = {  # fields that name entries of registries
     "algorithm.name": ALGORITHMS,

@@ -124,7 +124,7 @@ def test_pfedbayes_divides_its_divergence_by_the_clients_examples_or_a_number():
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--algorithm.zeta", "0", "--algorithm.beta", "0.5"), "common distribution never moves"),
+        (("--algorithm.zeta", "0", "--algorithm.beta", "0.5"), "zeta = 0"),
         (("--algorithm.zeta", "0", "--algorithm.weighting", "samples"), "zeta = 0"),
         (("--algorithm.beta", "0", "--algorithm.weighting", "samples"), "beta = 0"),
     ],

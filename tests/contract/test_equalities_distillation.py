@@ -415,5 +415,5 @@ def test_options_of_what_others_send_are_refused_where_there_are_no_others():
     alone = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "mlp")
     with pytest.raises(ConfigError, match=r"fd: algorithm.gamma = 0.5 has no effect: clients = 1"):
         toy.given("fd", *alone, "--algorithm.gamma", "0.5")
-    with pytest.raises(ConfigError, match=r"fccl: algorithm.lam = 0.1 .* own_entry = 'excluded'"):
+    with pytest.raises(ConfigError, match=r"fccl: algorithm.lam = 0.1 .*own_entry = 'excluded'"):
         toy.given("fccl", *alone, "--algorithm.own_entry", "excluded", "--algorithm.lam", "0.1")

@@ -124,7 +124,7 @@ def test_feddanes_gradients_leave_the_received_model_as_it_is():
     rounds = toy.start(Serial(), toy.job("feddane", "--models.mix", "small"))
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.participants.begin(0, [4], False)
-    rounds.algorithm.send_gradient(fed, client, rounds.state, {}, 0)
+    rounds.algorithm.send_gradient(fed, client, rounds.state, {}, [4], 0)
     assert toy.differences(client.params(), rounds.state) == []  # statistics too
 
 

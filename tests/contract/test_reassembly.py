@@ -176,16 +176,17 @@ def test_fine_tuning_a_candidate_changes_neither_models_nor_other_candidates():
 
 
 def test_a_clients_loss_by_hand():
-    method = begun().algorithm
+    rounds = begun()
+    method, client = rounds.algorithm, rounds.fed.clients[0]
     z, teacher = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.5, 0.5], [0.9, 0.1]])
     y = torch.tensor([0, 1])
-    got = method.loss(None, None, lambda x: z, None, (y, teacher))
+    got = method.loss(client, None, lambda x: z, None, (y, teacher))
     assert torch.allclose(got, F.cross_entropy(z, y) + 0.1 * distil(teacher, z))
     own = soften(z)
     other = method.model_copy(update={"kl_reverse": True})
     want = (own * (own / teacher).log()).sum(1).mean()
     assert torch.allclose(other.distance(teacher, z), want)
-    assert torch.equal(method.loss(None, None, lambda x: z, None, y), F.cross_entropy(z, y))
+    assert torch.equal(method.loss(client, None, lambda x: z, None, y), F.cross_entropy(z, y))
 
 
 def test_a_client_keeps_its_teacher_through_rounds_in_which_it_takes_no_part():

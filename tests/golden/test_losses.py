@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpcfed import tasks
 from hpcfed.machine.devices import autocast
+from hpcfed.tasks.survival import cox
 from hpcfed.training.losses import (
     contrastive_cross_entropy,
-    cox,
     distance,
     gaussian_divergence,
     half_mean_squares,
-    objective,
     proximal,
     supcon,
 )
@@ -165,11 +165,11 @@ def test_cox_loss_without_events_is_0_and_large_risks_do_not_overflow():
     assert cox(torch.tensor([2000.0, 0.0]), torch.tensor([[1.0, 1], [2.0, 1]])).item() == 0
 
 
-def test_the_objective_follows_from_the_targets():
+def test_the_loss_follows_from_the_task():
     logits, y = torch.tensor([[0.5, 0.25], [2.0, -1.0]]), torch.tensor([0, 1])
-    assert torch.equal(objective(logits, y), F.cross_entropy(logits, y))
+    assert torch.equal(tasks.make("classification").loss(logits, y), F.cross_entropy(logits, y))
     times = torch.tensor([[1.0, 1], [2.0, 0]])
-    assert torch.equal(objective(logits[:, :1], times), cox(logits[:, 0], times))
+    assert torch.equal(tasks.make("survival").loss(logits[:, :1], times), cox(logits[:, 0], times))
 
 
 def test_the_divergence_of_two_gaussians_is_torchs_and_0_of_one_with_itself():
