@@ -45,15 +45,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     escape_unprintable()
     options = _options(words)
-    given = [item for value in options.values() for item in _items(value)]
+    inputs = [item for value in options.values() for item in _items(value)]
     try:
         answer = COMMANDS[options.pop("command")].load()(**options)
         if isinstance(answer, int):
             return answer
-        _print(answer, given)
+        _print(answer, inputs)
         sys.stdout.flush()
     except HpcfedError as error:
-        print(f"hpcfed: {format_error(error, given)}", file=sys.stderr)
+        print(f"hpcfed: {format_error(error, inputs)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,24 +70,24 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _options(words: Sequence[str] | None) -> dict[str, Any]:
     """The command and the values of its arguments."""
-    given = list(sys.argv[1:] if words is None else words)
-    if given[:1] == ["run"]:  # all its words are the run's own, --help among them
+    arguments = list(sys.argv[1:] if words is None else words)
+    if arguments[:1] == ["run"]:  # all its words are the run's own, --help among them
         own_folder()
-        return {"command": "run", "words": given[1:]}
+        return {"command": "run", "words": arguments[1:]}
     parser = _parser()
-    if not given:
+    if not arguments:
         parser.print_help()
         raise SystemExit(0)
-    if not given[0].startswith("-") and given[0] not in COMMANDS:
-        message = unknown("command", given[0], COMMANDS, "hpcfed --help")
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        message = unknown("command", arguments[0], COMMANDS, "hpcfed --help")
         parser.error(message.replace("\n  ", "; "))  # `Parser.error` prints one line
-    known, others = parser.parse_known_args(words)
-    if COMMANDS[known.command].fields:
+    options, others = parser.parse_known_args(words)
+    if COMMANDS[options.command].fields:
         own_folder()
-        return {**vars(known), "words": others}
+        return {**vars(options), "words": others}
     if others:
-        parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")
-    return vars(known)
+        parser.error(f"{options.command}: unrecognized arguments: {' '.join(others)}")
+    return vars(options)
 
 
 def own_folder() -> None:
@@ -190,10 +190,13 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _print(answer: Any, given: Sequence[object]) -> None:
-    """given: by the user, such as names of folders."""
+def _print(answer: Any, inputs: Sequence[object]) -> None:
+    """Print an answer.
+
+    inputs: values that the user gave, such as names of folders.
+    """
     if isinstance(answer, str):
-        print(plain(answer, given))
+        print(plain(answer, inputs))
     elif isinstance(answer, list | dict):
         print(json.dumps(answer, indent=2, allow_nan=False))
     else:

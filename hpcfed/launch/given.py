@@ -50,22 +50,22 @@ class Call:
 
     def plain(self, table: dict[str, Any]) -> dict[str, Any]:
         """Return the table with names in place of classes, functions and arrays."""
-        found = {name: plain(value) for name, value in table.items()}
+        tables = {name: plain(value) for name, value in table.items()}
         for path in NAMED:
             part, name = path.split(".")
-            if isinstance(found.get(part), dict) and name in found[part]:
-                value = found[part][name]
+            if isinstance(tables.get(part), dict) and name in tables[part]:
+                value = tables[part][name]
                 many = isinstance(value, list | tuple)
                 names = [self.name(path, v) for v in (value if many else [value])]
                 mix = many or name == "mix"
-                found[part] = found[part] | {name: names if mix else names[0]}
-        data = found.get("data")
+                tables[part] = tables[part] | {name: names if mix else names[0]}
+        data = tables.get("data")
         if isinstance(data, dict) and "name" in data and not isinstance(data["name"], str | Path):
-            given = convert(data["name"])
-            self.data.append(given)
-            found["data"] = data | {"name": given.file}
-            found = merge(dict(given.fields), found)
-        return found
+            converted = convert(data["name"])
+            self.data.append(converted)
+            tables["data"] = data | {"name": converted.file}
+            tables = merge(dict(converted.fields), tables)
+        return tables
 
     def name(self, field: str, thing: Any) -> Any:
         """Return a job's name for a class or function.
@@ -79,21 +79,21 @@ class Call:
             raise ConfigError(
                 f"hpcfed.run: {field} = {thing!r:.60}: give a name, a class or a function"
             )
-        if isinstance(thing, type) and (known := registered(thing)):
-            return known
-        found = getattr(thing, "func", thing)  # of a functools.partial, its function
-        module = getattr(found, "__module__", None) or ""
+        if isinstance(thing, type) and (registry_name := registered(thing)):
+            return registry_name
+        target = getattr(thing, "func", thing)  # of a functools.partial, its function
+        module = getattr(target, "__module__", None) or ""
         if not all(part.isidentifier() for part in module.split(".")):  # as runpy's <run_path>
             module = "__main__"
-        last = getattr(found, "__qualname__", type(found).__name__).rpartition(".")[2]
-        own = last if last.isidentifier() else "given"
-        name = f"{module}:{own}"
-        if module != "__main__" and importable(thing, module, own):
+        last = getattr(target, "__qualname__", type(target).__name__).rpartition(".")[2]
+        short = last if last.isidentifier() else "given"
+        name = f"{module}:{short}"
+        if module != "__main__" and importable(thing, module, short):
             return name
         n = 1
         while self.lent.get(name, thing) is not thing:  # two of one name
             n += 1
-            name = f"{module}:{own}_{n}"
+            name = f"{module}:{short}_{n}"
         self.lent[name] = thing
         return name
 
@@ -123,7 +123,7 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     `model` is renamed to its name in a job.
     """
-    found: dict[str, Any] = {}
+    job: dict[str, Any] = {}
     for name, value in fields.items():
         if name in SHORT and not isinstance(value, list | tuple):
             value = [value]
@@ -133,8 +133,8 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
             item = {table: item}
         for part in {"algorithm", "data"} & item.keys():
             item[part] = as_table(item[part])
-        found = merge(found, item)
-    return found
+        job = merge(job, item)
+    return job
 
 
 def as_table(value: Any) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def registered(cls: type) -> str | None:
 
 def importable(thing: Any, module: str, name: str) -> bool:
     """Return whether another process would import the same object under this name."""
-    found = sys.modules.get(module)
+    loaded_module = sys.modules.get(module)
     return (
-        found is not None
-        and getattr(found, "__file__", None) is not None
-        and getattr(found, name, None) is thing
+        loaded_module is not None
+        and getattr(loaded_module, "__file__", None) is not None
+        and getattr(loaded_module, name, None) is thing
     )
 
 

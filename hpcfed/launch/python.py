@@ -69,20 +69,20 @@ def run(
         stack.enter_context(user_code.lend(call.lent))
         forget_own_models()
         stack.callback(forget_own_models)
-        found = checked(call, resume)
-        written = call.store(found)
+        checked_job = checked(call, resume)
+        written = call.store(checked_job)
         try:
             if ranks == 1 and not launcher:
-                status, number = here(found)
+                status, number = here(checked_job)
             else:
                 check_importable(call.lent, ranks)
-                status, number = beside(found, ranks, launcher)
+                status, number = beside(checked_job, ranks, launcher)
         except HpcfedError:
-            if not folder.holds(found.folder):  # refused before the first round
+            if not folder.holds(checked_job.folder):  # refused before the first round
                 for file in written:
                     file.unlink(missing_ok=True)
             raise
-        place = folder.of(found)
+        place = folder.of(checked_job)
     if status == RESUME_ME or number is not None:  # a signal may come when all is done
         stopped(number, place)
     return Run(place)
@@ -99,13 +99,13 @@ def forget_own_models() -> None:
 
 def checked(call: Call, resume: bool | str | Path) -> Any:
     """Return the job, checked as the command checks it."""
-    words, given = [str(file) for file in call.files], call.given
+    words, arguments = [str(file) for file in call.files], call.given
     with own_folder():
         if resume is True:
-            given = with_field(given, "resume", where_it_is(words, given))
+            arguments = with_field(arguments, "resume", where_it_is(words, arguments))
         elif resume:
-            given = with_field(given, "resume", str(resume))
-        job = load(words, folder.read_job, given=given)
+            arguments = with_field(arguments, "resume", str(resume))
+        job = load(words, folder.read_job, given=arguments)
     if job.dry_run:
         raise ConfigError(
             "hpcfed.run: dry_run: a call returns the results of a run, and a dry run has none; "
@@ -131,13 +131,13 @@ def own_folder() -> ExitStack:
     return stack
 
 
-def with_field(given: Given, name: str, value: str | None) -> Given:
-    return given if value is None else Given(given.job, given.fields | {name: value})
+def with_field(arguments: Given, name: str, value: str | None) -> Given:
+    return arguments if value is None else Given(arguments.job, arguments.fields | {name: value})
 
 
-def where_it_is(words: Sequence[str], given: Given) -> str | None:
+def where_it_is(words: Sequence[str], arguments: Given) -> str | None:
     """Return the folder of the run that this job has begun; None if there is none to continue."""
-    place = load(words, folder.read_job, given=given).folder
+    place = load(words, folder.read_job, given=arguments).folder
     return str(place) if folder.holds(place) else None
 
 
@@ -193,10 +193,10 @@ def environment(job: Any) -> dict[str, str]:
     The job is complete, so variables that set its fields are removed. The ranks find the modules
     that this process finds.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if os.path.isdir(place))
     threads = {"OMP_NUM_THREADS": str(job.run.threads)}
-    return UNBOUND | threads | kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return UNBOUND | threads | variables | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 class Child:
@@ -249,15 +249,15 @@ class Child:
 
 def watch(child: Child, job: Any, said: Path) -> None:
     """Show new rounds and warnings until the process has ended."""
-    place, told, begun = folder.of(job), 0, time.time()
+    place, position, begun = folder.of(job), 0, time.time()
     with Rounds(job) as shown:
         while True:
             over = child.process.poll() is not None
             lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
-            for line in lines[told : len(lines) if over else -1]:
+            for line in lines[position : len(lines) if over else -1]:
                 if line.startswith(f"{SAYS}warning: "):
                     print(line, file=sys.stderr, flush=True)
-            told = max(told, len(lines) - (not over))
+            position = max(position, len(lines) - (not over))
             shown.show(rounds_of(place, begun))
             if over:
                 return

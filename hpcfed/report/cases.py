@@ -58,12 +58,12 @@ def with_rounds_done(run: Run) -> Run:
     return run.with_fields(fields | ({"rounds": run.record.rounds} if run.finished else {}))
 
 
-def with_machine(found: list[Run]) -> list[Run]:
+def with_machine(runs: list[Run]) -> list[Run]:
     """Return the runs with their ranks, nodes and version of hpcfed as further fields.
 
     A run that has not begun has the values 0 and "".
     """
-    return [run.with_fields(run.fields | machine(run)) for run in found]
+    return [run.with_fields(run.fields | machine(run)) for run in runs]
 
 
 def machine(run: Run) -> dict[str, Any]:
@@ -73,25 +73,25 @@ def machine(run: Run) -> dict[str, Any]:
     return dict(zip(MACHINE, (header.get("ranks", 0), nodes, version), strict=True))
 
 
-def rename_data(found: list[Run]) -> list[Run]:
+def rename_data(runs: list[Run]) -> list[Run]:
     """Return the runs with the data names that tables show."""
-    names = data_names(run.fields for run in found if "data.name" in run.fields)
+    names = data_names(run.fields for run in runs if "data.name" in run.fields)
     return [
         run.with_fields({**run.fields, "data.name": names[run.fields["data.name"]]})
         if "data.name" in run.fields
         else run
-        for run in found
+        for run in runs
     ]
 
 
-def name_skew(found: list[Run], axes: Sequence[str]) -> list[Run]:
+def name_skew(runs: list[Run], axes: Sequence[str]) -> list[Run]:
     """Return the runs with partition and skew as one value, `dirichlet(0.5)`.
 
     They are unchanged if an axis names the field of the skew.
     """
     if set(axes) & set(SKEW.values()):
-        return found
-    return [run.with_fields(one_skew(run.fields)) for run in found]
+        return runs
+    return [run.with_fields(one_skew(run.fields)) for run in runs]
 
 
 def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def axes(
-    found: list[Run],
+    runs: list[Run],
     rows: list[str] | None,
     columns: list[str] | None,
     timed: bool = False,
@@ -119,16 +119,16 @@ def axes(
     neither axis may take, or have the same seed.
     """
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
-    known = {name for run in found for name in run.fields}
-    for name in (name for name in (*down, *across) if name not in known):
+    fields = {name for run in runs for name in run.fields}
+    for name in (name for name in (*down, *across) if name not in fields):
         raise ConfigError(
             f"table: no field {name!r} in the jobs of these runs; it is written as in "
             f"--{FIRST[0]}; there are also {', '.join(MACHINE)}"
         )
-    known -= set() if timed else set(MACHINE)
-    for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
+    fields -= set() if timed else set(MACHINE)
+    for name in sorted(fields - {SEED}, key=lambda name: order(runs, name)):
         apart = name in COMPARED and name not in (*down, *across) and columns is None
-        cell = conflicting_values(found, [] if apart else [*down, *across], name)
+        cell = conflicting_values(runs, [] if apart else [*down, *across], name)
         if not cell:
             continue
         axis = down if name.startswith("algorithm.") else across
@@ -139,38 +139,38 @@ def axes(
                 "add it to --rows or --columns, or give fewer runs"
             )
         axis.append(name)
-    given = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
-    return drop_redundant(found, down, across, given, known), drop_redundant(
-        found, across, down, given, known
+    fixed = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
+    return drop_redundant(runs, down, across, fixed, fields), drop_redundant(
+        runs, across, down, fixed, fields
     )
 
 
 def drop_redundant(
-    found: list[Run], axis: list[str], other: list[str], given: set[str], known: set[str]
+    runs: list[Run], axis: list[str], other: list[str], fixed: set[str], fields: set[str]
 ) -> list[str]:
     """Return an axis without the fields that are determined by those chosen after them.
 
-    given: fields that stay.
+    fixed: fields that stay.
     """
-    kept = list(axis)
-    for name in (name for name in axis if name not in given):
-        rest = [field for field in kept if field != name]
-        if not any(conflicting_values(found, [*rest, *other], field) for field in known - {SEED}):
-            kept = rest
-    return kept
+    remaining = list(axis)
+    for name in (name for name in axis if name not in fixed):
+        rest = [field for field in remaining if field != name]
+        if not any(conflicting_values(runs, [*rest, *other], field) for field in fields - {SEED}):
+            remaining = rest
+    return remaining
 
 
-def order(found: list[Run], name: str) -> tuple[int, int, str]:
+def order(runs: list[Run], name: str) -> tuple[int, int, str]:
     """Return the sort key of fields to be considered for axes.
 
     Data and clients come first, because they may determine a method's own parameters; these come
     before other fields, and fields with few values before those with many.
     """
     place = FIRST.index(name) if name in FIRST else len(FIRST) + (not name.startswith("algorithm."))
-    return place, len({run.at([name]) for run in found}), name
+    return place, len({run.at([name]) for run in runs}), name
 
 
-def conflicting_values(found: list[Run], axes: list[str], name: str) -> set[str]:
+def conflicting_values(runs: list[Run], axes: list[str], name: str) -> set[str]:
     """Return two or more values of a field among the runs of one cell.
 
     Returns an empty set if there is no such cell.
@@ -178,7 +178,7 @@ def conflicting_values(found: list[Run], axes: list[str], name: str) -> set[str]
     if covers(ASIDE, name):
         return set()
     cells: dict[tuple[str, ...], set[str]] = {}
-    for run in found:
+    for run in runs:
         cells.setdefault(run.at(axes), set()).update(run.at([name]))
     return next((values for values in cells.values() if len(values) > 1), set())
 
@@ -194,28 +194,28 @@ def also_differ(groups: Iterable[Sequence[Run]], shown: Sequence[str]) -> str:
         for name in dict.fromkeys(name for run in group for name in run.fields):
             if name in (SEED, *MACHINE, *shown) or covers((*ASIDE, *UNCOUNTED), name):
                 continue
-            found = dict.fromkeys(run.at([name])[0] for run in group if name in run.fields)
-            if len(found) > 1:
-                values.setdefault(name, {}).update(found)
+            texts = dict.fromkeys(run.at([name])[0] for run in group if name in run.fields)
+            if len(texts) > 1:
+                values.setdefault(name, {}).update(texts)
     names = sorted(values, key=lambda n: (n != "rounds", not n.startswith("data."), n))
-    told = ", ".join(f"{name} {'/'.join(values[name])}" for name in names)
-    return f"also differ: {told}" if told else ""
+    parts = ", ".join(f"{name} {'/'.join(values[name])}" for name in names)
+    return f"also differ: {parts}" if parts else ""
 
 
-def code_differs(found: Iterable[Run]) -> list[str]:
+def code_differs(runs: Iterable[Run]) -> list[str]:
     """Return a line for each way in which the runs are of different code.
 
     These are versions and commits of hpcfed, and methods and models of users' own.
     """
-    begun = [run.header for run in found if run.begun]
-    versions = {told: None for header in begun if (told := version(header))}
+    begun = [run.header for run in runs if run.begun]
+    versions = {text: None for header in begun if (text := version(header))}
     lines = [f"the runs are of different code: {', '.join(versions)}"] if len(versions) > 1 else []
-    own: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for header in begun:
         for past in (*header.get("history", []), header):
             for name, code in past.get("own", {}).items():
-                own.setdefault(name, set()).add(code)
-    differ = [name for name, codes in own.items() if len(codes) > 1]
+                by_name.setdefault(name, set()).add(code)
+    differ = [name for name, codes in by_name.items() if len(codes) > 1]
     return lines + [f"the code of {name} differs between or within the runs" for name in differ]
 
 

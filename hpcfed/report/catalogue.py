@@ -93,12 +93,12 @@ def keys(entry: Entry) -> list[str]:
 
 def show(name: str, json: bool = False) -> Any:
     """Return all facts about one name. Raises ConfigError for a name that no registry has."""
-    known = {n: kind for kind in reversed(REGISTRIES) for n in registry(kind)}
-    spellings = {bare(n): n for n in reversed(known)}
-    name = name if name in known else spellings.get(bare(name), name)
-    if name not in known:
-        raise ConfigError(unknown("name", name, known, "hpcfed list"))
-    kind = known[name]
+    registry_of = {n: kind for kind in reversed(REGISTRIES) for n in registry(kind)}
+    spellings = {bare(n): n for n in reversed(registry_of)}
+    name = name if name in registry_of else spellings.get(bare(name), name)
+    if name not in registry_of:
+        raise ConfigError(unknown("name", name, registry_of, "hpcfed list"))
+    kind = registry_of[name]
     entry = registry(kind)[name]
     kinds = {
         "algorithms": algorithm,
@@ -137,14 +137,14 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     cls = entry.load()
     parameters = [parameter(cls, field) for field in cls.model_fields]
     text = import_module(cls.__module__).__doc__
-    own = cls()
-    needs = needs_of(own)
+    method = cls()
+    needs = needs_of(method)
     return {
-        "accepts": own.accepts,
+        "accepts": method.accepts,
         "needs": needs,
-        "local_defaults": own.local_defaults,
+        "local_defaults": method.local_defaults,
         "unused": unused(cls),
-        "guide": own.guide._asdict(),
+        "guide": method.guide._asdict(),
         "parameters": parameters,
         "text": (text or "").strip(),
     }
@@ -244,8 +244,10 @@ def page(facts: dict[str, Any]) -> RenderableType:
     parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
     if "text" in facts:
         needs = f"\nalso needs: {', '.join(facts['needs'])}" if facts["needs"] else ""
-        own = [f"local.{n} = {format_flag_value(v)}" for n, v in facts["local_defaults"].items()]
-        usual = f"\ndefaults of its own: {', '.join(own)}" if own else ""
+        defaults = [
+            f"local.{n} = {format_flag_value(v)}" for n, v in facts["local_defaults"].items()
+        ]
+        usual = f"\ndefaults of its own: {', '.join(defaults)}" if defaults else ""
         parts.append(Text(unwrap(facts["text"]) + "\n"))
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
         parts += [Text(f"{GUIDE[n]}: {words}") for n, words in facts["guide"].items()]
@@ -267,8 +269,10 @@ def page(facts: dict[str, Any]) -> RenderableType:
             table(f"input ({facts['classes']} classes),>parameters,>multiply-adds", rows),
             Text(),
         ]
-    made = Group(*parts, Text(facts["bibtex"] or "no publication", no_wrap=True, overflow="ignore"))
-    return made if terminal() else Constrain(made, shutil.get_terminal_size().columns)
+    content = Group(
+        *parts, Text(facts["bibtex"] or "no publication", no_wrap=True, overflow="ignore")
+    )
+    return content if terminal() else Constrain(content, shutil.get_terminal_size().columns)
 
 
 def unwrap(text: str) -> str:

@@ -29,7 +29,7 @@ MODEL = "evaluate.validation_model"  # field of a job: which model these columns
 MODELS = {"own": "clients' own models", "received": "the models that clients would receive"}
 
 
-def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
+def choose_values(runs: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
     """Return the runs with the best values of these fields, and notes on the values chosen.
 
     For each method, data set and whatever else differs these are the values with the best
@@ -37,14 +37,14 @@ def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run
     jobs, so that no axis distinguishes them. Raises ConfigError for a field that no job has, and
     for runs without validation examples.
     """
-    known = {name for run in found for name in run.fields}
+    names = {name for run in runs for name in run.fields}
     for name in fields:
-        if name not in known:
+        if name not in names:
             raise ConfigError(
                 f"table: --choose {name}: no such field in the jobs of these runs; it is written "
                 f"as local.lr"
             )
-    scored = sorted({run.fields.get(MODEL, "own") for run in found if run.finished})
+    scored = sorted({run.fields.get(MODEL, "own") for run in runs if run.finished})
     if len(scored) > 1:
         raise ConfigError(
             f"table: --choose: {MODEL} is {' in some of these runs and '.join(scored)} in others; "
@@ -52,34 +52,34 @@ def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run
         )
     others = sorted(
         name
-        for name in known - {SEED, *fields}
-        if not covers(ASIDE, name) and len({run.at([name]) for run in found}) > 1
+        for name in names - {SEED, *fields}
+        if not covers(ASIDE, name) and len({run.at([name]) for run in runs}) > 1
     )
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Run]]] = {}
-    for run in found:
+    for run in runs:
         groups.setdefault(run.at(others), {}).setdefault(run.at(fields), []).append(run)
-    kept: list[Run] = []
+    chosen: list[Run] = []
     whose = MODELS[scored[0]] if scored else "models"
     notes = [
-        f"{', '.join(fields)} chosen by validation {title(found)} of {whose} on what clients held "
+        f"{', '.join(fields)} chosen by validation {title(runs)} of {whose} on what clients held "
         f"out of their training examples (evaluate.validation), not by test examples:"
     ]
     for key, tried in groups.items():
         scores = {values: mean_score(cases) for values, cases in tried.items()}
         done = {values: score for values, score in scores.items() if score is not None}
         if not done:
-            kept += [strip(run, fields) for run in next(iter(tried.values()))]
+            chosen += [strip(run, fields) for run in next(iter(tried.values()))]
             continue
         best = max(done, key=lambda values: done[values])
-        kept += [strip(run, fields) for run in tried[best]]
+        chosen += [strip(run, fields) for run in tried[best]]
         named = found_name(tried[best][0], others)
-        told = ", ".join(f"{f} = {v}" for f, v in zip(fields, best, strict=True) if v) or "none"
+        text = ", ".join(f"{f} = {v}" for f, v in zip(fields, best, strict=True) if v) or "none"
         open_ = len(tried) - len(done)
         notes.append(
-            f"{named + ': ' if key and named else ''}{told}, of {count_noun(len(tried), 'choice')}"
+            f"{named + ': ' if key and named else ''}{text}, of {count_noun(len(tried), 'choice')}"
             f"{f'; {open_} not finished' if open_ else ''}"
         )
-    return kept, notes
+    return chosen, notes
 
 
 def found_name(run: Run, others: Sequence[str]) -> str:
@@ -131,9 +131,9 @@ def scored_column(record: Record) -> tuple[str, bool]:
     return LOSS, False
 
 
-def title(found: Sequence[Run]) -> str:
+def title(runs: Sequence[Run]) -> str:
     """Return the name of the score by which runs are chosen."""
-    records = [run.record for run in found if run.finished and LOSS in run.record.columns]
+    records = [run.record for run in runs if run.finished and LOSS in run.record.columns]
     names = {scored_column(record)[0] for record in records}
     named = {title_metric(main_metric(r)) for r in records} if LOSS not in names else {"loss"}
     return named.pop() if len(named) == 1 else "score" if named else "accuracy"

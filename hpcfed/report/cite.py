@@ -28,8 +28,8 @@ def citation_keys(record: Record) -> list[str]:
     ]
     entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
     profiled = ["zhao2022protea"] if job.get("system", {}).get("measured") else []
-    found = [key for entry in entries for key in keys(entry)]
-    return list(dict.fromkeys(["hpcfed", *found, *profiled]))
+    entry_keys = [key for entry in entries for key in keys(entry)]
+    return list(dict.fromkeys(["hpcfed", *entry_keys, *profiled]))
 
 
 def cite(run: Path) -> str:

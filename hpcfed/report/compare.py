@@ -105,70 +105,71 @@ def compare(
     baseline: a method as the table names it, or one of its runs; default: that of the first run.
     anyway: whether runs of other rounds, data, partitions or clients are accepted.
     """
-    known = find_cases(runs)
-    view = view_of((run.record for run in known if run.finished), value, metric, percent=percent)
-    found = methods(rename_data(known))
-    base = find_baseline(found, baseline)
+    cases = find_cases(runs)
+    view = view_of((run.record for run in cases if run.finished), value, metric, percent=percent)
+    groups = methods(rename_data(cases))
+    base = find_baseline(groups, baseline)
     if base is None:
         assert baseline is not None  # which would be the first method
-        found = methods(rename_data(find_cases([*runs, Path(baseline)])))
-        base = also(found, Path(baseline))
-    return save_or_return(FORMATS[format](result(found, base, view, anyway)), out)
+        groups = methods(rename_data(find_cases([*runs, Path(baseline)])))
+        base = also(groups, Path(baseline))
+    return save_or_return(FORMATS[format](result(groups, base, view, anyway)), out)
 
 
-def result(found: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
+def result(groups: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
     """Return the comparisons of all other methods with the baseline.
 
     anyway: whether runs of other rounds, data, partitions or clients are accepted.
     Raises ConfigError if there are no others, or they cannot be paired.
     """
-    if len(found) < 2:
+    if len(groups) < 2:
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    return Result(base, compare_all(found, base, view, anyway), view)
+    return Result(base, compare_all(groups, base, view, anyway), view)
 
 
-def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
+def find_baseline(groups: list[Method], baseline: str | None) -> Method | None:
     """Return the baseline method of this name; None if the name is a path."""
     if baseline is None:
-        return found[0]
+        return groups[0]
     names = {baseline, registered_name(baseline)}
-    known = [one for one in found if names & {one.label, one.label.partition(",")[0]}]
-    if len(known) > 1:
+    matches = [one for one in groups if names & {one.label, one.label.partition(",")[0]}]
+    if len(matches) > 1:
+        labels = "; ".join(one.label for one in matches)
+        raise ConfigError(f"compare: --baseline {baseline} may be any of: {labels}")
+    if not matches and not os.path.exists(baseline):
         raise ConfigError(
-            f"compare: --baseline {baseline} may be any of: {'; '.join(one.label for one in known)}"
+            f"compare: --baseline: {unknown('method', baseline, [one.label for one in groups])}"
         )
-    if not known and not os.path.exists(baseline):
-        raise ConfigError(
-            f"compare: --baseline: {unknown('method', baseline, [one.label for one in found])}"
-        )
-    return known[0] if known else None
+    return matches[0] if matches else None
 
 
-def also(found: list[Method], baseline: Path) -> Method:
+def also(groups: list[Method], baseline: Path) -> Method:
     """Return the method to which the run at this path belongs."""
     places = {results_of(run.path).resolve() for run in find_cases([baseline])}
-    known = [one for one in found if places & {results_of(run.path).resolve() for run in one.all()}]
-    if len(known) > 1:
+    matches = [
+        one for one in groups if places & {results_of(run.path).resolve() for run in one.all()}
+    ]
+    if len(matches) > 1:
         raise ConfigError(
-            f"compare: --baseline {baseline} holds runs of {len(known)} methods; give one of them"
+            f"compare: --baseline {baseline} holds runs of {len(matches)} methods; give one of them"
         )
-    return known[0]
+    return matches[0]
 
 
 def lines(result: Result) -> list[list[str]]:
     """Return head and rows as text, without empty columns."""
     baseline = [f"{result.base.label} (baseline)", alone(result), *[""] * (len(HEADS) - 2)]
     table = [list(HEADS), baseline, *(cells(one, result.view) for one in result.done)]
-    kept = [i for i in range(len(HEADS)) if any(row[i] for row in table[1:])]
-    return [[row[i] for i in kept] for row in table]
+    columns = [i for i in range(len(HEADS)) if any(row[i] for row in table[1:])]
+    return [[row[i] for i in columns] for row in table]
 
 
 def alone(result: Result) -> str:
     """Return the baseline's own number: mean over all its runs."""
-    found = (result.view.measure.of(run.record)[0] for run in result.base.runs.values())
-    return result.view.number(float(np.mean([mean for mean in found if mean is not None])))
+    means = (result.view.measure.of(run.record)[0] for run in result.base.runs.values())
+    return result.view.number(float(np.mean([mean for mean in means if mean is not None])))
 
 
 def cells(one: Comparison, view: View) -> list[str]:
@@ -176,7 +177,7 @@ def cells(one: Comparison, view: View) -> list[str]:
     interval = " to ".join(format_signed(end, view) for end in one.interval or ())
     single = f"{count_noun(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
-    told = " / ".join(map(str, one.counts)) if one.clients else ""
+    counts = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = (
         view.number(one.mean),
         format_signed(one.difference, view),
@@ -184,7 +185,7 @@ def cells(one: Comparison, view: View) -> list[str]:
         likely(one.p),
         likely(one.holm),
     )
-    return [one.method.label, *numbers, over, told]
+    return [one.method.label, *numbers, over, counts]
 
 
 def format_signed(difference: float, view: View) -> str:
@@ -216,22 +217,22 @@ def notes(result: Result) -> list[str]:
 def how(done: list[Comparison]) -> list[str]:
     """Return notes on the units of intervals and tests, and their limits."""
     seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
-    told = [OVER_SEEDS] if seeds else []
-    told += [
+    sentences = [OVER_SEEDS] if seeds else []
+    sentences += [
         f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}."
         for n in seeds
         if n < 6
     ]
     if any(one.seeds < ENOUGH and one.p is None for one in done):
-        told.append(f"An interval and a test over seeds need {ENOUGH} of them.")
+        sentences.append(f"An interval and a test over seeds need {ENOUGH} of them.")
     if any(one.seeds == 1 and one.p is not None for one in done):
-        told.append(ONE_SEED)
+        sentences.append(ONE_SEED)
     if any(one.holm is not None for one in done):
-        told.append(
+        sentences.append(
             f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the "
             f"intervals are not."
         )
-    return told
+    return sentences
 
 
 def text(result: Result) -> str:

@@ -37,7 +37,7 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
 
     from hpcfed.core.rng import stream
 
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         (differences,),
         np.mean,
         n_resamples=DRAWS,
@@ -46,7 +46,7 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
         batch=max(1, 10**6 // len(differences)),
         rng=stream(seed, "bootstrap"),
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def wilcoxon(differences: np.ndarray) -> float:

@@ -46,8 +46,8 @@ class Shown:
         return f"{self.text} {pm} {self.std}" if self.std else self.text
 
     def with_note(self, number: str) -> str:
-        told = f"{number} ({self.note})" if self.note and number else self.note or number
-        return f"{told} [{self.paper}]" if self.paper else told
+        content = f"{number} ({self.note})" if self.note and number else self.note or number
+        return f"{content} [{self.paper}]" if self.paper else content
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,19 @@ def to_csv(grid: Grid) -> str:
     """Return a CSV line for each cell, with the numbers in full."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    own = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
+    paper_column = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
     lines.writerow(
-        [*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note", *own]
+        [
+            *grid.down,
+            *grid.across,
+            "mean",
+            "deviation",
+            "seeds",
+            "runs",
+            "best",
+            "note",
+            *paper_column,
+        ]
     )
     for row, line in zip(grid.rows, grid.cells, strict=True):
         for head, cell in zip(grid.heads, line, strict=True):
@@ -256,7 +266,7 @@ def to_csv(grid: Grid) -> str:
                 cell.runs,
                 int(cell.best),
                 cell.note,
-                *([cell.paper] if own else []),
+                *([cell.paper] if paper_column else []),
             ]
             lines.writerow([*row, *head, *numbers, *about])
     return out.getvalue().rstrip("\n")

@@ -73,13 +73,13 @@ def layout(name: str) -> Layout:
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")
     about = dict(papers()[name])
-    whole = {part: flat(about.pop(part)) for part in ("where", "setting")}
+    shared = {part: flat(about.pop(part)) for part in ("where", "setting")}
     value = about.pop("value")
     rows, columns = (
         [slot(each, value) for each in about.pop(part)] for part in ("rows", "columns")
     )
     rows = [
-        replace(row, where=whole["where"] | row.where, setting=whole["setting"] | row.setting)
+        replace(row, where=shared["where"] | row.where, setting=shared["setting"] | row.setting)
         for row in rows
     ]
     return Layout(name, rows=rows, columns=columns, percent=about.pop("percent", False), **about)
@@ -96,53 +96,55 @@ def slot(each: dict[str, Any], value: str) -> Slot:
     )
 
 
-def fill_layout(found: list[Run], made: Layout, paper: bool) -> Grid:
+def fill_layout(runs: list[Run], design: Layout, paper: bool) -> Grid:
     """Return the table with the results of these runs.
 
     paper: whether the paper's own numbers are added. Raises ConfigError if no run has a cell, or
     runs of one cell differ in more than their seed.
     """
     groups = [
-        [[run for run in found if fits(run, row, column)] for column in made.columns]
-        for row in made.rows
+        [[run for run in runs if fits(run, row, column)] for column in design.columns]
+        for row in design.rows
     ]
-    for i, row in enumerate(made.rows):
-        for j, column in enumerate(made.columns):
-            alike(groups[i][j], made, row, column)
+    for i, row in enumerate(design.rows):
+        for j, column in enumerate(design.columns):
+            alike(groups[i][j], design, row, column)
     placed = {run.name for line in groups for group in line for run in group}
     if not placed:
         raise ConfigError(
-            f"table: --layout {made.name}: none of {len(found)} runs has a cell in this table; "
+            f"table: --layout {design.name}: none of {len(runs)} runs has a cell in this table; "
             "jobs/README.md has the command that makes its runs"
         )
     seeds = max(len(group) for line in groups for group in line)
-    views = [View(row.value, measure(row.value), made.deviation, made.percent) for row in made.rows]
+    views = [
+        View(row.value, measure(row.value), design.deviation, design.percent) for row in design.rows
+    ]
     table = [
         [
             replace(cell(group, view, seeds), paper=number if paper else "")
             for group, number in zip(line, row.paper, strict=True)
         ]
-        for line, view, row in zip(groups, views, made.rows, strict=True)
+        for line, view, row in zip(groups, views, design.rows, strict=True)
     ]
     mark_best(
-        table if made.best == "column" else [list(line) for line in zip(*table, strict=True)],
+        table if design.best == "column" else [list(line) for line in zip(*table, strict=True)],
         views[0].measure.high,
     )
-    first, *others = dict.fromkeys(view.what() for view in views)
-    what = ", and ".join([first, *(other[0].lower() + other[1:] for other in others)])
-    told = f"{made.caption} ({made.source}). {caption(what, made.deviation, seeds)}"
-    notes = [*absence_notes(found, placed), *otherwise(groups, made)]
-    labels, heads = ([each.label for each in part] for part in (made.rows, made.columns))
+    main, *others = dict.fromkeys(view.what() for view in views)
+    what = ", and ".join([main, *(other[0].lower() + other[1:] for other in others)])
+    description = f"{design.caption} ({design.source}). {caption(what, design.deviation, seeds)}"
+    notes = [*absence_notes(runs, placed), *otherwise(groups, design)]
+    labels, heads = ([each.label for each in part] for part in (design.rows, design.columns))
     return Grid(
-        told + "; in brackets the paper's" * paper,
+        description + "; in brackets the paper's" * paper,
         views[0].value,
-        made.down,
-        made.across,
+        design.down,
+        design.across,
         labels,
         heads,
         table,
         notes,
-        best=made.best,
+        best=design.best,
         spoken=True,
     )
 
@@ -150,9 +152,9 @@ def fill_layout(found: list[Run], made: Layout, paper: bool) -> Grid:
 def fits(run: Run, row: Slot, column: Slot) -> bool:
     """Return whether a run belongs to this cell."""
     several = len(set(run.fields.get("models.mix", ()))) > 1
-    known = run.fields | {"models.several": several}
+    fields = run.fields | {"models.several": several}
     return all(
-        name in known and agrees(known[name], want)
+        name in fields and agrees(fields[name], want)
         for name, want in (row.where | column.where).items()
     )
 
@@ -163,35 +165,35 @@ def agrees(value: Any, want: Any) -> bool:
     return format_value(value) in map(format_value, options)
 
 
-def alike(group: list[Run], made: Layout, row: Slot, column: Slot) -> None:
+def alike(group: list[Run], design: Layout, row: Slot, column: Slot) -> None:
     """Raise ConfigError if the runs of a cell differ in more than their seed."""
     for name in sorted({name for run in group for name in run.fields} - {SEED}):
         if values := conflicting_values(group, [], name):
             raise ConfigError(
-                f"table: --layout {made.name}: runs of the cell "
+                f"table: --layout {design.name}: runs of the cell "
                 f"{', '.join((*row.label, *column.label))} "
                 f"differ in {name}: {' and '.join(sorted(values))}; give those of one value"
             )
 
 
-def absence_notes(found: list[Run], placed: set[str]) -> Iterator[str]:
+def absence_notes(runs: list[Run], placed: set[str]) -> Iterator[str]:
     """Yield notes on runs that are not in the table, and why."""
     yield from (
-        f"{run.name}: {why}" for run in found if (why := run.absence()[1]) and run.name in placed
+        f"{run.name}: {why}" for run in runs if (why := run.absence()[1]) and run.name in placed
     )
-    outside = [run.name for run in found if run.name not in placed]
+    outside = [run.name for run in runs if run.name not in placed]
     if outside:
         yield (
-            f"{len(outside)} of {len(found)} runs have no cell in this table: {', '.join(outside)}"
+            f"{len(outside)} of {len(runs)} runs have no cell in this table: {', '.join(outside)}"
         )
 
 
-def otherwise(groups: list[list[list[Run]]], made: Layout) -> Iterator[str]:
+def otherwise(groups: list[list[list[Run]]], design: Layout) -> Iterator[str]:
     """Yield a note on fields in which the counted runs differ from the jobs of this table."""
     runs: set[str] = set()
     odd: dict[tuple[str, str, str], set[str]] = {}
-    for line, row in zip(groups, made.rows, strict=True):
-        for group, column in zip(line, made.columns, strict=True):
+    for line, row in zip(groups, design.rows, strict=True):
+        for group, column in zip(line, design.columns, strict=True):
             for run in (run for run in group if run.finished):
                 runs.add(run.name)
                 for name, want in (row.setting | column.setting).items():
@@ -199,9 +201,9 @@ def otherwise(groups: list[list[list[Run]]], made: Layout) -> Iterator[str]:
                         odd.setdefault(
                             (name, format_value(run.fields.get(name)), format_value(want)), set()
                         ).add(run.name)
-    told = [
+    differences = [
         f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)
         for (name, value, want), names in odd.items()
     ]
-    if told:
-        yield f"Not as in the jobs of this table: {'; '.join(told)}"
+    if differences:
+        yield f"Not as in the jobs of this table: {'; '.join(differences)}"

@@ -271,9 +271,11 @@ class View:
         if not self.measure.share and not self.measure.unit:
             return format_number(value)
         if not self.measure.share:
-            whole = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
+            integral = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
             exact = (
-                f"{value:,.0f} {self.measure.unit}" if whole else f"{value:.3g} {self.measure.unit}"
+                f"{value:,.0f} {self.measure.unit}"
+                if integral
+                else f"{value:.3g} {self.measure.unit}"
             )
             return (
                 f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact

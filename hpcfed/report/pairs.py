@@ -57,11 +57,11 @@ class Pair:
     lone: int = 0
 
 
-def methods(found: list[Run]) -> list[Method]:
+def methods(runs: list[Run]) -> list[Method]:
     """Return the runs grouped by all fields of the job but the seed, in their order."""
-    down, across = axes(found, None, None)
+    down, across = axes(runs, None, None)
     groups: dict[str, list[Run]] = {}
-    for run in found:
+    for run in runs:
         words = zip((*down, *across), run.at([*down, *across]), strict=True)
         groups.setdefault(
             ", ".join(label_value(field, value) for field, value in words if value), []
@@ -93,11 +93,11 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
-        known = (
+        seeds = (
             f"{one.label} has seeds {', '.join(map(str, one.runs)) or 'none'}"
             for one in (ours, theirs)
         )
-        raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(known)}")
+        raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(seeds)}")
     return [pair(ours.runs[seed], theirs.runs[seed], view, anyway) for seed in shared]
 
 
@@ -143,7 +143,7 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     rounds = ours.at(["rounds"]) != theirs.at(["rounds"])
     if anyway or (same and not rounds):
         return same
-    told = [
+    texts = [
         f"{name} ({format_value(ours.fields.get(name))} and "
         f"{format_value(theirs.fields.get(name))})"
         for name in [*["rounds"] * rounds, *([] if same else fields)]
@@ -151,7 +151,7 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     why = "" if same else ", for their clients hold other examples"
     raise ConfigError(
         f"compare: {ours.name} and {theirs.name} cannot be paired{why}; they differ in "
-        f"{', '.join(told) or 'no field, but in who holds which examples'}\n"
+        f"{', '.join(texts) or 'no field, but in who holds which examples'}\n"
         "  give runs of the same rounds, data set and partition, or --anyway to compare their means"
     )
 
@@ -167,19 +167,19 @@ def same_examples(ours: Record, theirs: Record) -> bool | None:
     ]
     if not all(parts):
         return None
-    first, second = parts
-    return first.keys() == second.keys() and all(
-        np.array_equal(first[name], second[name]) for name in first
+    left, right = parts
+    return left.keys() == right.keys() and all(
+        np.array_equal(left[name], right[name]) for name in left
     )
 
 
-def counts(found: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
+def counts(seed_pairs: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
     """Return the numbers of clients that are better, worse and equal, over all pairs."""
-    every = np.concatenate([one.clients for one in found]).round(PLACES) * (1 if high else -1)
+    every = np.concatenate([one.clients for one in seed_pairs]).round(PLACES) * (1 if high else -1)
     return int((every > 0).sum()), int((every < 0).sum()), int((every == 0).sum())
 
 
-def explain_unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[str]:
+def explain_unpaired(ours: Method, theirs: Method, seed_pairs: Sequence[Pair]) -> Iterator[str]:
     """Yield notes on runs and clients of two methods that do not count, and why."""
     for one, other in ((ours, theirs), (theirs, ours)):
         alone = [str(seed) for seed in one.runs if seed not in other.runs]
@@ -188,7 +188,7 @@ def explain_unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Ite
                 f"seed {', '.join(alone)} of {one.label} has no finished run of {other.label}, "
                 f"and does not count"
             )
-    lone = sum(pair.lone for pair in found)
+    lone = sum(pair.lone for pair in seed_pairs)
     if lone:
         yield (
             f"{ours.label}: clients that have a number in only one run of a pair do not count: "
@@ -236,31 +236,33 @@ def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comp
 
     anyway: whether runs that are not comparable are accepted.
     """
-    found = pairs(one, base, view, anyway)
+    seed_pairs = pairs(one, base, view, anyway)
     mean, other = (
-        float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base")
+        float(np.mean([getattr(pair, name) for pair in seed_pairs])) for name in ("mean", "base")
     )
     interval, p = None, None
-    if len(found) >= ENOUGH:
-        each = np.array([pair.mean - pair.base for pair in found])
+    if len(seed_pairs) >= ENOUGH:
+        each = np.array([pair.mean - pair.base for pair in seed_pairs])
         interval, p = differences.t_interval(each), differences.wilcoxon(each)
-    elif len(found) == 1 and len(found[0].clients) > 1:
-        interval = differences.bootstrap(found[0].clients, found[0].seed)
-        p = differences.wilcoxon(found[0].clients)
-    return Comparison(one, found, mean, other, interval, p, counts(found, view.measure.high))
+    elif len(seed_pairs) == 1 and len(seed_pairs[0].clients) > 1:
+        interval = differences.bootstrap(seed_pairs[0].clients, seed_pairs[0].seed)
+        p = differences.wilcoxon(seed_pairs[0].clients)
+    return Comparison(
+        one, seed_pairs, mean, other, interval, p, counts(seed_pairs, view.measure.high)
+    )
 
 
-def apply_holm(found: list[Comparison]) -> list[Comparison]:
+def apply_holm(comparisons: list[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm's correction, if there are several tests."""
-    tested = [one.p for one in found if one.p is not None]
+    tested = [one.p for one in comparisons if one.p is not None]
     if len(tested) < 2:
-        return found
+        return comparisons
     fair = iter(differences.holm(tested))
-    return [one if one.p is None else replace(one, holm=next(fair)) for one in found]
+    return [one if one.p is None else replace(one, holm=next(fair)) for one in comparisons]
 
 
 def compare_all(
-    found: list[Method], base: Method, view: View, anyway: bool = False
+    groups: list[Method], base: Method, view: View, anyway: bool = False
 ) -> list[Comparison]:
     """Return the comparisons of all other methods with the baseline."""
-    return apply_holm([against(one, base, view, anyway) for one in found if one is not base])
+    return apply_holm([against(one, base, view, anyway) for one in groups if one is not base])

@@ -115,7 +115,7 @@ class Rounds:
         """Show new rounds of the run's record."""
         if self.job.quiet or record is None or record.rounds <= self.seen:
             return
-        first, self.seen = self.seen, record.rounds
+        start, self.seen = self.seen, record.rounds
         metric = main_metric(record)
         values = [mean(row) for row in record.column(f"clients/{metric}")]
         loss = [mean(row) for row in record.column("clients/train_loss")]
@@ -125,7 +125,7 @@ class Rounds:
         elif self.live:
             self.bar.update(self.task, completed=self.seen, line=brief(last, loss[-1], metric))
         else:
-            for t in range(first, self.seen):
+            for t in range(start, self.seen):
                 self.console.print(
                     f"round {t + 1}/{self.job.rounds}  {brief(values[t], loss[t], metric)}"
                 )
@@ -222,8 +222,8 @@ class Progress:
 
     def left(self, t: int) -> str:
         """Return the time left, from the rounds seen so far; "" after the first or the last."""
-        now, first = monotonic(), self.begun is None
-        if first:
+        now, starting = monotonic(), self.begun is None
+        if starting:
             self.begun, self.first_t = now, t
             return ""
         if t >= self.job.rounds:
@@ -270,8 +270,8 @@ class Progress:
 def brief(value: float, loss: float, metric: str = "accuracy") -> str:
     """Return a round's numbers without its seconds, for use beside a bar."""
     score = f"{title_metric(metric)} {format_metric(metric, value, 3)}"
-    known = {score: value, f"train loss {loss:.3g}": loss}
-    return " ".join(text for text, value in known.items() if not np.isnan(value))
+    parts = {score: value, f"train loss {loss:.3g}": loss}
+    return " ".join(text for text, value in parts.items() if not np.isnan(value))
 
 
 def line(value: float, loss: float, seconds: float, metric: str = "accuracy") -> str:
@@ -281,13 +281,13 @@ def line(value: float, loss: float, seconds: float, metric: str = "accuracy") ->
     loss: of training, the mean of the method's own objective.
     """
     score = f"{title_metric(metric)} {format_metric(metric, value)}  "
-    known = {score: value, f"train loss {loss:.3f}  ": loss}
+    parts = {score: value, f"train loss {loss:.3f}  ": loss}
     return (
-        "".join(text for text, value in known.items() if not np.isnan(value))
+        "".join(text for text, value in parts.items() if not np.isnan(value))
         + f"{seconds:.1f} s/round"
     )
 
 
 def mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")

@@ -12,7 +12,7 @@ ENTRY = re.compile(r"^@\w+\{([^,\s]+),.*?^\}", re.MULTILINE | re.DOTALL)
 def references() -> dict[str, str]:
     """Return all BibTeX entries by key; that of hpcfed itself has the installed version."""
     text = (files("hpcfed.report") / "references.bib").read_text(encoding="utf-8")
-    return {found[1]: found[0].replace("VERSION", __version__) for found in ENTRY.finditer(text)}
+    return {match[1]: match[0].replace("VERSION", __version__) for match in ENTRY.finditer(text)}
 
 
 def bibtex(keys: Iterable[str]) -> str:
@@ -20,5 +20,5 @@ def bibtex(keys: Iterable[str]) -> str:
 
     Raises KeyError for a key without an entry.
     """
-    known = references()
-    return "\n\n".join(known[key] for key in dict.fromkeys(keys))
+    entries = references()
+    return "\n\n".join(entries[key] for key in dict.fromkeys(keys))

@@ -16,18 +16,18 @@ COLUMNS = ("seconds per round", "speedup", "efficiency", "waiting")
 RANKS, NODES = MACHINE[:2]
 
 
-def scaling(found: list[Run]) -> Grid:
+def scaling(finished: list[Run]) -> Grid:
     """Return seconds, speedup and efficiency for each number of ranks.
 
-    found: finished runs with their machine's fields (`cases.with_machine`). Runs that differ in
+    finished: the runs, with their machine's fields (`cases.with_machine`). Runs that differ in
     their seed alone are averaged. Speedup and efficiency are relative to the fewest ranks of the
     same job. Raises ConfigError if all runs of each job have the same number of ranks.
     """
-    down, across = axes(found, None, None, timed=True)
+    down, across = axes(finished, None, None, timed=True)
     job = [name for name in (*down, *across) if name not in MACHINE]
-    place = [RANKS, *([NODES] if len({run.at([NODES]) for run in found}) > 1 else [])]
+    place = [RANKS, *([NODES] if len({run.at([NODES]) for run in finished}) > 1 else [])]
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Run]]] = {}
-    for run in sorted(found, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
+    for run in sorted(finished, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
         groups.setdefault(run.at(job), {}).setdefault(run.at(place), []).append(run)
     if all(len(places) == 1 for places in groups.values()):
         raise ConfigError(
@@ -42,7 +42,7 @@ def scaling(found: list[Run]) -> Grid:
     )
     heads: list[tuple[str, ...]] = [(name,) for name in COLUMNS]
     return Grid(
-        caption, "seconds", [*job, *place], ["measure.name"], rows, heads, cells, notes(found)
+        caption, "seconds", [*job, *place], ["measure.name"], rows, heads, cells, notes(finished)
     )
 
 
@@ -69,10 +69,10 @@ def seconds_of(runs: Sequence[Run]) -> float:
     return float(np.mean([facts(run.record)["time"]["seconds_per_round"] for run in runs]))
 
 
-def notes(found: Sequence[Run]) -> list[str]:
+def notes(runs: Sequence[Run]) -> list[str]:
     """Return what else may explain differences of time: processors, and versions."""
-    machines = {str(run.header.get("hardware", {}).get("cpu")) for run in found}
-    versions = {run.fields[MACHINE[2]] for run in found}
+    machines = {str(run.header.get("hardware", {}).get("cpu")) for run in runs}
+    versions = {run.fields[MACHINE[2]] for run in runs}
     return [
         f"the runs are of different {what}: {', '.join(sorted(values))}"
         for what, values in (("processors", machines), ("versions of hpcfed", versions))

@@ -19,16 +19,16 @@ from hpcfed.storage import sweep as store
 
 def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | Table:
     """Return a table with a line for each run, and for each run of a sweep."""
-    found = [
+    states = [
         (str(run), member(*of) if of else state(run))
         for path in runs
         for run, of in store.runs(check_exists(path))
     ]
     if json:
-        return [{"run": name, **asdict(one)} for name, one in found]
-    now, head = time(), metric_head([one for _, one in found])
+        return [{"run": name, **asdict(one)} for name, one in states]
+    now, head = time(), metric_head([one for _, one in states])
     heads = f"run,>round,>{head},>a round,>left,last checkpoint,state"
-    return table(heads, [row(name, one, now, head) for name, one in found], named=True)
+    return table(heads, [row(name, one, now, head) for name, one in states], named=True)
 
 
 def metric_head(states: Sequence[State]) -> str:

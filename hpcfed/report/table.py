@@ -77,9 +77,9 @@ def table(
             percent=percent,
             choose=choose,
         )
-        made = layouts.layout(layout)
+        design = layouts.layout(layout)
         return save_or_return(
-            FORMATS[format](layouts.fill_layout(find_cases(runs), made, paper)), out
+            FORMATS[format](layouts.fill_layout(find_cases(runs), design, paper)), out
         )
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
@@ -87,55 +87,62 @@ def table(
     tried, how = with_machine(rename_data(find_cases(runs))), list[str]()
     if choose:
         tried, how = choose_values(tried, choose.split(","))
-    found = name_skew(tried, [name for names in chosen for name in names or []])
+    cases = name_skew(tried, [name for names in chosen for name in names or []])
     view = view_of(
-        (run.record for run in found if run.finished), value, metric, deviation or "seeds", percent
+        (run.record for run in cases if run.finished), value, metric, deviation or "seeds", percent
     )
-    down, across = axes(found, chosen[0], chosen[1], view.value == "seconds")
-    return save_or_return(FORMATS[format](grid(found, down, across, view, how)), out)
+    down, across = axes(cases, chosen[0], chosen[1], view.value == "seconds")
+    return save_or_return(FORMATS[format](grid(cases, down, across, view, how)), out)
 
 
-def refuse(layout: str, **given: object) -> None:
+def refuse(layout: str, **options: object) -> None:
     """Raise ConfigError for options that a layout sets itself."""
-    for name in (name for name, value in given.items() if value):
+    for name in (name for name, value in options.items() if value):
         raise ConfigError(
             f"table: --{name}, but --layout {layout} has its own; leave one of them away"
         )
 
 
 def grid(
-    found: list[Run], down: list[str], across: list[str], view: View, how: Sequence[str] = ()
+    runs: list[Run], down: list[str], across: list[str], view: View, how: Sequence[str] = ()
 ) -> Grid:
     """Return the cells, row by row, with notes.
 
     how: notes on values that were chosen.
     """
-    lines, heads = order_values(found, down), order_values(found, across)
+    lines, heads = order_values(runs, down), order_values(runs, across)
     groups = [
-        [[run for run in found if (run.at(down), run.at(across)) == (r, c)] for c in heads]
+        [[run for run in runs if (run.at(down), run.at(across)) == (r, c)] for c in heads]
         for r in lines
     ]
     seeds = max(len(group) for row in groups for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in groups]
-    columns = ([run for run in found if run.at(across) == head] for head in heads)
+    columns = ([run for run in runs if run.at(across) == head] for head in heads)
     notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
-    notes += code_differs(found)
-    notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
-    notes += one_class_notes(found)
-    told = caption(view.what(), view.deviation, seeds)
+    notes += code_differs(runs)
+    notes += [f"{run.name}: {why}" for run in runs if (why := run.absence()[1])]
+    notes += one_class_notes(runs)
+    description = caption(view.what(), view.deviation, seeds)
     if down[:1] == ["algorithm.name"] and view.beside:
         lines, table, more = with_received(lines, groups, table, view, seeds)
         notes = [*more, *notes]
     return Grid(
-        told, view.value, down, across, lines, heads, mark_best(table, view.measure.high), notes
+        description,
+        view.value,
+        down,
+        across,
+        lines,
+        heads,
+        mark_best(table, view.measure.high),
+        notes,
     )
 
 
-def one_class_notes(found: Sequence[Run]) -> list[str]:
+def one_class_notes(runs: Sequence[Run]) -> list[str]:
     """Return a note on the runs whose models predict one class alone."""
-    names = [run.name for run in found if run.finished and one_class(run.record)]
-    told = "their models, or those of some clients, predict one class for all test examples"
-    return [f"{join_few(names, 4)}: {told} (hpcfed summary)"] if names else []
+    names = [run.name for run in runs if run.finished and one_class(run.record)]
+    text = "their models, or those of some clients, predict one class for all test examples"
+    return [f"{join_few(names, 4)}: {text} (hpcfed summary)"] if names else []
 
 
 def with_received(
@@ -155,18 +162,18 @@ def with_received(
     all_lines, all_cells = list[tuple[str, ...]](), list[list[Shown]]()
     for line, runs, row in zip(lines, groups, table, strict=True):
         received = [cell(group, other, seeds) for group in runs]
-        there = any(one.mean is not None for one in received)
-        all_lines += [line, (f"{line[0]}{AS_RECEIVED}", *line[1:])] if there else [line]
-        all_cells += [row, received] if there else [row]
+        measured = any(one.mean is not None for one in received)
+        all_lines += [line, (f"{line[0]}{AS_RECEIVED}", *line[1:])] if measured else [line]
+        all_cells += [row, received] if measured else [row]
     note = [RECEIVED_NOTE] if len(all_lines) > len(lines) else []
     return all_lines, all_cells, note
 
 
-def order_values(found: list[Run], names: list[str]) -> list[tuple[str, ...]]:
+def order_values(runs: list[Run], names: list[str]) -> list[tuple[str, ...]]:
     """Return the values of these fields, sorted field by field in the order of the runs."""
-    known = list(dict.fromkeys(run.at(names) for run in found))
-    place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
+    distinct = list(dict.fromkeys(run.at(names) for run in runs))
+    place = [list(dict.fromkeys(values)) for values in zip(*distinct, strict=True)]
     return sorted(
-        known,
+        distinct,
         key=lambda values: [order.index(value) for order, value in zip(place, values, strict=True)],
     )

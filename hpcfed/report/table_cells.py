@@ -26,12 +26,12 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
         raise ConfigError(
             f"table: two runs of one cell have the same seed: {names}; give one of them{apart}"
         )
-    found = [view.measure.of(run.record) for run in group if run.finished]
-    known = [(mean, std) for mean, std in found if mean is not None]
+    numbers = [view.measure.of(run.record) for run in group if run.finished]
+    present = [(mean, std) for mean, std in numbers if mean is not None]
     absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
-        len(found) - len(known)
+        len(numbers) - len(present)
     )
-    if not known:
+    if not present:
         return Shown(
             "",
             "",
@@ -39,17 +39,17 @@ def cell(group: list[Run], view: View, seeds: int) -> Shown:
             seeds=0,
             runs=len(group),
         )
-    mean = float(np.mean([mean for mean, _ in known]))
-    std = compute_deviation(known, view.deviation)
+    mean = float(np.mean([mean for mean, _ in present]))
+    std = compute_deviation(present, view.deviation)
     note = (
-        absence_note(absent, len(known), len(group))
+        absence_note(absent, len(present), len(group))
         if absent
-        else f"n = {len(known)}"
+        else f"n = {len(present)}"
         if len(group) < seeds
         else ""
     )
     shown = "" if std is None else view.number(std)
-    return Shown(view.number(mean), shown, note, mean, std, len(known), len(group))
+    return Shown(view.number(mean), shown, note, mean, std, len(present), len(group))
 
 
 def absence_note(absent: list[str], n: int, runs: int) -> str:
@@ -60,16 +60,16 @@ def absence_note(absent: list[str], n: int, runs: int) -> str:
     )
 
 
-def compute_deviation(known: list[tuple[float, float | None]], deviation: str) -> float | None:
+def compute_deviation(numbers: list[tuple[float, float | None]], deviation: str) -> float | None:
     """Return the deviation; None if there is none.
 
     That is with a single seed, for a number that is not of clients, or if it is not asked for.
     """
     if deviation == "clients":
-        stds = [std for _, std in known if std is not None]
+        stds = [std for _, std in numbers if std is not None]
         return float(np.mean(stds)) if stds else None
-    several = deviation == "seeds" and len(known) > 1
-    return float(np.std([mean for mean, _ in known], ddof=1)) if several else None
+    several = deviation == "seeds" and len(numbers) > 1
+    return float(np.std([mean for mean, _ in numbers], ddof=1)) if several else None
 
 
 def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
@@ -78,10 +78,10 @@ def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
     All cells with the same text as the best one are marked.
     """
     for column in zip(*table, strict=True):
-        known = [cell for cell in column if cell.mean is not None]
-        if len(known) > 1:
-            top = (max if high else min)(known, key=lambda cell: cell.mean)
-            for cell in known:
+        cells = [cell for cell in column if cell.mean is not None]
+        if len(cells) > 1:
+            top = (max if high else min)(cells, key=lambda cell: cell.mean)
+            for cell in cells:
                 cell.best = cell.text == top.text
     return table
 
@@ -89,6 +89,6 @@ def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
 def caption(what: str, deviation: str, seeds: int) -> str:
     """Return a description of the numbers."""
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
-    told = deviation == "clients" or (deviation == "seeds" and seeds > 1)
+    spread = deviation == "clients" or (deviation == "seeds" and seeds > 1)
     each = " of each run, mean over seeds" if deviation == "clients" and seeds > 1 else ""
-    return f"{what}; {over}" + (f" ± {PLUS_MINUS[deviation]}{each}" if told else "")
+    return f"{what}; {over}" + (f" ± {PLUS_MINUS[deviation]}{each}" if spread else "")

@@ -59,8 +59,8 @@ def clean(runs: Sequence[Path], delete: bool = False, last: bool = False) -> Gro
 def find_waste(folder: Path, last: bool) -> Iterator[Waste]:
     """Yield what of a run nobody needs: older checkpoints, and what interrupted writes left."""
     indices = checkpoint.saved(folder)
-    kept = 0 if last and finished(folder) else 1
-    for index in indices[kept:]:
+    n_needed = 0 if last and finished(folder) else 1
+    for index in indices[n_needed:]:
         what = "checkpoint" if indices.index(index) else "last checkpoint"
         total = bytes_of(index, *checkpoint.parts_of(index))
         yield Waste(f"{what} of round {checkpoint.rounds_of(index)}", index, total)
@@ -75,8 +75,8 @@ def remove_from(folder: Path, last: bool) -> list[Waste]:
     lock = Lock(folder, WORLD, end=None)
     lock.take()
     try:
-        found = list(find_waste(folder, last))
-        for waste in found:
+        leftovers = list(find_waste(folder, last))
+        for waste in leftovers:
             try:
                 if waste.path.suffix == ".h5":
                     checkpoint.remove(waste.path)
@@ -84,7 +84,7 @@ def remove_from(folder: Path, last: bool) -> list[Waste]:
                     shutil.rmtree(waste.path)
             except OSError as error:
                 raise ConfigError(f"{waste.path}: cannot be deleted: {error.strerror}") from error
-        return found
+        return leftovers
     finally:
         lock.release()
 

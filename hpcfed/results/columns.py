@@ -52,10 +52,10 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def best_mean(name: str, means: Sequence[float | None]) -> int | None:
     """Return the first position of the best of these means of a metric; None if all are None."""
-    known = [
+    scores = [
         (mean if is_high(name) else -mean, -t) for t, mean in enumerate(means) if mean is not None
     ]
-    return -max(known)[1] if known else None
+    return -max(scores)[1] if scores else None
 
 
 def title_metric(name: str) -> str:
@@ -103,8 +103,8 @@ def rounds_with_values(record: Record, name: str = "") -> np.ndarray:
 
     name: of the column; by default that of the main metric.
     """
-    found = column(record, name or f"clients/{main_metric(record)}")
-    return np.flatnonzero(np.isfinite(found).any(1))
+    values = column(record, name or f"clients/{main_metric(record)}")
+    return np.flatnonzero(np.isfinite(values).any(1))
 
 
 def column(record: Record, name: str) -> np.ndarray:
@@ -119,8 +119,8 @@ def phases(record: Record) -> dict[str, np.ndarray]:
 
     Values are nan if a rank did not exist in a round.
     """
-    known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
-    return {phase: seconds for phase, seconds in known.items() if seconds is not None}
+    columns = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
+    return {phase: seconds for phase, seconds in columns.items() if seconds is not None}
 
 
 def by_round(record: Record, name: str) -> np.ndarray:
@@ -153,10 +153,10 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Both are nan if no client has one.
     """
-    known = np.isfinite(values)
-    n, kept = known.sum(1), np.where(known, values, 0.0)
-    mean = np.divide(kept.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
-    away = np.where(known, values - mean[:, None], 0.0) ** 2
+    finite = np.isfinite(values)
+    n, filled = finite.sum(1), np.where(finite, values, 0.0)
+    mean = np.divide(filled.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
+    away = np.where(finite, values - mean[:, None], 0.0) ** 2
     return mean, np.sqrt(np.divide(away.sum(1), n, out=np.full(len(n), np.nan), where=n > 0))
 
 

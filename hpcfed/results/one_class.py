@@ -29,10 +29,10 @@ def one_class(record: Record) -> str:
             f"all predictions are one class{which}; the accuracy, {accuracy:.4f}, is its share of "
             f"the test examples"
         )
-    own = {name: last(record, f"clients/{name}") for name in METRICS}
-    found = is_one_class(own, 2).sum() if np.isfinite(own["f1"]).any() else 0
-    whose = count_noun(int(found), "client")
-    return f"the models of {whose} predict one class for all test examples" if found else ""
+    by_client = {name: last(record, f"clients/{name}") for name in METRICS}
+    n_clients = is_one_class(by_client, 2).sum() if np.isfinite(by_client["f1"]).any() else 0
+    whose = count_noun(int(n_clients), "client")
+    return f"the models of {whose} predict one class for all test examples" if n_clients else ""
 
 
 def is_one_class(metrics: Mapping[str, np.ndarray], classes: int) -> np.ndarray:

@@ -78,8 +78,8 @@ class Run:
 
     def refresh(self) -> bool:
         """Read what the run has written since, and return whether there was anything new."""
-        seen = stamp(self.path)
-        if seen == self._seen and self._record:
+        current = stamp(self.path)
+        if current == self._seen and self._record:
             return False
         before = self._record
         try:
@@ -91,7 +91,7 @@ class Run:
             return before is not None
         for array in (*record.arrays.values(), *stored(record.columns).values()):
             array.setflags(write=False)
-        self._record, self._error, self._seen, self._fields = record, None, seen, None
+        self._record, self._error, self._seen, self._fields = record, None, current, None
         return True
 
     @property
@@ -131,8 +131,8 @@ class Run:
 
     def at(self, fields: Sequence[str]) -> tuple[str, ...]:
         """Return its values of these fields as text; "" for a field that its method lacks."""
-        own = self.fields
-        return tuple(format_value(own[name]) if name in own else "" for name in fields)
+        values = self.fields
+        return tuple(format_value(values[name]) if name in values else "" for name in fields)
 
     @property
     def finished(self) -> bool:
@@ -183,12 +183,12 @@ class Run:
 
         Raises ConfigError for a metric that was not measured.
         """
-        known = metrics(self.record)
-        if name not in known:
-            raise ConfigError(f"--metric: {self.name}: {unknown('metric', name, known)}")
+        choices = metrics(self.record)
+        if name not in choices:
+            raise ConfigError(f"--metric: {self.name}: {unknown('metric', name, choices)}")
         run = copy(self)
-        first = [name, *(other for other in known if other != name)]
-        run._record = replace(self.record, header=self.header | {"metrics": first})
+        order = [name, *(other for other in choices if other != name)]
+        run._record = replace(self.record, header=self.header | {"metrics": order})
         return run
 
     @property
@@ -338,10 +338,10 @@ class Run:
 
     def _brief(self) -> dict[str, str]:
         """Return a brief description of the run, by title."""
-        now, found = self.state, self.summary()
-        name, traffic = main_metric(self.record), found["traffic"]
-        main = found["metrics"][name]
-        known = {
+        now, totals = self.state, self.summary()
+        name, traffic = main_metric(self.record), totals["traffic"]
+        main = totals["metrics"][name]
+        lines = {
             "state": now.word,
             "rounds": f"{now.rounds} of {now.total}",
             title_metric(name): format_metric(name, main["mean"])
@@ -351,9 +351,9 @@ class Run:
                 else ""
             ),
             "traffic": f"{size(traffic['down_total'])} down, {size(traffic['up_total'])} up",
-            "time": duration(found["time"]["seconds"]),
+            "time": duration(totals["time"]["seconds"]),
         }
-        return known | ({"left": duration(now.left)} if now.left else {})
+        return lines | ({"left": duration(now.left)} if now.left else {})
 
 
 def format_value(value: Any) -> str:
@@ -389,14 +389,14 @@ def find(paths: Sequence[Path], required: bool = True) -> list[Run]:
     if not required:
         for path in paths:
             check_exists(path)
-    known: dict[str, tuple[Path, tuple[sweeps.Sweep, sweeps.Member] | None]] = {}
+    places: dict[str, tuple[Path, tuple[sweeps.Sweep, sweeps.Member] | None]] = {}
     for path in paths:
         for run, of in sweeps.runs(path):
-            known.setdefault(os.path.realpath(names.results_of(run)), (run, of))
-    told = f"reading {count_noun(len(known), 'run')}"
+            places.setdefault(os.path.realpath(names.results_of(run)), (run, of))
+    message = f"reading {count_noun(len(places), 'run')}"
     return [
         Run(run, of, required=required and of is None)
-        for run, of in track(list(known.values()), told)
+        for run, of in track(list(places.values()), message)
     ]
 
 

@@ -68,18 +68,18 @@ def state(run: Path) -> State:
     try:
         record = load(run)
     except CheckpointError as error:
-        there = os.path.exists(names.results_file(folder))
-        return State(DAMAGED, why=first_line(error)) if there else State(NOT_BEGUN)
+        exists = os.path.exists(names.results_file(folder))
+        return State(DAMAGED, why=first_line(error)) if exists else State(NOT_BEGUN)
     return of(record, folder)
 
 
 def of(record: Record, folder: Path) -> State:
     """Return the state of the run in this folder, given its record."""
     word, since = current_state(record, folder, time())
-    known = progress(record)
-    going_on = word == GOING_ON and known["seconds"] is not None
-    left = (known["total"] - record.rounds) * known["seconds"] if going_on else None
-    return State(word, since, left=left, **known, **last_checkpoint(folder))
+    facts = progress(record)
+    going_on = word == GOING_ON and facts["seconds"] is not None
+    left = (facts["total"] - record.rounds) * facts["seconds"] if going_on else None
+    return State(word, since, left=left, **facts, **last_checkpoint(folder))
 
 
 def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
@@ -139,8 +139,8 @@ def progress(record: Record) -> dict[str, Any]:
 
 def seconds_of(record: Record) -> float | None:
     """Return the seconds of a round, mean of the last ones."""
-    known = by_round(record, "seconds")[-RECENT:]
-    return float(np.nanmean(known)) if np.isfinite(known).any() else None
+    seconds = by_round(record, "seconds")[-RECENT:]
+    return float(np.nanmean(seconds)) if np.isfinite(seconds).any() else None
 
 
 def last_checkpoint(folder: Path) -> dict[str, Any]:
@@ -155,22 +155,22 @@ def member(sweep: sweeps.Sweep, run: sweeps.Member) -> State:
     return add_sweep_end(sweep, run, state(sweep.folder / run.name))
 
 
-def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, found: State) -> State:
+def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, current: State) -> State:
     """Return the state with the outcome that the sweep recorded, unless the run is finished."""
     end = sweeps.last_end(sweep, run.name)
-    if found.word == NOT_BEGUN:
-        found = replace(found, total=run.fields["rounds"])
-    if end is None or found.word == FINISHED:
-        return found
+    if current.word == NOT_BEGUN:
+        current = replace(current, total=run.fields["rounds"])
+    if end is None or current.word == FINISHED:
+        return current
     word = STOPPED if end.status == RESUME_ME else FAILED
     why = "" if word == STOPPED else f"status {end.status}: {end.line}"
-    return replace(found, word=word, since=end.when, why=why, left=None)
+    return replace(current, word=word, since=end.when, why=why, left=None)
 
 
 def words(one: State) -> str:
     """Return the state as text: `stopped since 2026-11-21 19:30`."""
     when = "" if one.since is None else strftime("%Y-%m-%d %H:%M", localtime(one.since))
-    told = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
-    return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (
+    texts = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
+    return texts.get(one.word, f"{one.word} since {when}" if when else one.word) + (
         f", {printable(one.why)}" if one.why else ""
     )

@@ -100,17 +100,17 @@ def main_facts(record: Record) -> dict[str, Any]:
 def metric(record: Record, name: str) -> dict[str, Any]:
     """Return one metric of `facts`."""
     values = last(record, f"clients/{name}")
-    found = {**summary_statistics(values), "pooled": last_pooled(record, name)}
-    found["best"] = best(record, name)
+    statistics = {**summary_statistics(values), "pooled": last_pooled(record, name)}
+    statistics["best"] = best(record, name)
     for phase in ("before", "received"):
         row = summary_statistics(last(record, f"clients/{name}_{phase}"))
         pooled = last_pooled(record, f"{name}_{phase}")
-        found[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
+        statistics[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
     for phase, end in (("final", ""), ("final_received", "_received")):
         row = summary_statistics(record.arrays.get(f"final/{name}{end}", np.empty(0)))
         pooled = number(record.arrays.get(f"final/{name}{end}_pooled", np.empty(0)))
-        found[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
-    return found
+        statistics[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
+    return statistics
 
 
 def last_pooled(record: Record, name: str) -> float | None:
@@ -128,17 +128,17 @@ def summary_statistics(values: np.ndarray) -> dict[str, Any]:
 
     The deviation of a single client is None.
     """
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return {"mean": None, "std": None, "min": None, "max": None, "clients": 0}
     numbers = (
-        ("mean", known.mean()),
-        ("std", known.std() if len(known) > 1 else None),
-        ("min", known.min()),
-        ("max", known.max()),
+        ("mean", finite.mean()),
+        ("std", finite.std() if len(finite) > 1 else None),
+        ("min", finite.min()),
+        ("max", finite.max()),
     )
-    found = {name: None if number is None else float(number) for name, number in numbers}
-    return {**found, "clients": len(known)}
+    statistics = {name: None if number is None else float(number) for name, number in numbers}
+    return {**statistics, "clients": len(finite)}
 
 
 def best(record: Record, name: str) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def traffic(record: Record) -> dict[str, Any]:
     Values per client and round (or job, without rounds) are means over all reports, integers if
     exact.
     """
-    known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
-    turns = int(np.nansum(column(record, known)))
+    name = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
+    turns = int(np.nansum(column(record, name)))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
     each = {
         f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()
@@ -197,14 +197,14 @@ def per_rank(seconds: np.ndarray) -> float:
 
 def render(record: Record) -> Group:
     """Return the facts as a table for `rich.print`."""
-    found = facts(record)
+    results = facts(record)
     whose = "evaluated" if "clients/id" in record.columns else "all"
-    measured = (metric_table(found, whose),) if metrics(record) != ["accuracy"] else ()
+    measured = (metric_table(results, whose),) if metrics(record) != ["accuracy"] else ()
     tables = (
-        main_table(found, whose, main_metric(record)),
+        main_table(results, whose, main_metric(record)),
         *measured,
-        traffic_table(found["traffic"]),
-        time_table(found["time"]),
+        traffic_table(results["traffic"]),
+        time_table(results["time"]),
     )
     warning = one_class(record)
     if warning:
@@ -250,30 +250,30 @@ def words(item: Any) -> str:
     return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
 
 
-def main_table(found: dict[str, Any], whose: str, metric: str) -> Table:
+def main_table(results: dict[str, Any], whose: str, metric: str) -> Table:
     """Return the table of the main metric, with a row for each architecture."""
-    total, top = found[metric], found["best"]
+    total, top = results[metric], results["best"]
     show = partial(format_metric, metric)
     by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
     rows = [(f"{whose} clients, last round, after local training", total), *by]
     rows.append(("last round, before local training", total["before"]))
     rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
     cells = [(name, show(s["mean"]), show(s["std"]), s.get("clients", "")) for name, s in rows]
-    pooled = found["metrics"][metric]["pooled"]
+    pooled = results["metrics"][metric]["pooled"]
     if pooled is not None:
         cells.insert(1, ("  pooled over all test examples", show(pooled), "", ""))
     cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
     return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
 
 
-def metric_table(found: dict[str, Any], whose: str) -> Table:
+def metric_table(results: dict[str, Any], whose: str) -> Table:
     """Return a table with a row for each metric, and further rows that not every run has.
 
     It also says how many clients have no value.
     """
-    most = max(s["clients"] for s in found["metrics"].values())
+    most = max(s["clients"] for s in results["metrics"].values())
     cells = []
-    for name, s in found["metrics"].items():
+    for name, s in results["metrics"].items():
         missing = f", {most - s['clients']} have none" if s["clients"] < most else ""
         show = partial(format_metric, name)
         row = (show(s["mean"]), show(s["std"]), f"{s['clients']}{missing}", show(s["pooled"]))
@@ -290,9 +290,9 @@ def metric_table(found: dict[str, Any], whose: str) -> Table:
     )
 
 
-def traffic_table(found: dict[str, Any]) -> Table:
+def traffic_table(results: dict[str, Any]) -> Table:
     rows = [
-        (name, *(amount(found[f"{way}_{key}"]) for way in ("down", "up")))
+        (name, *(amount(results[f"{way}_{key}"]) for way in ("down", "up")))
         for name, key in (("per client and round", "per_client_round"), ("in all", "total"))
     ]
     return table("traffic,>down,>up", rows)
@@ -307,13 +307,15 @@ def amount(n: float | None) -> str:
     )
 
 
-def time_table(found: dict[str, Any]) -> Table:
-    each = found["seconds_per_round"]
+def time_table(results: dict[str, Any]) -> Table:
+    each = results["seconds_per_round"]
     rows = [
-        (phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}")
+        (phase, duration(results[phase]["seconds"]), f"{results[phase]['share']:.1%}")
         for phase in PHASES
     ]
-    total = duration(found["seconds"]) + ("" if each is None else f" ({duration(each)} per round)")
-    simulated = found["virtual_seconds"]
+    total = duration(results["seconds"]) + (
+        "" if each is None else f" ({duration(each)} per round)"
+    )
+    simulated = results["virtual_seconds"]
     total += "" if simulated is None else f"; virtual: {duration(simulated)}"
     return table(f"time: {total},>mean per rank,>share", rows)

@@ -27,9 +27,9 @@ def of_rounds(record: Record) -> Table:
     """
     table = {"round": np.arange(1, record.rounds + 1)}
     for name in metrics(record):
-        found = [summary_statistics(row) for row in column(record, f"clients/{name}")]
-        table[name] = numbers([s["mean"] for s in found])
-        table[f"{name}_std"] = numbers([s["std"] for s in found])
+        statistics = [summary_statistics(row) for row in column(record, f"clients/{name}")]
+        table[name] = numbers([s["mean"] for s in statistics])
+        table[f"{name}_std"] = numbers([s["std"] for s in statistics])
     for name in ("train_loss", "loss"):
         table[name] = numbers(
             [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
@@ -48,20 +48,20 @@ def of_clients(record: Record) -> Table:
     shape = next((c.shape for c in columns.values()), (0, 0))
     ids = columns.pop("id", np.broadcast_to(np.arange(shape[1]), shape))
     kinds = columns.pop("architecture", ids)
-    there = np.isfinite(ids)
+    present = np.isfinite(ids)
     names = np.array(record.header["architectures"], dtype=object)
-    table = {"round": np.nonzero(there)[0] + 1, "client": ids[there].astype(np.int64)}
-    table["architecture"] = names[kinds[there].astype(np.int64)]
-    return table | {name: c[there] for name, c in columns.items()}
+    table = {"round": np.nonzero(present)[0] + 1, "client": ids[present].astype(np.int64)}
+    table["architecture"] = names[kinds[present].astype(np.int64)]
+    return table | {name: c[present] for name, c in columns.items()}
 
 
 def of_ranks(record: Record) -> Table:
     """Return a table with a row for each round and rank: seconds by phase, peak memory in bytes."""
     columns = below(record, "ranks/")
     some = [np.isfinite(c) for c in columns.values()]
-    there = np.any(some, axis=0) if some else np.zeros((0, 0), bool)
-    rounds, ranks = np.nonzero(there)
-    return {"round": rounds + 1, "rank": ranks} | {name: c[there] for name, c in columns.items()}
+    present = np.any(some, axis=0) if some else np.zeros((0, 0), bool)
+    rounds, ranks = np.nonzero(present)
+    return {"round": rounds + 1, "rank": ranks} | {name: c[present] for name, c in columns.items()}
 
 
 def of_labels(record: Record) -> Table:

@@ -23,7 +23,7 @@ LR = ["--local.lr", "log:0.001..0.1"]
 def test_a_range_is_read_and_its_places_are_within_it():
     assert parse("f", "0.5..2") == Range(0.5, 2.0)
     assert parse("f", "log:1e-4..1e-2") == Range(1e-4, 1e-2, log=True)
-    assert parse("f", "1..3") == Range(1.0, 3.0, whole=True)
+    assert parse("f", "1..3") == Range(1.0, 3.0, integer=True)
     assert parse("f", "data/../x.npz") is None and parse("f", "0.1,0.2") is None
     assert [parse("f", "1..3").place(u) for u in (0.0, 0.34, 0.999, 1.0)] == ["1", "2", "3", "3"]
     assert [Range(1e-4, 1e-2, log=True).place(u) for u in (0, 0.5, 1)] == [
@@ -63,7 +63,7 @@ def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_a
             {"search": "optuna"},
             "local.batch has several values",
         ),
-        (["runs/x"], {"search": "random"}, "goes on with the runs that it has"),
+        (["runs/x"], {"search": "random"}, "continues with the runs it has"),
     ],
 )
 def test_what_is_no_search_is_refused(words, given, message, tmp_path):

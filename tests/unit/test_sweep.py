@@ -142,7 +142,7 @@ def test_the_command_takes_overlays_by_with_and_names_its_folder_after_them(
         assert message in capsys.readouterr().err
     store.write(define([one, "--seed", "0,1"], tmp_path / "s", 1, ""))
     assert main(["sweep", "s", "--with", "small.toml"]) == 2
-    assert "a sweep goes on with the jobs it has" in capsys.readouterr().err
+    assert "a sweep continues with the jobs it has" in capsys.readouterr().err
 
 
 def test_names_tell_values_and_are_those_of_folders():

@@ -29,8 +29,8 @@ def likely() -> str:
 
     mpirun belongs to its MPI library, also beside this Python, and asks Slurm for the nodes.
     """
-    found = [shlex.quote(name) for name in starters(sys.executable)]
-    return found[0] if found else "srun" if shutil.which("srun") else "mpirun"
+    commands = [shlex.quote(name) for name in starters(sys.executable)]
+    return commands[0] if commands else "srun" if shutil.which("srun") else "mpirun"
 
 
 def interface() -> str:

@@ -75,9 +75,9 @@ def python_first(always: bool) -> list[str]:
 
     Returns none if `hpcfed` on the PATH is this one already, unless `always`.
     """
-    here, found = Path(sys.executable).parent, shutil.which("hpcfed")
-    known = found and Path(found).parent == here and not always
-    return [] if known else [f"export PATH={shlex.quote(str(here))}:$PATH"]
+    here, command = Path(sys.executable).parent, shutil.which("hpcfed")
+    on_path = command and Path(command).parent == here and not always
+    return [] if on_path else [f"export PATH={shlex.quote(str(here))}:$PATH"]
 
 
 def command_line() -> str:

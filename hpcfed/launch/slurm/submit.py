@@ -51,12 +51,12 @@ def submit(
             f"more"
         )
     jobs = load_jobs(words, tasks)
-    own, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
-    batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
+    place, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
+    batch = batch_of("hpcfed" if tasks else place.name, runs, launcher, chain > 1, **asked)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
-        jobs = load_jobs(words, [["--out", f"{own}-ranks{n}"] for n in numbers])
-    text = partial(make_script, batch, words, tasks, str(own), numbers)
+        jobs = load_jobs(words, [["--out", f"{place}-ranks{n}"] for n in numbers])
+    text = partial(make_script, batch, words, tasks, str(place), numbers)
     if dry_run:
         return text([]).rstrip("\n")
     for job in jobs:
@@ -232,9 +232,9 @@ def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
 
     Waiting jobs get no signal, and would begin when the others have stopped.
     """
-    first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
+    pending = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
     quiet = "--quiet " if waiting else ""  # about jobs that the first command has cancelled
     return (
         "to save and stop (a plain scancel may leave the ranks no time to): "
-        f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}"
+        f"{pending}scancel {quiet}--batch --signal=TERM {' '.join(ids)}"
     )

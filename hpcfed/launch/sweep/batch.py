@@ -18,7 +18,7 @@ TASK = "--task $SLURM_ARRAY_TASK_ID"
 
 
 def plan_batch(
-    found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
+    sweep: Sweep, ranks: int | None, launcher: str | None, **asked: Any
 ) -> tuple[Sweep, str]:
     """Return the sweep with the batch job's ranks and launcher, and the script of that job.
 
@@ -30,7 +30,7 @@ def plan_batch(
     if ranks and asked["ntasks_per_node"] is None:
         asked["ntasks_per_node"] = -(-ranks // max(1, asked["nodes"]))
     batch = batch_of(
-        found.folder.name, [run.fields for run in found.runs], launcher or AUTO, **asked
+        sweep.folder.name, [run.fields for run in sweep.runs], launcher or AUTO, **asked
     )
     tasks = batch.nodes * (batch.ntasks_per_node or 1)
     ranks = ranks or tasks
@@ -40,19 +40,19 @@ def plan_batch(
             f"{batch.ntasks_per_node} have {tasks} tasks; ask for more, or give fewer"
         )
     words = batch.starter() if ranks > 1 else []
-    found = replace(found, ranks=ranks, launcher=shlex.join(words))
-    task = continuing(replace(found, folder=found.folder.resolve()), TASK)
-    return found, script.script(batch, f"watch {task}", array_size(found))
+    sweep = replace(sweep, ranks=ranks, launcher=shlex.join(words))
+    task = continuing(replace(sweep, folder=sweep.folder.resolve()), TASK)
+    return sweep, script.script(batch, f"watch {task}", array_size(sweep))
 
 
-def submit(found: Sweep, text: str) -> str:
+def submit(sweep: Sweep, text: str) -> str:
     """Submit the script, and return a message for the user.
 
     Raises ConfigError with Slurm's message if it is refused.
     """
     job = sbatch(text)
     return (
-        f"submitted job {job}, {array_size(found)} tasks; hpcfed status {found.folder} tells how "
+        f"submitted job {job}, {array_size(sweep)} tasks; hpcfed status {sweep.folder} tells how "
         f"far they are\n"
         f"{how_to_stop([job], waiting=True)}"
     )

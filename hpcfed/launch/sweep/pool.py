@@ -84,13 +84,13 @@ class Pool:
 
     def rounds(self) -> list[str]:
         """Return the progress of the active runs, from their last output."""
-        found = []
+        texts = []
         for run in list(self.active):
             log = names.log_file(self.sweep.folder, run.name)
             said = RUNNING.findall(tail(log, LAST).rpartition("\n$ ")[2]) if log.is_file() else []
             done = said[-1] if said else f"0/{run.fields['rounds']}"
-            found.append(f"{run.name} round {done}")
-        return found
+            texts.append(f"{run.name} round {done}")
+        return texts
 
     def ask(self, number: int, _: object) -> None:
         hurry, self.asked = self.asked, True

@@ -28,19 +28,19 @@ class Range:
     """Numbers from low to high.
 
     log: whether their logarithms are uniform.
-    whole: whether they are integers.
+    integer: whether they are integers.
     """
 
     low: float
     high: float
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     def place(self, u: float) -> str:
         """Return the value at a fraction u, 0..1, of the range, as text for a job."""
         if self.log:
             value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
-        elif self.whole:
+        elif self.integer:
             value = self.low + math.floor(u * (self.high - self.low + 1))
         else:
             value = self.low + u * (self.high - self.low)
@@ -48,7 +48,7 @@ class Range:
 
     def text(self, value: float) -> str:
         value = min(max(value, self.low), self.high)
-        return str(round(value)) if self.whole else f"{value:.4g}"
+        return str(round(value)) if self.integer else f"{value:.4g}"
 
 
 def parse(field: str, text: str) -> Range | None:
@@ -56,17 +56,17 @@ def parse(field: str, text: str) -> Range | None:
 
     Returns None if it is no range. Raises ConfigError for an empty one.
     """
-    found = RANGE.fullmatch(text)
-    if not found:
+    match = RANGE.fullmatch(text)
+    if not match:
         return None
-    log, low, high = bool(found[1]), float(found[2]), float(found[3])
+    log, low, high = bool(match[1]), float(match[2]), float(match[3])
     if not low < high or (log and low <= 0):
         raise ConfigError(
             f"sweep: {field}: {text!r} is an empty range; write it as 0.001..0.1, of logarithms as "
             f"log:0.001..0.1, the smaller number first and above 0"
         )
-    whole = not log and all(re.fullmatch(r"-?\d+", part) for part in found.groups()[1:])
-    return Range(low, high, log, whole)
+    integer = not log and all(re.fullmatch(r"-?\d+", part) for part in match.groups()[1:])
+    return Range(low, high, log, integer)
 
 
 def draw(ranges: Mapping[str, Range], trial: int) -> Values:
@@ -91,16 +91,16 @@ def propose(ranges: Mapping[str, Range], tried: Sequence[tuple[Values, float | N
     sampler = optuna.samplers.TPESampler(seed=len(tried))
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for values, score in tried:
-        given: dict[str, Any] = {"value": score}
+        outcome: dict[str, Any] = {"value": score}
         if score is None or not math.isfinite(score):
-            given = {"state": optuna.trial.TrialState.FAIL}
-        params = {n: (int if ranges[n].whole else float)(v) for n, v in values.items()}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, **given))
-    found = study.ask(spaces).params
-    return {name: ranges[name].text(found[name]) for name in ranges}
+            outcome = {"state": optuna.trial.TrialState.FAIL}
+        params = {n: (int if ranges[n].integer else float)(v) for n, v in values.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, **outcome))
+    proposal = study.ask(spaces).params
+    return {name: ranges[name].text(proposal[name]) for name in ranges}
 
 
 def distribution(optuna: Any, one: Range) -> Any:
-    if one.whole:
+    if one.integer:
         return optuna.distributions.IntDistribution(int(one.low), int(one.high))
     return optuna.distributions.FloatDistribution(one.low, one.high, log=one.log)

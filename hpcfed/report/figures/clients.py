@@ -42,26 +42,26 @@ def numbers(runs: Sequence[Run]) -> list[Strip]:
 
     Raises ConfigError if no client was evaluated.
     """
-    found = [strip for group in groups(runs) for strip in strips(group)]
+    all_strips = [strip for group in groups(runs) for strip in strips(group)]
     if runs[0].drawn_metric.endswith("_pooled"):
         raise ConfigError(
             f"clients: {runs[0].drawn_metric} is of all clients together; "
             f"give --metric {runs[0].drawn_metric.removesuffix('_pooled')}"
         )
-    if not any(len(strip.accuracy) for strip in found):
+    if not any(len(strip.accuracy) for strip in all_strips):
         raise ConfigError(
             "clients: no client of these runs was evaluated yet; evaluate.every says after which "
             "rounds"
         )
-    return found
+    return all_strips
 
 
 def strips(group: Group) -> list[Strip]:
     kinds = np.concatenate([architectures(run.record) for run in group.runs])
     values = np.concatenate([last(run.record, f"clients/{run.drawn_metric}") for run in group.runs])
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     return [
-        Strip(group, kind, values[known & (kinds == kind)])
+        Strip(group, kind, values[finite & (kinds == kind)])
         for kind in dict.fromkeys(kinds.tolist())
     ]
 
@@ -71,13 +71,13 @@ def figure(runs: Sequence[Run]) -> Figure:
 
     Lines are side by side within an architecture, with one panel for each data set.
     """
-    found, what = numbers(runs), in_words(runs[0].drawn_metric)
+    all_strips, what = numbers(runs), in_words(runs[0].drawn_metric)
     panels, texts = (
-        by_panel(list(dict.fromkeys(strip.group for strip in found))),
-        labels([s.group for s in found]),
+        by_panel(list(dict.fromkeys(strip.group for strip in all_strips))),
+        labels([s.group for s in all_strips]),
     )
     columns = max(
-        len({s.kind for s in found if s.group.panel == title}) * len(panels[title])
+        len({s.kind for s in all_strips if s.group.panel == title}) * len(panels[title])
         for title in panels
     )
     across = 1 if columns > 8 else 2
@@ -89,7 +89,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     )
     drawing, axes = plotting.panels(len(panels), across, below=below, wide=wide, sharey=True)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
-        panel(ax, [strip for strip in found if strip.group.panel == title], texts)
+        panel(ax, [strip for strip in all_strips if strip.group.panel == title], texts)
         plotting.frame(ax, "architecture", "" if i % across else f"test {what}\nof a client")
         plotting.head(ax, title)
     if below:

@@ -33,40 +33,40 @@ def plot(
     Without out pictures are written to the first run's folder. Raises CheckpointError for a run
     without results, ConfigError for a picture that cannot be drawn or written.
     """
-    seen, names = load_runs(runs), select_figures(figure) if figure else USUAL
+    loaded, names = load_runs(runs), select_figures(figure) if figure else USUAL
     if metric:
-        for run in seen:
+        for run in loaded:
             run.figure_metric = check_metric(run, metric)
         if not set(names) & set(OF_METRICS):
             raise ConfigError(
                 f"plot: --metric {metric}, but {', '.join(names)} shows none; it is for "
                 f"{', '.join(OF_METRICS)}"
             )
-    told = []
+    messages = []
     for name in track_drawing(names):
-        whose = seen if figure or name == "curves" else seen[:1]
+        whose = loaded if figure or name == "curves" else loaded[:1]
         try:
             drawing = FIGURES[name].load()(whose)
         except ConfigError as error:
             if figure and figure != ALL:
                 raise
-            told.append(f"left out: {first_line(error)}")
+            messages.append(f"left out: {first_line(error)}")
             continue
         bare = len(names) == 1 or (not figure and name == "curves")
-        told.append(str(plotting.save(drawing, place(name, seen, out, format, bare))))
-    return "\n".join(told)
+        messages.append(str(plotting.save(drawing, place(name, loaded, out, format, bare))))
+    return "\n".join(messages)
 
 
 def check_metric(run: Run, name: str) -> str:
     """Return the metric as in column names. Raises ConfigError if the run has no such column."""
-    there = {
+    columns = {
         c.partition("/")[2] for c in run.record.columns if c.startswith(("clients/", "rounds/"))
     }
     bases = metrics(run.record)
-    known = [n for base in bases for end in ENDINGS if (n := f"{base}{end}") in there]
-    if name not in known:
+    choices = [n for base in bases for end in ENDINGS if (n := f"{base}{end}") in columns]
+    if name not in choices:
         raise ConfigError(
-            f"plot: --metric: {run.name}: {unknown('metric', name, known, ', '.join(known))}"
+            f"plot: --metric: {run.name}: {unknown('metric', name, choices, ', '.join(choices))}"
         )
     return name
 

@@ -75,9 +75,9 @@ class Curve:
             [getattr(curve, name)[np.isin(curve.rounds, rounds)] for name in arrays]
             for curve in curves
         ]
-        whole = cls(*np.mean(np.array(rows, dtype=float), 0))
-        between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
-        return replace(whole, rounds=rounds, std=np.sqrt(between), share=curves[0].share)
+        pooled = cls(*np.mean(np.array(rows, dtype=float), 0))
+        between = np.mean([(row[-2] - pooled.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
+        return replace(pooled, rounds=rounds, std=np.sqrt(between), share=curves[0].share)
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ def by_method(runs: Sequence[Run]) -> tuple[list[Curve], list[str], int]:
     The last value is the largest number of seeds of a curve. Without several seeds each run is a
     curve of its own name.
     """
-    made = groups(runs)
-    seeds = max((len(group.runs) for group in made), default=1)
+    by_line = groups(runs)
+    seeds = max((len(group.runs) for group in by_line), default=1)
     if seeds == 1:
         return numbers(runs), [run.title for run in runs], 1
-    several = len({group.panel for group in made}) > 1
-    names = [f"{group.label}; {group.panel}" if several else group.label for group in made]
-    return [Curve.pool(numbers(group.runs)) for group in made], names, seeds
+    several = len({group.panel for group in by_line}) > 1
+    names = [f"{group.label}; {group.panel}" if several else group.label for group in by_line]
+    return [Curve.pool(numbers(group.runs)) for group in by_line], names, seeds
 
 
 def figure(runs: Sequence[Run]) -> Figure:
@@ -131,24 +131,24 @@ def figure(runs: Sequence[Run]) -> Figure:
     clients, of several seeds over the clients of all. Raises ConfigError if no run has an evaluated
     round.
     """
-    found, texts, seeds = by_method(runs)
-    if not any(len(curve.rounds) for curve in found):
+    curves, texts, seeds = by_method(runs)
+    if not any(len(curve.rounds) for curve in curves):
         raise ConfigError("curves: no round has been evaluated yet")
     across = [
         ROUNDS,
         *(
             axis
             for axis in (EPOCHS, TRAFFIC, SECONDS)
-            if any(axis.of(curve).any() for curve in found)
-            and not (axis is EPOCHS and all(np.allclose(c.epochs, c.rounds) for c in found))
+            if any(axis.of(curve).any() for curve in curves)
+            and not (axis is EPOCHS and all(np.allclose(c.epochs, c.rounds) for c in curves))
         ),
     ]
     below = plotting.lines(texts, plotting.PAGE) if len(runs) > 1 else 1
     drawing, axes = plotting.panels(len(across), below=below, sharey=True)
     for ax, axis in zip(axes, across, strict=True):
-        lines(ax, axis, found)
+        lines(ax, axis, curves)
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(found), runs[0].drawn_metric, seeds), fontsize=plotting.LETTERS)
+        ax.set_ylabel(y(len(curves), runs[0].drawn_metric, seeds), fontsize=plotting.LETTERS)
     if len(runs) > 1:
         plotting.legend(drawing, texts)
     else:
@@ -180,24 +180,24 @@ def bare(metric: str) -> str:
 
 def in_words(metric: str) -> str:
     """Return the title of a metric as in column names."""
-    for phase, told in PHASES.items():
+    for phase, words in PHASES.items():
         if metric.endswith(phase):
-            return f"{title_metric(metric.removesuffix(phase))} {told}"
+            return f"{title_metric(metric.removesuffix(phase))} {words}"
     return f"{title_metric(metric)} after local training"
 
 
 def lines(
-    ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None
+    ax: Axes, axis: Axis, curves: Sequence[Curve], styles: Sequence[int] | None = None
 ) -> None:
     """Draw one panel with all curves, with bands if there are few.
 
     styles: the numbers of their line styles, by default 0, 1 ...
     """
     plotting.frame(ax, axis.text)
-    for i, curve in zip(styles or range(len(found)), found, strict=True):
-        line(ax, axis.of(curve), curve, plotting.style(i), band=len(found) <= FEW)
+    for i, curve in zip(styles or range(len(curves)), curves, strict=True):
+        line(ax, axis.of(curve), curve, plotting.style(i), band=len(curves) <= FEW)
     plotting.set_x_axis(ax, integer=axis is ROUNDS)
-    scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
+    scale(ax, [axis.of(curve)[-1] for curve in curves if axis.of(curve).any()], len(curves), axis)
 
 
 def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: bool) -> None:

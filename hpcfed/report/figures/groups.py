@@ -47,30 +47,32 @@ def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
     """
     cases = {run.name: run.with_fields(drop_fields(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))
-    found: dict[tuple, list[Run]] = {}
+    by_axes: dict[tuple, list[Run]] = {}
     for run in runs:
-        found.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
-    made = []
-    for first, *others in found.values():
-        title = ", ".join([setting(first, ignore), *describe_fields(cases[first.name], panels)])
-        label = ", ".join([first.method, *describe_fields(cases[first.name], lines)])
-        made += split_runs(title, label, [first, *others], ignore)
-    return distinct(made)
+        by_axes.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
+    result = []
+    for one, *others in by_axes.values():
+        title = ", ".join([setting(one, ignore), *describe_fields(cases[one.name], panels)])
+        label = ", ".join([one.method, *describe_fields(cases[one.name], lines)])
+        result += split_runs(title, label, [one, *others], ignore)
+    return distinct(result)
 
 
-def distinct(found: list[Group]) -> list[Group]:
+def distinct(all_groups: list[Group]) -> list[Group]:
     """Return the groups with unique labels.
 
     If shortened labels are the same, the name of the group's first run is added.
     """
     twice = {
-        key for key, n in Counter((group.panel, group.label) for group in found).items() if n > 1
+        key
+        for key, n in Counter((group.panel, group.label) for group in all_groups).items()
+        if n > 1
     }
     return [
         replace(group, label=f"{group.label} ({group.runs[0].name})")
         if (group.panel, group.label) in twice
         else group
-        for group in found
+        for group in all_groups
     ]
 
 
@@ -94,13 +96,13 @@ def axes(cases: list[Run]) -> tuple[list[str], list[str]]:
     """
     lines = [METHOD]
     panels: list[str] = []
-    known = {name for case in cases for name in case.fields} - {SEED}
-    for name in sorted(known, key=lambda name: order(cases, name)):
+    fields = {name for case in cases for name in case.fields} - {SEED}
+    for name in sorted(fields, key=lambda name: order(cases, name)):
         if conflicting_values(cases, [*lines, *panels], name):
             (panels if name.startswith(APART) else lines).append(name)
-    given = {METHOD, *FIRST}
-    return drop_redundant(cases, lines, panels, given, known), drop_redundant(
-        cases, panels, lines, given, known
+    fixed = {METHOD, *FIRST}
+    return drop_redundant(cases, lines, panels, fixed, fields), drop_redundant(
+        cases, panels, lines, fixed, fields
     )
 
 
@@ -121,17 +123,17 @@ def describe_fields(run: Run, names: Sequence[str]) -> list[str]:
     ]
 
 
-def by_panel(found: Sequence[Group]) -> dict[str, list[Group]]:
+def by_panel(all_groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Return the groups of each panel, by its title."""
     return {
-        title: [group for group in found if group.panel == title]
-        for title in dict.fromkeys(group.panel for group in found)
+        title: [group for group in all_groups if group.panel == title]
+        for title in dict.fromkeys(group.panel for group in all_groups)
     }
 
 
-def labels(found: Sequence[Group]) -> list[str]:
+def labels(all_groups: Sequence[Group]) -> list[str]:
     """Return the texts of the legend, once each.
 
     The position of a text is the number of its line style.
     """
-    return list(dict.fromkeys(group.label for group in found))
+    return list(dict.fromkeys(group.label for group in all_groups))

@@ -38,41 +38,41 @@ class Halved:
 
 def numbers(runs: Sequence[Run]) -> list[Halved]:
     """Return each line. Raises ConfigError if no line has two shares."""
-    found = [metric_by_share(group) for group in groups(runs, ignore=[FIELD])]
-    if all(len(one.share) < 2 for one in found):
+    halves = [metric_by_share(group) for group in groups(runs, ignore=[FIELD])]
+    if all(len(one.share) < 2 for one in halves):
         raise ConfigError(
             f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
             f"of their "
             f"data; give runs with at least two values, as of `hpcfed sweep --{FIELD} 0,0.2,0.4`"
         )
-    return found
+    return halves
 
 
 def metric_by_share(group: Group) -> Halved:
     """Return the runs of a line by share, without those that were not evaluated yet."""
-    seen: dict[float, list[float]] = {}
+    by_share: dict[float, list[float]] = {}
     for run in group.runs:
         mean = main_facts(run.record)["mean"]
         if mean is not None:
-            seen.setdefault(run.fields.get(FIELD, 0.0), []).append(mean)
-    shares = sorted(seen)
-    stds = [np.std(seen[s], ddof=1) if len(seen[s]) > 1 else 0.0 for s in shares]
+            by_share.setdefault(run.fields.get(FIELD, 0.0), []).append(mean)
+    shares = sorted(by_share)
+    stds = [np.std(by_share[s], ddof=1) if len(by_share[s]) > 1 else 0.0 for s in shares]
     return Halved(
-        group, np.array(shares), np.array([np.mean(seen[s]) for s in shares]), np.array(stds)
+        group, np.array(shares), np.array([np.mean(by_share[s]) for s in shares]), np.array(stds)
     )
 
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw a line for each method, in a panel for each data set."""
-    found = numbers(runs)
-    panels, texts = by_panel([one.group for one in found]), labels([one.group for one in found])
+    halves = numbers(runs)
+    panels, texts = by_panel([one.group for one in halves]), labels([one.group for one in halves])
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
     drawing, axes = plotting.panels(
         len(panels), across=3, below=plotting.lines(texts, width), sharey=True
     )
-    several = any(one.std.any() for one in found)
+    several = any(one.std.any() for one in halves)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
-        for one in (one for one in found if one.group.panel == title):
+        for one in (one for one in halves if one.group.panel == title):
             at = texts.index(one.group.label)
             ax.errorbar(
                 100 * one.share,

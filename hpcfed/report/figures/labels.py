@@ -39,34 +39,34 @@ def numbers(runs: Sequence[Run]) -> list[Labels]:
     it.
     """
     recorded = [run for run in runs if "label_counts" in run.record.arrays]
-    known = {
-        panel: found[0].runs[0].record
-        for panel, found in by_panel(groups(recorded, ["participation"])).items()
+    records = {
+        panel: members[0].runs[0].record
+        for panel, members in by_panel(groups(recorded, ["participation"])).items()
     }
-    if not known:
+    if not records:
         raise ConfigError(
             "labels: no run recorded who holds which examples: those of a population do not "
             "(clients up to 10,000 of a data set of files do), and numbers to predict and survival "
             "times have no classes"
         )
     return [
-        Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()
+        Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in records.items()
     ]
 
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw the number of examples as the area of a dot: clients on x, classes downwards on y."""
-    found = numbers(runs)
-    widest = max(one.counts.shape[0] for one in found)
+    tables = numbers(runs)
+    widest = max(one.counts.shape[0] for one in tables)
     width = min(PAGE, max(COLUMN, 0.25 * widest + 1.2))
     cell = max(0.12, min(0.25, (width - 1.0) / widest))  # inches
-    heights = [max(0.8, cell * one.counts.shape[1]) for one in found]
-    drawing = Figure(figsize=(width, sum(heights) + 0.9 * len(found)), layout="constrained")
-    axes = drawing.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for ax, one in zip(axes, found, strict=True):
+    heights = [max(0.8, cell * one.counts.shape[1]) for one in tables]
+    drawing = Figure(figsize=(width, sum(heights) + 0.9 * len(tables)), layout="constrained")
+    axes = drawing.subplots(len(tables), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, one in zip(axes, tables, strict=True):
         frame(ax, one)
     drawing.draw_without_rendering()  # so that the panels have their final sizes
-    for ax, one in zip(axes, found, strict=True):
+    for ax, one in zip(axes, tables, strict=True):
         dots(ax, one.counts)
     return drawing
 

@@ -53,17 +53,17 @@ def seconds(runs: Sequence[Run]) -> Figure:
 
 
 def require_axis(
-    name: str, axis: Axis, found: list[tuple[Group, Curve]], why: str
+    name: str, axis: Axis, pairs: list[tuple[Group, Curve]], why: str
 ) -> list[tuple[Group, Curve]]:
-    if not any(axis.of(curve).any() for _, curve in found):
+    if not any(axis.of(curve).any() for _, curve in pairs):
         raise ConfigError(f"{name}: {why}")
-    return found
+    return pairs
 
 
-def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
+def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
     """Draw accuracy over this axis."""
-    panels, texts = by_panel([group for group, _ in found]), labels([group for group, _ in found])
-    of = dict(found)
+    panels, texts = by_panel([group for group, _ in pairs]), labels([group for group, _ in pairs])
+    of = dict(pairs)
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
     drawing, axes = plotting.panels(
         len(panels), across=3, below=plotting.lines(texts, width), sharey=True
@@ -78,7 +78,7 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
         )
         plotting.head(ax, title)
         if not i % min(3, len(panels)):
-            metric = found[0][0].runs[0].drawn_metric
+            metric = pairs[0][0].runs[0].drawn_metric
             seeds = max(len(group.runs) for group in of)
             ax.set_ylabel(curves.y(most, metric, seeds), fontsize=plotting.LETTERS)
     plotting.legend(drawing, texts)

@@ -41,25 +41,25 @@ class Peaks:
 
 def numbers(runs: Sequence[Run], where: str) -> list[Peaks]:
     """Return the peaks of the runs that recorded them. where: host or device."""
-    known = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
+    columns = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
     return [
         Peaks(run, column.astype(float))
-        for run, column in known
+        for run, column in columns
         if column is not None and np.nansum(column) > 0
     ]
 
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw peaks by rank, and over rounds with a band from the lowest to the highest rank."""
-    found = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
-    if not found:
+    by_place = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
+    if not by_place:
         raise ConfigError(
             "memory: these runs have not recorded their ranks' peaks; give runs of this version "
             "of which a round is done"
         )
     texts = [run.title for run in runs]
-    drawing, axes = plotting.panels(2 * len(found), below=plotting.lines(texts, plotting.PAGE))
-    for i, (where, peaks) in enumerate(found.items()):
+    drawing, axes = plotting.panels(2 * len(by_place), below=plotting.lines(texts, plotting.PAGE))
+    for i, (where, peaks) in enumerate(by_place.items()):
         left, right = axes[2 * i : 2 * i + 2]
         for one in peaks:
             style = plotting.style(texts.index(one.run.title))

@@ -35,8 +35,8 @@ def load_probe(run: Run, name: str) -> Probe:
     longer exist.
     """
     try:
-        if found := probe.current(run.folder):
-            return found
+        if stored := probe.current(run.folder):
+            return stored
         from hpcfed.results.trained.probe import anew  # here, for it needs torch
 
         return anew(run.folder)
@@ -46,10 +46,10 @@ def load_probe(run: Run, name: str) -> Probe:
 
 def load_labelled(run: Run, name: str) -> Probe:
     """Return `load_probe`. Raises ConfigError also if the labels of the run are no classes."""
-    found = load_probe(run, name)
-    if not len(found.labels):
+    result = load_probe(run, name)
+    if not len(result.labels):
         raise ConfigError(f"{name}: {run.name}: its labels are no classes; give a run with classes")
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def confusions(runs: Sequence[Run]) -> list[Confusion]:
 
     Runs that differ only in their seed are one matrix.
     """
-    made = []
+    matrices = []
     for group in groups(runs):
         tables = [count_confusions(run.name, load_labelled(run, "confusion")) for run in group.runs]
         alike = all(table.classes == tables[0].classes for table in tables)
-        made += [pool_seeds(group.label, tables)] if alike and len(tables) > 1 else tables
-    return made
+        matrices += [pool_seeds(group.label, tables)] if alike and len(tables) > 1 else tables
+    return matrices
 
 
 def pool_seeds(name: str, tables: Sequence[Confusion]) -> Confusion:
@@ -94,13 +94,13 @@ def divide(counts: np.ndarray) -> np.ndarray:
     return np.where(total > 0, counts / np.maximum(total, 1), np.nan)
 
 
-def count_confusions(name: str, found: Probe) -> Confusion:
-    C, (K, N) = len(found.header["classes"]), found.predictions.shape
+def count_confusions(name: str, result: Probe) -> Confusion:
+    C, (K, N) = len(result.header["classes"]), result.predictions.shape
     counts = np.zeros((C, C), dtype=np.int64)
-    np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
+    np.add.at(counts, (np.broadcast_to(result.labels, (K, N)), result.predictions), 1)
     return Confusion(
-        f"{name}\n{found.of(K)}, {N:,} test examples",
-        found.header["classes"],
+        f"{name}\n{result.of(K)}, {N:,} test examples",
+        result.header["classes"],
         counts,
         divide(counts),
     )
@@ -111,17 +111,17 @@ def confusion(runs: Sequence[Run]) -> Figure:
 
     Runs that differ only in their seed are one matrix.
     """
-    found = confusions(runs)
-    drawing, axes = squares(len(found), min(len(found), 2 if len(found) <= 4 else 3), 2.9)
-    for ax, one in zip(axes, found, strict=True):
+    matrices = confusions(runs)
+    drawing, axes = squares(len(matrices), min(len(matrices), 2 if len(matrices) <= 4 else 3), 2.9)
+    for ax, one in zip(axes, matrices, strict=True):
         C = len(one.classes)
-        seen = heat(ax, one.shares, "Blues")
+        image = heat(ax, one.shares, "Blues")
         names = [plotting.plain(plotting.short(one.classes[c], 12)) for c in plotting.places(C)]
         ax.set_xticks(plotting.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
         ax.set_yticks(plotting.places(C), names)
         set_titles(ax, one.title, "predicted class", "class")
-        write_shares(ax, one.shares, len(found))
-    bar = colours(drawing, seen, axes, "share of the answers to examples of the class")
+        write_shares(ax, one.shares, len(matrices))
+    bar = colours(drawing, image, axes, "share of the answers to examples of the class")
     bar.formatter = PercentFormatter(1.0, decimals=0)
     return drawing
 
@@ -168,13 +168,13 @@ def alike(runs: Sequence[Run]) -> list[Alike]:
     return [compare_clients(run.name, load_probe(run, "cka")) for run in runs]
 
 
-def compare_clients(name: str, found: Probe) -> Alike:
-    pairs = ~np.eye(len(found.clients), dtype=bool)
-    means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
-    K = len(found.clients)
-    some = found.of(K) if K < found.header.get("of", K) else ""
-    shown = apart(found.rounds)
-    return Alike(name, found.clients, found.rounds[shown], found.cka[shown], means[shown], some)
+def compare_clients(name: str, result: Probe) -> Alike:
+    pairs = ~np.eye(len(result.clients), dtype=bool)
+    means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in result.cka])
+    K = len(result.clients)
+    some = result.of(K) if K < result.header.get("of", K) else ""
+    shown = apart(result.rounds)
+    return Alike(name, result.clients, result.rounds[shown], result.cka[shown], means[shown], some)
 
 
 def apart(rounds: np.ndarray) -> np.ndarray:
@@ -192,18 +192,18 @@ def cka(runs: Sequence[Run]) -> Figure:
 
     If each run has one such round, runs are side by side.
     """
-    found = alike(runs)
-    most = max(len(one.rounds) for one in found)
-    across = most if most > 1 else min(len(found), BESIDE)
-    cells = [(one, p) for one in found for p in range(most)]
+    comparisons = alike(runs)
+    most = max(len(one.rounds) for one in comparisons)
+    across = most if most > 1 else min(len(comparisons), BESIDE)
+    cells = [(one, p) for one in comparisons for p in range(most)]
     drawing, axes = squares(len(cells), across, 2.4)
-    shown, least = [], np.floor(10 * min(one.cka.min() for one in found)) / 10
+    shown, least = [], np.floor(10 * min(one.cka.min() for one in comparisons)) / 10
     for i, (ax, (one, p)) in enumerate(zip(axes, cells, strict=True)):
         if p >= len(one.rounds):  # this run has fewer checkpoints
             ax.remove()
             continue
         shown.append(ax)
-        seen = heat(ax, one.cka[p], "viridis", least)
+        image = heat(ax, one.cka[p], "viridis", least)
         at = plotting.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
         ax.set_xticks(at, one.clients[at])
         ax.set_yticks(at, one.clients[at])
@@ -215,7 +215,7 @@ def cka(runs: Sequence[Run]) -> Figure:
             "" if i % across else "client",
             letters=WIDE // across,
         )
-    colours(drawing, seen, shown, "linear CKA; above: mean of pairs")
+    colours(drawing, image, shown, "linear CKA; above: mean of pairs")
     return drawing
 
 
@@ -234,9 +234,9 @@ def heat(ax: Axes, table: np.ndarray, scale: str, least: float = 0.0) -> AxesIma
     return ax.imshow(table, cmap=scale, vmin=least, vmax=1, interpolation="nearest")
 
 
-def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> Colorbar:
+def colours(drawing: Figure, image: AxesImage, axes: Sequence[Axes], text: str) -> Colorbar:
     """Draw the colour scale beside these panels, and return it."""
-    bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
+    bar = drawing.colorbar(image, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
     bar.set_label(text, fontsize=plotting.SMALL)
     bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
     return bar

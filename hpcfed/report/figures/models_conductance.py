@@ -60,16 +60,16 @@ class Ranks:
         """
         pairs = (self.kinds[:, None] == self.kinds) == same
         np.fill_diagonal(pairs, False)
-        known = self.correlation[pairs & np.isfinite(self.correlation)]
-        return float(known.mean()) if len(known) else float("nan")
+        values = self.correlation[pairs & np.isfinite(self.correlation)]
+        return float(values.mean()) if len(values) else float("nan")
 
 
 def numbers(runs: Sequence[Run]) -> list[Ranks]:
     """Return the ranks of each run. Raises ConfigError if the inputs are texts."""
-    found = [load_labelled(run, "conductance") for run in runs]
+    probes = [load_labelled(run, "conductance") for run in runs]
     return [
-        rank_units(run.name, one, choose_image([other for other in found if alike(one, other)]))
-        for run, one in zip(runs, found, strict=True)
+        rank_units(run.name, one, choose_image([other for other in probes if alike(one, other)]))
+        for run, one in zip(runs, probes, strict=True)
     ]
 
 
@@ -82,45 +82,45 @@ def alike(one: Probe, other: Probe) -> bool:
     )
 
 
-def choose_image(found: Sequence[Probe]) -> int:
+def choose_image(probes: Sequence[Probe]) -> int:
     """Return the position of the image that most clients of these runs classify correctly.
 
     It is the first one if several are equal, and 0 if there is no image.
     """
-    right = sum((one.image_predictions == one.image_labels).sum(0) for one in found)
+    right = sum((one.image_predictions == one.image_labels).sum(0) for one in probes)
     return int(right.argmax()) if len(right) else 0
 
 
-def rank_units(name: str, found: Probe, image: int) -> Ranks:
+def rank_units(name: str, probe: Probe, image: int) -> Ranks:
     """Return the ranks of one run's clients. Raises ConfigError as `numbers` does."""
     from scipy.stats import rankdata
 
-    if not len(found.images):
+    if not len(probe.images):
         raise ConfigError(
             f"conductance: {name}: its inputs are no images; take a run of images that has a "
             f"checkpoint"
         )
-    kinds = np.array(found.header["architectures"])
+    kinds = np.array(probe.header["architectures"])
     order = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.tolist()))}
-    known = [k for k in most_common_width(found) if np.isfinite(found.conductance[k]).all()]
-    if not known:
+    finite = [k for k in most_common_width(probe) if np.isfinite(probe.conductance[k]).all()]
+    if not finite:
         raise ConfigError(
             f"conductance: {name}: no client of the most common width of representations has a "
             f"conductance that is finite"
         )
-    ks = np.array(sorted(known, key=lambda k: order[kinds[k]]))
-    ranks = rankdata(np.stack([found.conductance[k] for k in ks]), axis=-1)  # [n, M, d]
+    ks = np.array(sorted(finite, key=lambda k: order[kinds[k]]))
+    ranks = rankdata(np.stack([probe.conductance[k] for k in ks]), axis=-1)  # [n, M, d]
     shares = ranks[:, image].T / ranks.shape[-1]
     return Ranks(
         name,
-        found.header["classes"][found.image_labels[image]],
-        found.clients[ks],
+        probe.header["classes"][probe.image_labels[image]],
+        probe.clients[ks],
         kinds[ks],
         shares[np.argsort(shares.mean(1), kind="stable")],
-        int((found.image_predictions[ks, image] == found.image_labels[image]).sum()),
+        int((probe.image_predictions[ks, image] == probe.image_labels[image]).sum()),
         ranks.shape[1],
         correlations(ranks),
-        len(found.clients),
+        len(probe.clients),
     )
 
 
@@ -133,8 +133,8 @@ def correlations(ranks: np.ndarray) -> np.ndarray:
     norm = np.sqrt((away**2).sum(-1, keepdims=True))
     unit = np.divide(away, norm, out=np.full_like(away, np.nan), where=norm > 0)
     each = np.einsum("kmd,lmd->mkl", unit, unit)
-    known = np.isfinite(each)
-    total, n = np.where(known, each, 0.0).sum(0), known.sum(0)
+    finite = np.isfinite(each)
+    total, n = np.where(finite, each, 0.0).sum(0), finite.sum(0)
     return np.divide(total, n, out=np.full(n.shape, np.nan), where=n > 0)
 
 
@@ -148,20 +148,20 @@ def figure(runs: Sequence[Run]) -> Figure:
 
     Units are downwards, clients across; correlations are over all images.
     """
-    found = numbers(runs)
-    across = min(ACROSS, len(found))
-    blocks = -(-len(found) // across)
+    tables = numbers(runs)
+    across = min(ACROSS, len(tables))
+    blocks = -(-len(tables) // across)
     width = plotting.PAGE if across > 1 else plotting.COLUMN + BAR
     side = (width - BAR) / across
     heights = [LOW * side, side]
     drawing = Figure(figsize=(width, blocks * (sum(heights) + 1.2)), layout="constrained")
     axes = drawing.subplots(2 * blocks, across, squeeze=False, height_ratios=blocks * heights)
     grid = axes.reshape(blocks, 2, across).swapaxes(1, 2).reshape(-1, 2)
-    for two in grid[len(found) :]:
+    for two in grid[len(tables) :]:
         for ax in two:
             ax.remove()
-    letters, most = WIDE // max(2, across), strongest(found)
-    for (above, below), one in zip(grid, found, strict=False):
+    letters, most = WIDE // max(2, across), strongest(tables)
+    for (above, below), one in zip(grid, tables, strict=False):
         units = above.imshow(
             downsample(one.shares),
             cmap="viridis",
@@ -182,8 +182,8 @@ def figure(runs: Sequence[Run]) -> Figure:
         below.set_facecolor("0.8")
         set_titles(below, agreement_title(one), "client", letters=letters)
         label_clients(above, below, one, side)
-    for start in range(0, len(found), across):
-        block = grid[start : min(start + across, len(found))]
+    for start in range(0, len(tables), across):
+        block = grid[start : min(start + across, len(tables))]
         bar(drawing, units, block[:, 0], heights[0], "rank / units")
         bar(drawing, pairs, block[:, 1], heights[1], "correlation of two clients")
     return drawing
@@ -191,9 +191,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 def bar(drawing: Figure, scale: AxesImage, panels: np.ndarray, height: float, text: str) -> None:
     """Draw the colour scale beside a row of panels, `height` inches high."""
-    made = drawing.colorbar(scale, ax=panels.tolist(), aspect=height / THIN, pad=0.02)
-    made.set_label(text, fontsize=plotting.SMALL)
-    made.ax.tick_params(labelsize=plotting.SMALL, length=2)
+    colorbar = drawing.colorbar(scale, ax=panels.tolist(), aspect=height / THIN, pad=0.02)
+    colorbar.set_label(text, fontsize=plotting.SMALL)
+    colorbar.ax.tick_params(labelsize=plotting.SMALL, length=2)
 
 
 def off_diagonal(table: np.ndarray) -> np.ndarray:
@@ -201,12 +201,12 @@ def off_diagonal(table: np.ndarray) -> np.ndarray:
     return np.where(np.eye(len(table), dtype=bool), np.nan, table)
 
 
-def strongest(found: Sequence[Ranks]) -> float:
+def strongest(results: Sequence[Ranks]) -> float:
     """Return the end of the colour scale of correlations.
 
     It is the strongest correlation of two clients, rounded up to tenths, at least a tenth.
     """
-    tables = [off_diagonal(one.correlation) for one in found]
+    tables = [off_diagonal(one.correlation) for one in results]
     most = max(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables)
     return max(1, int(np.ceil(10 * most - 1e-9))) / 10
 
@@ -239,8 +239,8 @@ def agreement_title(one: Ranks) -> str:
         )
         if np.isfinite(mean)
     ]
-    told = f"mean over pairs: {', '.join(parts)}" if parts else "one client: no pair"
-    return f"{count_noun(one.images, 'image')}, each of another class\n{told}"
+    summary = f"mean over pairs: {', '.join(parts)}" if parts else "one client: no pair"
+    return f"{count_noun(one.images, 'image')}, each of another class\n{summary}"
 
 
 def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:

@@ -63,35 +63,35 @@ def numbers(runs: Sequence[Run]) -> list[Plane]:
     return [plane(run.name, load_labelled(run, "tsne"), run.fields["seed"]) for run in runs]
 
 
-def plane(name: str, found: Probe, seed: int) -> Plane:
+def plane(name: str, probe: Probe, seed: int) -> Plane:
     """Return the points of clients whose representations have the most common width.
 
     Of many clients some are chosen.
     """
-    ks = most_common_width(found)
+    ks = most_common_width(probe)
     ks = ks[evenly(len(ks), CLIENTS)]
     images = evenly(
-        len(found.labels), max(1, POINTS // len(ks))
+        len(probe.labels), max(1, POINTS // len(ks))
     )  # they lie in the order of the test split
     n = len(images)
-    z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
-    whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
+    z = np.concatenate([probe.representations[k][images] for k in ks]).astype(np.float64)
+    whose, labels = np.repeat(probe.clients[ks], n), np.tile(probe.labels[images], len(ks))
     return Plane(
-        f"{name}\n{found.of(len(ks))} × {n} examples",
-        found.header["classes"],
-        found.clients[ks],
+        f"{name}\n{probe.of(len(ks))} × {n} examples",
+        probe.header["classes"],
+        probe.clients[ks],
         fit_tsne(z, seed),
         labels,
         whose,
     )
 
 
-def most_common_width(found: Probe) -> np.ndarray:
+def most_common_width(probe: Probe) -> np.ndarray:
     """Return the positions of the clients whose representations have the most common width.
 
     Only these can lie in one space.
     """
-    widths = [z.shape[1] for z in found.representations]
+    widths = [z.shape[1] for z in probe.representations]
     width = Counter(widths).most_common(1)[0][0]
     return np.flatnonzero(np.array(widths) == width)
 
@@ -114,15 +114,15 @@ def fit_tsne(z: np.ndarray, seed: int) -> np.ndarray:
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw runs side by side, above with points coloured by label, below by client."""
-    found = blocks(numbers(runs))
-    across = max(map(len, found))
+    rows = blocks(numbers(runs))
+    across = max(map(len, rows))
     width = max(plotting.COLUMN, min(plotting.PAGE, 2.2 * across + 1.0))
     side = (width - 1.0) / across
-    drawing = Figure(figsize=(width, len(found) * (2 * side + 0.6)), layout="constrained")
+    drawing = Figure(figsize=(width, len(rows) * (2 * side + 0.6)), layout="constrained")
     ratios = [side] * across + [THIN]  # the last column has the colour scales
-    axes = drawing.subplots(2 * len(found), across + 1, squeeze=False, width_ratios=ratios)
+    axes = drawing.subplots(2 * len(rows), across + 1, squeeze=False, width_ratios=ratios)
     before = None
-    for two, block in zip(axes.reshape(len(found), 2, across + 1), found, strict=True):
+    for two, block in zip(axes.reshape(len(rows), 2, across + 1), rows, strict=True):
         for ax in two[:, len(block) : across].ravel():
             ax.remove()
         draw(two[:, : len(block)], block, WIDE // max(2, across))
@@ -135,20 +135,20 @@ def figure(runs: Sequence[Run]) -> Figure:
     return drawing
 
 
-def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
+def blocks(planes: Sequence[Plane]) -> list[list[Plane]]:
     """Return consecutive runs that share their colour scales, a few in each block.
 
     They have the same classes and clients. Four are two blocks of two.
     """
-    made: list[list[Plane]] = []
-    most = 2 if len(found) == 4 else BESIDE
-    for one in found:
-        before = made[-1] if made else []
+    rows: list[list[Plane]] = []
+    most = 2 if len(planes) == 4 else BESIDE
+    for one in planes:
+        before = rows[-1] if rows else []
         if before and len(before) < most and alike(before[0], one):
             before.append(one)
         else:
-            made.append([one])
-    return made
+            rows.append([one])
+    return rows
 
 
 def alike(one: Plane, other: Plane) -> bool:

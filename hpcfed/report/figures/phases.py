@@ -54,44 +54,44 @@ class Phases:
 
 def numbers(runs: Sequence[Run]) -> list[Phases]:
     """Return the seconds of each run that has any. Raises ConfigError if none has."""
-    found = [
+    timings = [
         Phases(run, seconds_by_phase(run.record))
         for run in runs
         if run.record.rounds and "ranks/train" in run.record.columns
     ]
-    if not found:
+    if not timings:
         raise ConfigError(
             "phases: no round of these runs is done and recorded with the ranks' seconds; "
             "wait for the first, or give other runs"
         )
-    return found
+    return timings
 
 
 def seconds_by_phase(record: Record) -> dict[str, np.ndarray]:
-    known = phases(record)
-    there = np.isfinite(known["train"])  # [T, R]
-    rounds = there.sum(0).clip(min=1)
-    means = {name: np.nansum(column, 0) / rounds for name, column in known.items()}
-    whole = np.where(there, record.column("rounds/seconds")[:, None], 0.0).sum(0) / rounds
-    means[OTHER] = (whole - sum(means.values())).clip(min=0)
-    none = np.zeros(there.shape[1])
+    columns = phases(record)
+    present = np.isfinite(columns["train"])  # [T, R]
+    rounds = present.sum(0).clip(min=1)
+    means = {name: np.nansum(column, 0) / rounds for name, column in columns.items()}
+    round_seconds = np.where(present, record.column("rounds/seconds")[:, None], 0.0).sum(0) / rounds
+    means[OTHER] = (round_seconds - sum(means.values())).clip(min=0)
+    none = np.zeros(present.shape[1])
     return {name: means.get(name, none) for name in LOOKS}
 
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw stacked bars of the ranks, in a panel for each run, on one scale of seconds."""
-    found = numbers(runs)
-    most = max(len(one.seconds[OTHER]) for one in found)
+    timings = numbers(runs)
+    most = max(len(one.seconds[OTHER]) for one in timings)
     drawing, axes = plotting.panels(
-        len(found),
+        len(timings),
         across=3 if most <= WIDE else 1,
         below=2,
         wide=most > WIDE,
         sharey=True,
     )
-    shown = [name for name in LOOKS if any(one.seconds[name].any() for one in found)]
-    for ax, one in zip(axes, found, strict=True):
-        bars(ax, one, shown, first=ax.get_subplotspec().is_first_col())  # type: ignore[union-attr]
+    shown = [name for name in LOOKS if any(one.seconds[name].any() for one in timings)]
+    for ax, one in zip(axes, timings, strict=True):
+        bars(ax, one, shown, leftmost=ax.get_subplotspec().is_first_col())  # type: ignore[union-attr]
     patches = [
         Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
         for n in shown
@@ -100,10 +100,10 @@ def figure(runs: Sequence[Run]) -> Figure:
     return drawing
 
 
-def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
+def bars(ax: Axes, one: Phases, shown: Sequence[str], leftmost: bool) -> None:
     """Draw one run: a bar for each rank with its phases stacked.
 
-    first: whether the panel is at the left.
+    leftmost: whether the panel is at the left.
     """
     ranks = np.arange(len(one.seconds[OTHER]))
     base = np.zeros(len(ranks))
@@ -120,7 +120,7 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
             linewidth=0,
         )
         base = base + one.seconds[name]
-    plotting.frame(ax, "rank", "seconds of a round, mean" if first else "")
+    plotting.frame(ax, "rank", "seconds of a round, mean" if leftmost else "")
     waiting = f"{100 * one.wait_share:.0f} % waiting"
     plotting.head(ax, f"{one.run.title}: {waiting}, {duration(base.max())}")
     ax.set_xticks(plotting.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
@@ -164,16 +164,16 @@ def smooth(values: np.ndarray, reach: int) -> np.ndarray:
 
 def seconds(runs: Sequence[Run]) -> Figure:
     """Draw the wall time of each round, and for long runs a running median."""
-    found, texts = pace(runs), [run.title for run in runs]
+    paces, texts = pace(runs), [run.title for run in runs]
     drawing, [ax] = plotting.panels(1, below=plotting.lines(texts, plotting.COLUMN))
-    for i, one in enumerate(found):
+    for i, one in enumerate(paces):
         style = plotting.style(i)
         if not np.array_equal(one.middle, one.seconds):
             ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
         plotting.line(ax, one.rounds, one.middle, style)
     plotting.frame(ax, "round", "wall time of a round")
     plotting.set_x_axis(ax, integer=True)
-    every = np.concatenate([one.seconds for one in found])
+    every = np.concatenate([one.seconds for one in paces])
     if (every > 0).all() and every.max() > 5 * np.median(
         every
     ):  # as that of a first round, which warms up

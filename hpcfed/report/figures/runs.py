@@ -52,10 +52,9 @@ def setting(run: Run, ignore: Sequence[str] = ()) -> str:
     """
     fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
-    kept = f", {100 * halved:g} % of them halved" if halved else ""
-    return (
-        f"{run.data}, {fields['data.partition']}, {count_noun(fields['clients'], 'client')}{kept}"
-    )
+    halving = f", {100 * halved:g} % of them halved" if halved else ""
+    clients = count_noun(fields["clients"], "client")
+    return f"{run.data}, {fields['data.partition']}, {clients}{halving}"
 
 
 def short(text: str, most: int = 60) -> str:

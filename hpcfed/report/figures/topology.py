@@ -43,19 +43,19 @@ class Topology:
 
 def numbers(runs: Sequence[Run]) -> list[Topology]:
     """Return the topologies of the runs that recorded one. Raises ConfigError if none did."""
-    found = [topology(run) for run in runs if LINKS in run.record.arrays]
-    if not found:
+    graphs = [topology(run) for run in runs if LINKS in run.record.arrays]
+    if not graphs:
         raise ConfigError(
             "topology: no run recorded who are neighbours; methods without a server do, for up "
             "to 1,000 "
             "clients, as algorithm.name = 'dsgd' or 'swift' (algorithm.topology)"
         )
-    return found
+    return graphs
 
 
 def topology(run: Run) -> Topology:
     distance = by_round(run.record, "consensus_distance")
-    known = np.flatnonzero(np.isfinite(distance))
+    rounds = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
     metric = last(run.record, f"clients/{run.main_metric}")
     return Topology(
@@ -63,8 +63,8 @@ def topology(run: Run) -> Topology:
         circular_layout(kind, clients),
         run.record.arrays[LINKS],
         metric,
-        known + 1,
-        distance[known],
+        rounds + 1,
+        distance[rounds],
     )
 
 
@@ -78,24 +78,24 @@ def circular_layout(kind: str, clients: int) -> np.ndarray:
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw each run's graph, coloured by the main metric, and the distance over rounds below."""
-    found = numbers(runs)
-    below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
+    graphs = numbers(runs)
+    below, texts = sum(len(one.rounds) > 0 for one in graphs) > 0, [one.run.title for one in graphs]
     drawing, axes = plotting.panels(
-        len(found) + below, height=2.9, below=plotting.lines(texts, plotting.PAGE) * below
+        len(graphs) + below, height=2.9, below=plotting.lines(texts, plotting.PAGE) * below
     )
-    known = np.concatenate([one.metric[np.isfinite(one.metric)] for one in found])
-    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    values = np.concatenate([one.metric[np.isfinite(one.metric)] for one in graphs])
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
     shades = ScalarMappable(Normalize(low, max(high, low + 0.01 * max(1.0, abs(low)))), "cividis")
-    for ax, one in zip(axes, found, strict=False):
+    for ax, one in zip(axes, graphs, strict=False):
         graph(ax, one, shades)
-    if len(known):
-        bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
+    if len(values):
+        bar = drawing.colorbar(shades, ax=axes[: len(graphs)], shrink=0.7, aspect=30)
         bar.set_label(
             f"test {in_words(runs[0].main_metric)} of a client", fontsize=plotting.LETTERS
         )
         bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
-        for i, one in enumerate(found):
+        for i, one in enumerate(graphs):
             plotting.line(axes[-1], one.rounds, one.distance, plotting.style(i))
         plotting.frame(
             axes[-1], "round", "distance to the mean model,\nroot mean square over clients"

@@ -41,13 +41,13 @@ class Staleness:
 
 def numbers(runs: Sequence[Run]) -> list[Staleness]:
     """Return the staleness of the runs without rounds. Raises ConfigError if all have rounds."""
-    found = [staleness(run) for run in runs if eventful(run.record)]
-    if not found:
+    timelines = [staleness(run) for run in runs if eventful(run.record)]
+    if not timelines:
         raise ConfigError(
             "staleness: these runs are of methods in rounds, in which nothing is stale; "
             "give runs of methods in virtual time, as algorithm.name = 'fedasync' or 'swift'"
         )
-    return found
+    return timelines
 
 
 def eventful(record: Record) -> bool:
@@ -81,8 +81,8 @@ def count_reports(record: Record) -> np.ndarray:
     reports = np.nan_to_num(column(record, "clients/reports"))
     if "clients/id" in record.columns:  # each row has clients of its own
         ids = record.column("clients/id")
-        known, places = np.unique(ids[np.isfinite(ids)], return_inverse=True)
-        wide = np.zeros((record.rounds, len(known)))
+        clients, places = np.unique(ids[np.isfinite(ids)], return_inverse=True)
+        wide = np.zeros((record.rounds, len(clients)))
         wide[np.nonzero(np.isfinite(ids))[0], places] = reports[np.isfinite(ids)]
         reports = wide
     total = reports.cumsum(0)
@@ -91,12 +91,12 @@ def count_reports(record: Record) -> np.ndarray:
 
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw staleness over virtual time for methods with a server, and the reports of clients."""
-    found = numbers(runs)
-    texts = [one.run.title for one in found]
-    both = any(np.isfinite(one.mean).any() for one in found)
+    timelines = numbers(runs)
+    texts = [one.run.title for one in timelines]
+    both = any(np.isfinite(one.mean).any() for one in timelines)
     width = plotting.PAGE if both else plotting.COLUMN
     drawing, axes = plotting.panels(1 + both, below=plotting.lines(texts, width))
-    for i, one in enumerate(found):
+    for i, one in enumerate(timelines):
         if both:
             band(axes[0], one.seconds, (one.least, one.mean, one.most), plotting.style(i))
         band(axes[-1], one.seconds, tuple(one.done), plotting.style(i))

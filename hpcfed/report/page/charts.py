@@ -81,7 +81,7 @@ def labels() -> figure:
         y_range=Range1d(start=0, end=1, name="y-labels"),
     )
     cells = source("cells-labels", "x y client label n a")
-    drawn = chart.rect(
+    glyphs = chart.rect(
         "x", "y", 1, 1, source=cells, fill_color=LIGHT[0], fill_alpha=field("a"), line_alpha=0
     )
     chart.xaxis.ticker, chart.yaxis.ticker = FixedTicker(ticks=[]), FixedTicker(ticks=[])
@@ -90,7 +90,7 @@ def labels() -> figure:
         chart,
         "hover-labels",
         [("client", "@client"), ("class", "@label"), ("examples", "@n")],
-        [drawn],
+        [glyphs],
     )
     return chart
 
@@ -99,11 +99,11 @@ def phases() -> figure:
     """Return a chart of seconds of each phase, one bar for each rank."""
     chart = empty("phases", x_range=Range1d(start=0, end=1, name="x-phases"))
     bars = source("bars-phases", "rank bottom top colour phase seconds")
-    drawn = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
+    glyphs = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
     chart.xaxis.ticker = FixedTicker(ticks=[])
     chart.y_range.start = 0  # type: ignore[attr-defined]
     tips = [("rank", "@rank"), ("phase", "@phase"), ("", "@seconds{%.4g} s")]
-    hover(chart, "hover-phases", tips, [drawn], {"@seconds": "printf"})
+    hover(chart, "hover-phases", tips, [glyphs], {"@seconds": "printf"})
     return chart
 
 

@@ -28,17 +28,17 @@ def report(runs: Sequence[Path], out: Path | None = None, metric: str | None = N
     measured the metric.
     """
     write.check()
-    found, absent = split_runs(find(runs))
-    if not found:
+    begun, absent = split_runs(find(runs))
+    if not begun:
         raise CheckpointError(
             "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
         )
-    name_runs(found)
-    found = [run.with_metric(metric) for run in found] if metric else found
+    name_runs(begun)
+    begun = [run.with_metric(metric) for run in begun] if metric else begun
     path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
-    text = render_page(found, absent)
+    text = render_page(begun, absent)
     with output(path, "the page"):
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return str(path)
@@ -51,30 +51,30 @@ def split_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def render_page(
-    found: Sequence[Run], absent: Sequence[str] = (), live: dict[str, Any] | None = None
+    runs: Sequence[Run], absent: Sequence[str] = (), live: dict[str, Any] | None = None
 ) -> str:
     """Return the page of these runs.
 
     absent: a sentence for each run that has no results.
     live: further data of a page that is served (`report/watch/web.py`); None for a file.
     """
-    metric, others = tables.page_metric(found), tables.further_metrics(found)
-    axes = curves.y_axes(metric, others) if found else {}
-    known = changes(found, absent, live is not None)
-    above, below = known.pop("above"), known.pop("below")
+    metric, others = tables.page_metric(runs), tables.further_metrics(runs)
+    axes = curves.y_axes(metric, others) if runs else {}
+    data = changes(runs, absent, live is not None)
+    above, below = data.pop("above"), data.pop("below")
     return write.page(
-        known | constants(metric, axes, others) | ({"live": live} if live else {}),
+        data | constants(metric, axes, others) | ({"live": live} if live else {}),
         above,
         below,
         live=live is not None,
-        title=title(live["names"] if live else [run.name for run in found]),
+        title=title(live["names"] if live else [run.name for run in runs]),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         version=__version__,
         y=axes,
-        parts=parts(bool(found), "<li>" in above),
+        parts=parts(bool(runs), "<li>" in above),
         metric=methods.metric_words(metric),
         choices=[(name, methods.metric_words(name)["title"]) for name in (metric, *others)],
-        resolution=known["resolution"],
+        resolution=data["resolution"],
         recent=RECENT,
     )
 
@@ -101,36 +101,36 @@ def constants(
     }
 
 
-def changes(found: Sequence[Run], absent: Sequence[str] = (), live: bool = False) -> dict[str, Any]:
+def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False) -> dict[str, Any]:
     """Return the data of the page's scripts that change while runs go on.
 
     live: whether the page is served; it then has fewer curves of clients, and shows the state of
     runs elsewhere than in its warnings.
     above, below: sections as HTML, with their text escaped.
     """
-    metric, others = tables.page_metric(found), tables.further_metrics(found)
-    groups = methods.seeds(found)
-    choices = [curves.choose_curves(run.record, len(found), live) for run in found]
+    metric, others = tables.page_metric(runs), tables.further_metrics(runs)
+    groups = methods.seeds(runs)
+    choices = [curves.choose_curves(run.record, len(runs), live) for run in runs]
     facts = [
-        ("job", "Job", job.jobs(found)),
-        ("environment", "Environment", job.environments(found)),
+        ("job", "Job", job.jobs(runs)),
+        ("environment", "Environment", job.environments(runs)),
     ]
     return {
         "metric": metric,
-        "resolution": resolution(found, choices),
+        "resolution": resolution(runs, choices),
         "methods": [{"name": name, "runs": places} for name, places in groups],
-        "rows": [tables.run(run, metric) for run in found],
+        "rows": [tables.run(run, metric) for run in runs],
         "runs": [
-            content(run, choice, metric, others) for run, choice in zip(found, choices, strict=True)
+            content(run, choice, metric, others) for run, choice in zip(runs, choices, strict=True)
         ],
         "above": write.section(
             "above.html",
-            begun=bool(found),
-            notes=notes.notes(found, absent, states=not live),
-            chosen=methods.by_chosen_metric(found, metric, others),
-            metrics=methods.by_metric(found, groups),
+            begun=bool(runs),
+            notes=notes.notes(runs, absent, states=not live),
+            chosen=methods.by_chosen_metric(runs, metric, others),
+            metrics=methods.by_metric(runs, groups),
         ),
-        "below": write.section("below.html", facts=facts if found else [], single=len(found) == 1),
+        "below": write.section("below.html", facts=facts if runs else [], single=len(runs) == 1),
     }
 
 
@@ -178,11 +178,11 @@ def title(names: Sequence[str]) -> str:
 
 def parts(begun: bool, warned: bool) -> list[tuple[str, str]]:
     """Return the page's parts, as listed in its head."""
-    known = [("warnings", "Warnings")] * warned
+    sections = [("warnings", "Warnings")] * warned
     if not begun:
-        return known
+        return sections
     return [
-        *known,
+        *sections,
         ("methods", "Methods"),
         ("all-runs", "Runs"),
         ("curves", "Curves"),

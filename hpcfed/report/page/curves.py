@@ -64,8 +64,8 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
-        seen = rounds_with_values(record)
-        t = seen if len(seen) else t
+        evaluated = rounds_with_values(record)
+        t = evaluated if len(evaluated) else t
         t = t[evenly(len(t), MOST_ROUNDS)]
     K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
     room = (LIVE_VALUES if live else MOST_VALUES) // (runs * max(1, len(t)))
@@ -112,8 +112,8 @@ def of_run(
     bands = {}
     for name in (metric, *others, "train_loss"):
         bands[name], bands[f"{name}_std"] = mean_and_std(clients[name])
-    drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
-    return {f"x_{name}": values for name, values in x.items()} | drawn
+    quantities = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
+    return {f"x_{name}": values for name, values in x.items()} | quantities
 
 
 def content(

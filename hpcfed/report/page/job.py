@@ -37,24 +37,24 @@ class Parted:
         """
         if len(self.differs) > len(self.runs):
             columns: Iterable[tuple[str, Sequence[str]]]
-            first, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
+            heads, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
         else:
-            first, columns = (
+            heads, columns = (
                 ["run", *self.runs],
                 zip(self.differs, zip(*self.values, strict=True), strict=True),
             )
         rows = [[head, *values] for head, values in columns]
         return [
-            list(zip(first, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)
+            list(zip(heads, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)
         ]
 
 
-def split_facts(runs: Sequence[Run], found: Sequence[Facts]) -> Parted:
+def split_facts(runs: Sequence[Run], by_run: Sequence[Facts]) -> Parted:
     """Return the facts of each of these runs, split into different and equal ones."""
-    names = list(dict.fromkeys(name for facts in found for name in facts))
-    differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
-    values = [[facts.get(name, "") for name in differs] for facts in found]
-    same = {name: found[0].get(name, "") for name in names if name not in differs}
+    names = list(dict.fromkeys(name for facts in by_run for name in facts))
+    differs = [name for name in names if len({facts.get(name, "") for facts in by_run}) > 1]
+    values = [[facts.get(name, "") for name in differs] for facts in by_run]
+    same = {name: by_run[0].get(name, "") for name in names if name not in differs}
     return Parted([run.name for run in runs], differs, values, same)
 
 
@@ -65,7 +65,11 @@ def jobs(runs: Sequence[Run]) -> Parted:
     """
     fields = [flat(run.job) for run in runs]
     return split_facts(
-        runs, [{name: format_value(own[name]) for name in sorted(own, key=place)} for own in fields]
+        runs,
+        [
+            {name: format_value(values[name]) for name in sorted(values, key=place)}
+            for values in fields
+        ],
     )
 
 
@@ -80,7 +84,7 @@ def environments(runs: Sequence[Run]) -> Parted:
 
 
 def environment(header: dict[str, Any]) -> Facts:
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
     }
-    return {name: format_value(value) for name, value in flat(known).items()}
+    return {name: format_value(value) for name, value in flat(values).items()}

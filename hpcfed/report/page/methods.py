@@ -63,16 +63,16 @@ class ByMetric:
     architectures: Lines
 
 
-def by_chosen_metric(found: Sequence[Run], metric: str, others: Sequence[str]) -> list[ByMetric]:
+def by_chosen_metric(all_runs: Sequence[Run], metric: str, others: Sequence[str]) -> list[ByMetric]:
     """Return the sections of the page's metric, and of the others that may be chosen instead.
 
     A section is of the runs that have measured its metric.
     """
-    if not found:
+    if not all_runs:
         return []
-    chosen = [(metric, list(found))]
+    chosen = [(metric, list(all_runs))]
     for name in others:
-        chosen.append((name, [run.with_metric(name) for run in found if name in run.metrics]))
+        chosen.append((name, [run.with_metric(name) for run in all_runs if name in run.metrics]))
     return [
         ByMetric(
             name,
@@ -90,60 +90,60 @@ def metric_words(metric: str) -> dict[str, str]:
     return {"title": title, "capital": title[0].upper() + title[1:]}
 
 
-def comparison(found: Sequence[Run]) -> Compared:
+def comparison(runs: Sequence[Run]) -> Compared:
     """Return the comparison of all methods' finished runs with those of the first run's method."""
-    if not found:
+    if not runs:
         return Compared()
     try:
-        known = methods(list(found))
-        if len(known) < 2:
+        groups = methods(list(runs))
+        if len(groups) < 2:
             return Compared()
-        view = view_of(run.record for run in found)
-        result = compare.result(known, known[0], view)
+        view = view_of(run.record for run in runs)
+        result = compare.result(groups, groups[0], view)
     except ConfigError as error:
         return Compared(why=" ".join(str(error).split()))
     return Compared(result.caption, compare.lines(result), compare.notes(result))
 
 
-def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
+def seeds(runs: Sequence[Run]) -> list[tuple[str, list[int]]]:
     """Return groups of runs that differ only in their seed: a unique name, and positions.
 
     Two runs with the same seed are not averaged, nor is an unfinished run with others.
     """
     try:
-        down, across = axes(list(found), None, None)
+        down, across = axes(list(runs), None, None)
     except ConfigError:  # other fields differ: each run is a line of its own
-        return [(run.name, [i]) for i, run in enumerate(found)]
+        return [(run.name, [i]) for i, run in enumerate(runs)]
     groups: dict[tuple[str, ...], list[int]] = {}
-    for i, one in enumerate(found):
+    for i, one in enumerate(runs):
         groups.setdefault(one.at([*down, *across]), []).append(i)
-    made = []
+    result = []
     for values, places in groups.items():
         words = zip((*down, *across), values, strict=True)
         label = ", ".join(label_value(name, value) for name, value in words if value)
-        done = [i for i in places if found[i].finished]
-        if len({found[i].fields[SEED] for i in done}) < len(done):
-            made += [(f"{label} ({found[i].name})", [i]) for i in done]
+        done = [i for i in places if runs[i].finished]
+        if len({runs[i].fields[SEED] for i in done}) < len(done):
+            result += [(f"{label} ({runs[i].name})", [i]) for i in done]
         elif done:
-            made.append((label, done))
+            result.append((label, done))
         unfinished = [i for i in places if i not in done]
-        made += [(f"{label} ({found[i].name}, not finished)", [i]) for i in unfinished]
-    return made
+        result += [(f"{label} ({runs[i].name}, not finished)", [i]) for i in unfinished]
+    return result
 
 
-def by_architecture(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+def by_architecture(all_runs: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
     """Return a table of the first metric in the last evaluated round.
 
     It has a line for each architecture and a column for each method: mean over clients, then mean
     over seeds ± sample standard deviation over seeds.
     """
-    means = [[architecture_means(found[i].record) for i in places] for _, places in groups]
+    means = [[architecture_means(all_runs[i].record) for i in places] for _, places in groups]
     kinds = list(dict.fromkeys(kind for runs in means for run in runs for kind in run))
     kinds = [ALL, *(kind for kind in kinds if kind != ALL)]
     if len(kinds) == 2:  # one architecture: the same numbers twice
         kinds = [ALL]
     head = ["architecture", *(label for label, _ in groups)]
-    mains = {run.main_metric for run in found}
+    mains = {run.main_metric for run in all_runs}
     metric = mains.pop() if len(mains) == 1 else "accuracy"
     cells = [
         [over_seeds([run[kind] for run in runs if kind in run], metric) for runs in means]
@@ -158,27 +158,27 @@ def architecture_means(record: Record) -> dict[str, float]:
     It is over all clients, and by architecture.
     """
     kinds, values = architectures(record), last(record, f"clients/{main_metric(record)}")
-    known = np.isfinite(values)
-    found = {ALL: values[known]}
+    finite = np.isfinite(values)
+    by_kind = {ALL: values[finite]}
     for kind in dict.fromkeys(kinds.tolist()):
-        found[kind] = values[known & (kinds == kind)]
-    return {kind: float(rows.mean()) for kind, rows in found.items() if len(rows)}
+        by_kind[kind] = values[finite & (kinds == kind)]
+    return {kind: float(rows.mean()) for kind, rows in by_kind.items() if len(rows)}
 
 
-def by_metric(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+def by_metric(runs: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
     """Return a table of all metrics in the last evaluated round.
 
     Each has two lines, its mean over clients and its value over all test examples together, with a
     column for each method, mean over seeds as in `by_architecture`. The table is empty if only
     accuracy was measured.
     """
-    measured = [metrics(run.record) for run in found]
-    names = list(dict.fromkeys(name for known in measured for name in known))
+    measured = [metrics(run.record) for run in runs]
+    names = list(dict.fromkeys(name for of_run in measured for name in of_run))
     if names == ["accuracy"]:
         return []
     lines = [["metric", *(label for label, _ in groups)]]
     for name in names:
-        facts = [metric(run.record, name) for run in found]
+        facts = [metric(run.record, name) for run in runs]
         title = title_metric(name)
         lines.append([f"{title}, mean over clients", *per_group(groups, facts, "mean", name)])
         lines.append([f"{title}, pooled", *per_group(groups, facts, "pooled", name)])
@@ -191,10 +191,10 @@ def per_group(
     """Return a cell for each method, with the number of clients if not all have the metric."""
     cells = []
     for _, places in groups:
-        known = [facts[i] for i in places if facts[i][key] is not None]
-        cells.append(over_seeds([fact[key] for fact in known], name))
-        if key == "mean" and len({fact["clients"] for fact in known}) == 1:
-            cells[-1] += f", {count_noun(known[0]['clients'], 'client')}"
+        present = [facts[i] for i in places if facts[i][key] is not None]
+        cells.append(over_seeds([fact[key] for fact in present], name))
+        if key == "mean" and len({fact["clients"] for fact in present}) == 1:
+            cells[-1] += f", {count_noun(present[0]['clients'], 'client')}"
     return cells
 
 

@@ -35,8 +35,8 @@ def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> li
     for run in runs:
         for text in of_run(run, states):
             whose.setdefault(text, []).append(run.name)
-    found = [(join_few(names, FEW), text) for text, names in whose.items()]
-    return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
+    warnings = [(join_few(names, FEW), text) for text, names in whose.items()]
+    return [*(("", text) for text in absent), *warnings, *(("", text) for text in between(runs))]
 
 
 def of_run(run: Run, states: bool = True) -> Iterator[str]:
@@ -86,11 +86,11 @@ def ranks(record: Record) -> Iterator[str]:
     column = record.columns.get("ranks/train")
     if column is None or column.ndim < 2:
         return
-    there = np.isfinite(column).sum(1)
-    for t in np.flatnonzero(np.diff(there) < 0) + 1:
+    n_ranks = np.isfinite(column).sum(1)
+    for t in np.flatnonzero(np.diff(n_ranks) < 0) + 1:
         yield (
-            f"from round {t + 1} on the run had {count_noun(int(there[t]), 'rank')}, before that "
-            f"{there[t - 1]}"
+            f"from round {t + 1} on the run had {count_noun(int(n_ranks[t]), 'rank')}, before that "
+            f"{n_ranks[t - 1]}"
         )
 
 
@@ -120,16 +120,16 @@ def failure_notes(record: Record) -> Iterator[str]:
     places: dict[str, list[str]] = {}
     for t, k, how in faults(record):
         places.setdefault(how, []).append(f"client {k} in round {t}")
-    for how, found in places.items():
-        yield f"clients that failed and left the round ({how}): {join_few(found, FEW)}"
+    for how, occasions in places.items():
+        yield f"clients that failed and left the round ({how}): {join_few(occasions, FEW)}"
 
 
 def between(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence on differences of environments on which numbers may depend."""
-    found = environments(runs)
+    parted = environments(runs)
     other = [
         field
-        for field in found.differs
+        for field in parted.differs
         if field == "commit" or field.startswith(("versions.", "hardware."))
     ]
     if other:

@@ -59,10 +59,10 @@ CLIENTS = {  # columns of the clients' table
 MIXED = "metric"  # name of the column if the runs' first metrics differ
 
 
-def page_metric(found: Sequence[Run]) -> str:
+def page_metric(runs: Sequence[Run]) -> str:
     """Return the metric of a page: the first one of all runs, or `metric` if they differ."""
-    known = {run.main_metric for run in found}
-    return known.pop() if len(known) == 1 else MIXED
+    mains = {run.main_metric for run in runs}
+    return mains.pop() if len(mains) == 1 else MIXED
 
 
 def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[str, str]]:
@@ -82,10 +82,10 @@ def kind_of(metric: str) -> str:
     return "share" if is_share(metric) else "number"
 
 
-def further_metrics(found: Sequence[Run]) -> list[str]:
+def further_metrics(runs: Sequence[Run]) -> list[str]:
     """Return the metrics of these runs besides their main ones."""
-    names = dict.fromkeys(name for run in found for name in run.metrics)
-    return [name for name in names if name not in {run.main_metric for run in found}]
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    return [name for name in names if name not in {run.main_metric for run in runs}]
 
 
 def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -98,15 +98,15 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
 
     metric: from `page_metric`.
     """
-    found, job = facts(one.record), one.job
-    main = found["metrics"][one.main_metric]
-    top, traffic, time = main["best"], found["traffic"], found["time"]
+    summary, job = facts(one.record), one.job
+    main = summary["metrics"][one.main_metric]
+    top, traffic, time = main["best"], summary["traffic"], summary["time"]
     return {
         "run": one.name,
         "method": job["algorithm"]["name"],
         "data": data(job["data"]),
         "clients": job["clients"],
-        "rounds": found["rounds"],
+        "rounds": summary["rounds"],
         metric: main["mean"],
         "std": main["std"],
         "best": top["mean"],
@@ -132,7 +132,7 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
     )
     traffic = column(record, "clients/down") + column(record, "clients/up")
     placement = np.array(header.get("placement") or np.full(K, np.nan), dtype=float)
-    found = {
+    columns = {
         "client": np.arange(K),
         "rank": placement,
         **sizes(record, K),
@@ -145,10 +145,10 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
         "traffic": np.nansum(traffic, 0),
         "seconds": np.nansum(seconds, 0),
     }
-    listed = {name: numbers(values[ids]) for name, values in found.items()}
+    lists = {name: numbers(values[ids]) for name, values in columns.items()}
     kinds = header["architectures"]
     table = {
-        name: [kinds[k] for k in ids] if name == "architecture" else listed[name]
+        name: [kinds[k] for k in ids] if name == "architecture" else lists[name]
         for name in heads(CLIENTS, metric)
     }
     others = [name for name in metrics(record) if name != main]
@@ -174,11 +174,11 @@ def best(values: np.ndarray, high: bool) -> np.ndarray:
 
 def latest(values: np.ndarray) -> np.ndarray:
     """Return the last finite value of each column [T, K]; nan if there is none."""
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     if not len(values):
         return np.full(values.shape[1], np.nan)
-    t = len(values) - 1 - known[::-1].argmax(0)
-    return np.where(known.any(0), values[t, np.arange(values.shape[1])], np.nan)
+    t = len(values) - 1 - finite[::-1].argmax(0)
+    return np.where(finite.any(0), values[t, np.arange(values.shape[1])], np.nan)
 
 
 def numbers(values: np.ndarray) -> list[float | int | None]:
@@ -217,10 +217,10 @@ def recent_phases(record: Record) -> dict[str, list[float]]:
     recent = {phase: seconds for phase, seconds in recent.items() if len(seconds)}
     if not recent:
         return {}
-    there = np.any([np.isfinite(seconds[-1]) for seconds in recent.values()], axis=0)
-    known = {phase: np.isfinite(seconds) for phase, seconds in recent.items()}
+    present = np.any([np.isfinite(seconds[-1]) for seconds in recent.values()], axis=0)
+    finite = {phase: np.isfinite(seconds) for phase, seconds in recent.items()}
     means = {
-        phase: np.where(known[phase], seconds, 0.0).sum(0) / known[phase].sum(0).clip(min=1)
+        phase: np.where(finite[phase], seconds, 0.0).sum(0) / finite[phase].sum(0).clip(min=1)
         for phase, seconds in recent.items()
     }
-    return {phase: mean[there].tolist() for phase, mean in means.items()}
+    return {phase: mean[present].tolist() for phase, mean in means.items()}

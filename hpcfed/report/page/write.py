@@ -28,7 +28,7 @@ def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any)
     """
     from markupsafe import Markup
 
-    own = {
+    pieces = {
         "style": part("page.css"),
         "scripts": scripts(),
         "policy": policy(live),
@@ -38,7 +38,7 @@ def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any)
     }
     trusted = {
         name: [*map(Markup, text)] if isinstance(text, tuple) else Markup(text)
-        for name, text in own.items()
+        for name, text in pieces.items()
     }
     return template("page.html").render(**words, live=live, **trusted)
 

@@ -45,9 +45,9 @@ class Sink(ABC):
     def end(self, status: str) -> None:
         """Close the log. status: finished, stopped (to be resumed) or failed."""
 
-    def mark(self, name: str, **known: Any) -> None:
+    def mark(self, name: str, **facts: Any) -> None:
         """Store the log's state that is needed to continue it, in the run's folder."""
-        put(names.sink_file(self.run, name), json.dumps(known).encode())
+        put(names.sink_file(self.run, name), json.dumps(facts).encode())
 
     def read_mark(self, name: str, done: int) -> dict[str, Any]:
         """Return the stored state; empty if no round is done, because the log is then new."""

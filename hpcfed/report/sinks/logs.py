@@ -50,13 +50,13 @@ class Logs:
         self.end(FAILED)  # unless it has ended in order
 
     def begin(
-        self, header: Header, done: int, past: Callable[[int], Row], first: bool = True
+        self, header: Header, done: int, past: Callable[[int], Row], fresh: bool = True
     ) -> None:
         """Open all sinks, and log the rounds that each of them lacks.
 
         done: number of rounds done.
         past: returns the record of a round, counted from 1.
-        first: whether these processes have not begun the run before.
+        fresh: whether these processes have not begun the run before.
         If a sink cannot be opened, raises ConfigError if no work would be lost by that, else shows
         a warning.
         """
@@ -67,7 +67,7 @@ class Logs:
                 self.sinks[name] = SINKS[name].load()(self.run)
                 self.complete[name] = self.sinks[name].begin(header, done)
             except Exception as error:
-                if first and not done:
+                if fresh and not done:
                     with suppress(Exception):  # it may have begun nothing that could be ended
                         self.sinks.pop(name).end(FAILED)
                     advice = f"mend that, or leave log.{name} away"
@@ -81,8 +81,8 @@ class Logs:
     def round(self, t: int, row: Row) -> None:
         """Log round t, counted from 1, in the sinks that lack it."""
         if lacking := [name for name in self.sinks if self.complete[name] < t]:
-            found = numbers(row, self.architectures, self.main)
-            self.each(lacking, lambda sink: sink.round(t, found))
+            values = numbers(row, self.architectures, self.main)
+            self.each(lacking, lambda sink: sink.round(t, values))
             self.complete |= dict.fromkeys(lacking, t)
 
     def end(self, status: str) -> None:

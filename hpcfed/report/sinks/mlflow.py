@@ -34,8 +34,8 @@ class MLflow(Sink):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         here = names.sink_folder(self.run, NAME).resolve().as_uri()
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
-        known = self.read_mark(NAME, done)
-        self.id = known["id"] if known else self.create(header)
+        mark = self.read_mark(NAME, done)
+        self.id = mark["id"] if mark else self.create(header)
         self.client.update_run(self.id, status="RUNNING")
         self.mark(NAME, id=self.id)
         return max((m.step for m in self.client.get_metric_history(self.id, EVERY)), default=0)
@@ -45,12 +45,12 @@ class MLflow(Sink):
         from mlflow.entities import Param
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "hpcfed")
-        found = self.client.get_experiment_by_name(name)
-        place = found.experiment_id if found else self.client.create_experiment(name)
+        experiment = self.client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else self.client.create_experiment(name)
         run = self.client.create_run(place, run_name=self.run.resolve().name).info.run_id
         params = [Param(name, str(value)[:LONG]) for name, value in flat(header["job"]).items()]
-        for first in range(0, len(params), BATCH):
-            self.client.log_batch(run, params=params[first : first + BATCH])
+        for start in range(0, len(params), BATCH):
+            self.client.log_batch(run, params=params[start : start + BATCH])
         return run
 
     def round(self, t: int, numbers: dict[str, float]) -> None:

@@ -31,38 +31,38 @@ def numbers(row: Row, architectures: list[str], main: str = "accuracy") -> dict[
         kinds = kinds[np.nan_to_num(row["clients/architecture"]).astype(int)]
     elif "clients/id" in row:
         kinds = kinds[row["clients/id"]]
-    found = {
+    result = {
         f"{main}/{name}": value
         for name, value in summary_statistics(values).items()
         if name != "clients"
     }
-    found |= {
+    result |= {
         f"{main}_of/{kind}": mean(values[kinds == kind]) for kind in np.unique(kinds).tolist()
     }
     phases = {f"{main}/{phase}": f"{main}_{phase}" for phase in ("before", "received")}
-    found |= {
+    result |= {
         name: mean(row.get(f"clients/{column}", np.zeros(0)))
         for name, column in (CLIENTS | phases).items()
     }
-    found |= {
+    result |= {
         f"metrics/{name}": mean(row[f"clients/{name}"])
         for name in METRICS
         if name != main and f"clients/{name}" in row
     }
-    found |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
-    found |= {
+    result |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
+    result |= {
         f"phases/{phase}": mean(row[f"ranks/{phase}"])
         for phase in PHASES
         if f"ranks/{phase}" in row
     }
-    found |= {
+    result |= {
         f"memory/{n}": float(np.nanmax(row[f"ranks/{n}"]))
         for n in ("peak_bytes",)
         if f"ranks/{n}" in row
     }
-    found |= {name: float(value) for name, value in row.items() if name.startswith("rounds/")}
+    result |= {name: float(value) for name, value in row.items() if name.startswith("rounds/")}
     return {
-        name: value for name, value in found.items() if value is not None and np.isfinite(value)
+        name: value for name, value in result.items() if value is not None and np.isfinite(value)
     }
 
 

@@ -35,19 +35,19 @@ class WandB(Sink):
     def begin(self, header: Header, done: int) -> int:
         import wandb
 
-        mode, known = os.environ.get("WANDB_MODE", "offline"), self.read_mark(NAME, done)
-        known = known if known.get("closed") or mode == "online" else {}
+        mode, mark = os.environ.get("WANDB_MODE", "offline"), self.read_mark(NAME, done)
+        mark = mark if mark.get("closed") or mode == "online" else {}
         self.log = wandb.init(
             dir=str(self.run),
             mode=mode,
             config=header["job"],
             name=self.run.resolve().name,
             project=os.environ.get("WANDB_PROJECT", "hpcfed"),
-            id=known.get("id"),
-            resume="allow" if known else None,
+            id=mark.get("id"),
+            resume="allow" if mark else None,
             settings=wandb.Settings(**QUIET),
         )
-        self.logged = known.get("rounds", 0)
+        self.logged = mark.get("rounds", 0)
         self.note(closed=False)
         return self.logged
 

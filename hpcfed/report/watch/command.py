@@ -35,9 +35,9 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
         write.check("watch --web")
     try:
         wait_for(runs)
-        found = find(runs, required=False)
-        name_runs(found)
-        return page.serve(found, port or 0) if web else follow(found)
+        loaded = find(runs, required=False)
+        name_runs(loaded)
+        return page.serve(loaded, port or 0) if web else follow(loaded)
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -109,21 +109,21 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
 
 def pace(state: State, now: float) -> list[str]:
     """Return the known facts about time and checkpoints."""
-    told = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
-    told += [f"{duration(state.left)} left"] if state.left is not None else []
-    told += (
+    facts = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
+    facts += [f"{duration(state.left)} left"] if state.left is not None else []
+    facts += (
         [f"checkpoint of round {state.saved}{ago(state.saved_at, now)}"]
         if state.saved is not None
         else []
     )
-    return told
+    return facts
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:
     """Yield the mean metric over evaluated rounds, as columns from its minimum to its maximum."""
     low, high = min(view.mean), max(view.mean)
-    known = [x for x in view.loss if np.isfinite(x)]
-    loss = f"; training loss {known[-1]:.3f} {spark(known, 20)}" if known else ""
+    losses = [x for x in view.loss if np.isfinite(x)]
+    loss = f"; training loss {losses[-1]:.3f} {spark(losses, 20)}" if losses else ""
     several = np.isfinite(view.clients).sum() > 1
     show = partial(format_metric, view.state.metric)
     std = f", std {show(view.std[-1])}" if several else ""
@@ -137,8 +137,8 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
     marks = [show(high), *[""] * (height - 2), show(low)]
     for mark, line in zip(marks, lines, strict=True):
         yield Text.assemble((f"{mark:>6} ", "dim"), (line, BLUE))
-    first, final = f"round {view.evaluated[0]}", str(view.evaluated[-1])
-    yield Text(f"{'':7}{first}{final:>{max(1, len(lines[0]) - len(first))}}", "dim")
+    start, final = f"round {view.evaluated[0]}", str(view.evaluated[-1])
+    yield Text(f"{'':7}{start}{final:>{max(1, len(lines[0]) - len(start))}}", "dim")
 
 
 def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
@@ -148,8 +148,8 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
     """
     bins = max(12, min(40, width - 48))
     metric = view.state.metric
-    known = view.clients[np.isfinite(view.clients)]
-    top = 1.0 if is_share(metric) or not len(known) else float(known.max()) or 1.0
+    finite = view.clients[np.isfinite(view.clients)]
+    top = 1.0 if is_share(metric) or not len(finite) else float(finite.max()) or 1.0
     end = "1" if is_share(metric) else format_metric(metric, top, 3)
     scale = f"0{title_metric(metric):^{max(1, bins - 1 - len(end))}}{end}"
     names = ["all", *dict.fromkeys(view.kinds.tolist())][:most]
@@ -171,11 +171,11 @@ def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
     totals = amounts.sum(1)
     for r, row in enumerate(amounts[:most]):
         room = round((width - 17) * totals[r] / (totals.max() or 1.0))
-        drawn = [
+        bar = [
             (MARKS[name] * n, phase(name))
             for name, n in zip(view.phases, parts(row, room), strict=True)
         ]
-        yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *drawn)
+        yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *bar)
     if len(amounts) > most:
         yield Text(f"      and {len(amounts) - most} more ranks", "dim")
 
@@ -216,10 +216,10 @@ def downsample(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
 
 def spark(values: Sequence[float], width: int) -> str:
     """Return a curve in one line, from its minimum to its maximum."""
-    known = [v for v in values if np.isfinite(v)]
-    if not known:
+    finite = [v for v in values if np.isfinite(v)]
+    if not finite:
         return ""
-    shown = downsample(known, width)
+    shown = downsample(finite, width)
     return bars(shown, width, 1, shown.min(), shown.max())[0]
 
 

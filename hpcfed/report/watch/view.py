@@ -81,8 +81,8 @@ def look(run: Run, before: View | None = None) -> View:
         return View(printable(run.name), now)
     if before and before.record is run.record:
         return replace(before, state=now)
-    known = list(map(printable, warnings(run.record, run.folder)))
-    return View(printable(run.name), now, run.record, **numbers(run.record), warnings=known)
+    texts = list(map(printable, warnings(run.record, run.folder)))
+    return View(printable(run.name), now, run.record, **numbers(run.record), warnings=texts)
 
 
 def numbers(record: Record) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def numbers(record: Record) -> dict[str, Any]:
 
 def warnings(record: Record, folder: Path) -> list[str]:
     """Return warnings in the order of rounds, then those in the log of a sweep's run."""
-    told = sorted([*restarts(record), *left(record)])
-    return [text for _, text in told] + last_log_warning(folder)
+    events = sorted([*restarts(record), *left(record)])
+    return [text for _, text in events] + last_log_warning(folder)
 
 
 def restarts(record: Record) -> Iterator[tuple[int, str]]:
@@ -119,10 +119,10 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
 
 def left(record: Record) -> Iterator[tuple[int, str]]:
     """Yield a sentence on clients that left a round, for each round."""
-    for t, found in groupby(faults(record), itemgetter(0)):
+    for t, lost in groupby(faults(record), itemgetter(0)):
         yield (
             t,
-            f"round {t}: left out: client {join_few([f'{k} ({how})' for _, k, how in found], FEW)}",
+            f"round {t}: left out: client {join_few([f'{k} ({how})' for _, k, how in lost], FEW)}",
         )
 
 
@@ -131,5 +131,5 @@ def last_log_warning(folder: Path) -> list[str]:
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):
         return []
-    found = [line.partition(MARK)[2] for line in tail(path, TAIL).splitlines() if MARK in line]
-    return found[-1:]
+    lines = [line.partition(MARK)[2] for line in tail(path, TAIL).splitlines() if MARK in line]
+    return lines[-1:]

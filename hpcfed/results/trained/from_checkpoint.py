@@ -52,20 +52,20 @@ class Saved:
         run: Path,
         source: Reader,
         clients: Collection[int] | None = None,
-        own: Collection[str] = (),
+        allowed: Collection[str] = (),
     ):
-        found = record.recover(run)
-        record.same_run(found.header, source.header, source.path)
+        results = record.recover(run)
+        record.same_run(results.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
-        self.job = again(found.header["job"], str(run), own)
+        self.job = again(results.header["job"], str(run), allowed)
         self.clients = select_clients(clients, self.job.clients)
-        self.main_metric = main_metric(found)
-        self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
-        self.about = inputs(found.header, self.sources) | {
+        self.main_metric = main_metric(results)
+        self.sources = Sources(self.job, run, results.header.get(record.RUN_ID, ""))
+        self.about = inputs(results.header, self.sources) | {
             "job": self.job.plain(),
             "rounds": source.rounds,
         }
-        self.fed = federation(self.job, self.about, found, self.sources, self.clients)
+        self.fed = federation(self.job, self.about, results, self.sources, self.clients)
         if self.fed.store.finetuning.some:  # what is frozen comes from these files
             self.fed.store.finetuning.same_weights(source.header.get(record.WEIGHTS))
         self.method = self.job.algorithm
@@ -80,7 +80,7 @@ class Saved:
                 else {}
             )
             self.edges = {int(e): self.state_of(tree) for e, tree in edges.items()}
-            self.edge_of = found.arrays.get("edges") if edges else None
+            self.edge_of = results.arrays.get("edges") if edges else None
 
     def state_of(self, tree: Any) -> Any:
         """Return the server's state.
@@ -111,22 +111,22 @@ class Saved:
             if not self.keeps:
                 self.method.receive(client, self.method.offer(fed, client, state))
             elif f"clients/{k}" in self.source.names(f"clients/{k}"):
-                kept = self.source.get(f"clients/{k}")
-                fed.store.put(k, kept["weights"], kept["memory"])
+                stored = self.source.get(f"clients/{k}")
+                fed.store.put(k, stored["weights"], stored["memory"])
             client.model.eval()
             with client.borrowed():
-                found = pieces(fed, client, self.method, state)
+                parts = pieces(fed, client, self.method, state)
         fed.store.forget(k)
-        own = self.keeps and found.kind not in OF_NOW
-        counted = f"clients/{self.main_metric}{'' if own else '_received'}"
+        personal = self.keeps and parts.kind not in OF_NOW
+        counted = f"clients/{self.main_metric}{'' if personal else '_received'}"
         more: dict[str, Any] = {
             "client": k,
             "counted": counted,
-            "kind": found.kind,
-            "more": found.more,
+            "kind": parts.kind,
+            "more": parts.more,
         }
         return assemble_model(
-            About(**self.about, architecture=found.architecture, **more), found.tensors
+            About(**self.about, architecture=parts.architecture, **more), parts.tensors
         )
 
 
@@ -166,17 +166,17 @@ def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
     They come from the results, or from the data if the results are older than these fields.
     """
     models = sources.job.models
-    if not (known := header.get("inputs")):
+    if not (facts := header.get("inputs")):
         data = sources.data
-        known = {
+        facts = {
             "shape": write_shape(data.shape),
             "mean": data.mean,
             "std": data.std,
             "vocabulary": data.vocabulary,
         }
-    rows: dict[str, Any] = {name: read_numbers(known[name]) for name in ("mean", "std")}
-    rows["shape"] = read_shape(known["shape"])
-    fixed = {"vocabulary": known["vocabulary"], "classes": tuple(header["classes"])}
+    rows: dict[str, Any] = {name: read_numbers(facts[name]) for name in ("mean", "std")}
+    rows["shape"] = read_shape(facts["shape"])
+    fixed = {"vocabulary": facts["vocabulary"], "classes": tuple(header["classes"])}
     fixed["task"] = header.get("task_facts") or CLASSES
     return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
 
@@ -184,7 +184,7 @@ def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
 def federation(
     job: Job,
     about: dict[str, Any],
-    found: record.Record,
+    results: record.Record,
     sources: Sources,
     clients: Collection[int],
 ) -> Federation:
@@ -192,11 +192,11 @@ def federation(
 
     Nothing is trained or sent.
     """
-    shape, known = about["shape"], found.arrays.get("label_counts")
-    sizes = found.arrays.get("train_sizes")
+    shape, label_counts = about["shape"], results.arrays.get("label_counts")
+    sizes = results.arrays.get("train_sizes")
     several = shape.names if isinstance(shape, Shapes) else ()
-    held = () if job.modalities.encoders == "all" else sources.held(several).own
-    kinds = assign(job, shape, len(about["classes"]), several, held)
+    available = () if job.modalities.encoders == "all" else sources.held(several).own
+    kinds = assign(job, shape, len(about["classes"]), several, available)
     store = ClientStore(
         job.seed,
         shape,
@@ -223,7 +223,7 @@ def federation(
         clients=Clients(placement, 0, lambda k: Owner(k, kinds[k], sources, store)),
         sizes=sources.partition.sizes if sizes is None else sizes.tolist(),
         costs=[],
-        label_counts=sources.label_counts if known is None else known,
+        label_counts=sources.label_counts if label_counts is None else label_counts,
         classes=len(about["classes"]),
         # no times here, and only the clients' examples
         profiles=None,  # type: ignore[arg-type]

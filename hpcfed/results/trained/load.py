@@ -19,12 +19,12 @@ def load_model(source: str | Path, client: int | None = None, own: Collection[st
     return read(path, client, own)
 
 
-def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
+def from_file(path: Path, client: int | None, allowed: Collection[str]) -> Trained:
     """Return the model in a file that `hpcfed models` wrote.
 
     Raises ConfigError if it is of another client than the one asked for.
     """
-    model = files.read(path, own)
+    model = files.read(path, allowed)
     if client not in (None, model.about.client):
         raise ConfigError(
             f"{path}: is the model of client {model.about.client}, not of client {client}"
@@ -32,7 +32,7 @@ def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
     return model
 
 
-def from_run(path: Path, client: int | None, own: Collection[str]) -> Trained:
+def from_run(path: Path, client: int | None, allowed: Collection[str]) -> Trained:
     """Return the model in the newest undamaged checkpoint of a run."""
     from hpcfed.results.trained.from_checkpoint import Saved, from_newest
     from hpcfed.storage import names
@@ -40,4 +40,4 @@ def from_run(path: Path, client: int | None, own: Collection[str]) -> Trained:
     if client is None:
         raise ConfigError(f"{path}: say whose model, as in load_model({str(path)!r}, client=0)")
     run = names.folder_of(path)
-    return from_newest(run, lambda source: Saved(run, source, [client], own).model(client))
+    return from_newest(run, lambda source: Saved(run, source, [client], allowed).model(client))

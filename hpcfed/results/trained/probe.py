@@ -51,11 +51,11 @@ def command(
     Raises CheckpointError if the run has no undamaged checkpoint.
     """
     folder = names.folder_of(run)
-    made = make(folder, examples, numbers(clients), own=own or ())
-    path = probe.write(folder, made)
+    result = make(folder, examples, numbers(clients), allowed=own or ())
+    path = probe.write(folder, result)
     n, about = (
-        len(made.clients),
-        f"after round {made.rounds[-1]}, {len(made.labels):,} test examples",
+        len(result.clients),
+        f"after round {result.rounds[-1]}, {len(result.labels):,} test examples",
     )
     return f"{path}: {count_noun(n, 'client')} {about}"
 
@@ -65,15 +65,15 @@ def anew(run: Path) -> Probe:
 
     With many clients it takes a random sample of them, and prints that.
     """
-    made = make(run, most=FIGURES)
-    n, K = len(made.clients), made.header["of"]
+    result = make(run, most=FIGURES)
+    n, K = len(result.clients), result.header["of"]
     if n < K:
         say(
             f"{run}: {n} of {count_noun(K, 'client')} were drawn for figures of models; "
             f"`hpcfed probe {run}` takes up to {MOST}, `--clients 0,3,...` those named"
         )
-    probe.write(run, made)
-    return made
+    probe.write(run, result)
+    return result
 
 
 def make(
@@ -81,17 +81,17 @@ def make(
     examples: int = EXAMPLES,
     clients: Sequence[int] | None = None,
     most: int = MOST,
-    own: Collection[str] = (),
+    allowed: Collection[str] = (),
 ) -> Probe:
     """Return the predictions of the models of the newest checkpoint.
 
     clients: None for all, or for a random sample of `most` if there are more.
-    own: method and models outside hpcfed that may be imported.
+    allowed: method and models outside hpcfed that may be imported.
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
     return from_newest(
-        run, lambda source: Probing(run, source, examples, clients, most, own).probe()
+        run, lambda source: Probing(run, source, examples, clients, most, allowed).probe()
     )
 
 
@@ -105,10 +105,10 @@ class Probing:
         examples: int,
         clients: Sequence[int] | None,
         most: int = MOST,
-        own: Collection[str] = (),
+        allowed: Collection[str] = (),
     ):
-        self.run, self.source, self.own = run, source, own
-        self.saved = Saved(run, source, clients, own)
+        self.run, self.source, self.own = run, source, allowed
+        self.saved = Saved(run, source, clients, allowed)
         self.ks = some(self.saved, most) if clients is None else self.saved.clients
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
@@ -125,8 +125,8 @@ class Probing:
     def probe(self) -> Probe:
         """Return the results of all clients."""
         models = track(self.ks, f"probing {count_noun(len(self.ks), 'model')}")
-        seen = [self.of_client(self.saved.model(k)) for k in models]
-        representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
+        results = [self.of_client(self.saved.model(k)) for k in models]
+        representations, predictions, image_predictions, conductances = zip(*results, strict=True)
         rounds, tables = self.alike(list(representations))
         return Probe(
             header=self.header(),
@@ -166,8 +166,8 @@ class Probing:
         if not len(self.images):
             return z, predictions, predictions[:0], np.zeros((0, z.shape[1]), np.float32)
         _, image_predictions = answers(model, self.image_x)
-        found = conductance(model, self.image_x, self.image_labels)
-        return z, predictions, image_predictions, found
+        conductances = conductance(model, self.image_x, self.image_labels)
+        return z, predictions, image_predictions, conductances
 
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
         """Return the rounds [P] of checkpoints and the CKA of each pair of clients, [P, K, K]."""
@@ -182,8 +182,8 @@ class Probing:
                 with Reader(path) as source:
                     before = Saved(self.run, source, self.ks, self.own)
                     what = f"probing {count_noun(len(self.ks), 'model')} of round {source.rounds}"
-                    seen = self.answers(before, what)
-                    tables[source.rounds] = pairwise_cka([z for z, _ in seen])
+                    results = self.answers(before, what)
+                    tables[source.rounds] = pairwise_cka([z for z, _ in results])
             except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on
                 continue
         rounds = sorted(tables)
@@ -218,8 +218,8 @@ def choose_images(labels: np.ndarray) -> np.ndarray:
     They are in ascending order of class, and depend only on the labels [N], so that all runs on the
     same data use the same images.
     """
-    _, first = np.unique(labels, return_index=True)
-    return first[evenly(len(first), IMAGES)]
+    _, positions = np.unique(labels, return_index=True)
+    return positions[evenly(len(positions), IMAGES)]
 
 
 def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:

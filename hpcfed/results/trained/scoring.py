@@ -84,20 +84,20 @@ def of_known_classes(fed: Federation, client: Client, method: Any, state: State)
 
 def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """Return a FedProto client's model and the prototypes, of which the nearest gives the class."""
-    own, proto = alone(client), state["proto"]
+    parts, proto = alone(client), state["proto"]
     if method.inference == "head" or proto.isnan().all():
-        return own
-    return own._replace(tensors={**own.tensors, "prototypes": proto.clone()}, kind="prototypes")
+        return parts
+    return parts._replace(tensors={**parts.tensors, "prototypes": proto.clone()}, kind="prototypes")
 
 
 def with_server(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """Return a FedGKT client's model, and the server's model on the client's features."""
-    own = alone(client)
+    parts = alone(client)
     if method.evaluate == "client":
-        return own
+        return parts
     server = copies("server", fedgkt.server_module(fed).model, dict(state))
     more = {"server": fed.job.models.server, "shape": list(fedgkt.feature_shape(fed))}
-    return own._replace(tensors={**own.tensors, **server}, kind="served", more=more)
+    return parts._replace(tensors={**parts.tensors, **server}, kind="served", more=more)
 
 
 OWN: dict[str, Callable[..., Pieces]] = {

@@ -40,16 +40,16 @@ class Sources:
 
     def held(self, names: tuple[str, ...]) -> modalities.Held:
         """Return which client has which of these modalities of the data, as the run drew it."""
-        job, known = self.job, self._held
-        if names not in known:
-            known[names] = modalities.assign(
+        job, cache = self.job, self._held
+        if names not in cache:
+            cache[names] = modalities.assign(
                 names,
                 job.modalities,
                 job.clients,
                 job.seed,
                 lambda k: modalities.present(self.data.train, self.shares.train[k]),
             )
-        return known[names]
+        return cache[names]
 
     @cached_property
     def _held(self) -> dict[tuple[str, ...], modalities.Held]:
@@ -93,8 +93,8 @@ class Sources:
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
         split, only = getattr(self.data, which), None
         if self.data.modalities:
-            held = self.held(self.data.modalities)
-            only = (held.train if which == "train" else held.own)[k]
+            assignment = self.held(self.data.modalities)
+            only = (assignment.train if which == "train" else assignment.own)[k]
         return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU, only)
 
 
