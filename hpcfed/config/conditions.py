@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -96,10 +96,13 @@ class UsedIf:
     alternatives: checks by the name of a field; all checks of one alternative have to pass. No
     alternative: the field never has an effect.
     why: the reason in refusals; "": the values by which the condition fails.
+    refused: whether a job is refused that sets the field in vain. Otherwise a run warns of it, if
+    the field is set beside what decides its effect, or above it.
     """
 
     alternatives: tuple[dict[str, Check], ...]
     why: str = ""
+    refused: bool = True
 
     def checks(self) -> Iterator[tuple[str, Check]]:
         """Yield all checks with the name of their field."""
@@ -111,14 +114,15 @@ class UsedIf:
 Unused = Mapping[str, str | UsedIf]
 
 
-def field(default: T, *, used_if: Condition, why: str = "") -> T:
+def field(default: T, *, used_if: Condition, why: str = "", refused: bool = True) -> T:
     """Return the default of a field that has an effect only under a condition.
 
     why: reason in the refusal of a job that sets the field in vain, if the values of the other
     fields do not say enough.
+    refused: as in UsedIf.
     """
     info: Any = Field(default)
-    info.metadata.append(unless(used_if, why))
+    info.metadata.append(replace(unless(used_if, why), refused=refused))
     return info
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from hpcfed.config.conditions import Check, Scope, UsedIf, conditions, value_text
+from hpcfed.config.layers import STORED, Layer, has
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import flat
 
@@ -25,11 +26,14 @@ class Idle:
     why: the reason.
     condition: under which it had one, in words; "" if no field decides it.
     section: the section of the job that states it.
+    refused: whether the job is refused.  by: the fields that decide it, by name.
     """
 
     why: str
     condition: str = ""
     section: str = "algorithm"
+    refused: bool = True
+    by: tuple[str, ...] = ()
 
 
 class Effects:
@@ -61,7 +65,9 @@ class Effects:
                 failures.append(failure)
             else:
                 why = condition.why or " and ".join(dict.fromkeys(failures))
-                return Idle(why, scope.text(condition), scope.prefix.rstrip("."))
+                section, text = scope.prefix.rstrip("."), scope.text(condition)
+                by = tuple(scope.path(name) for name, _ in condition.checks())
+                return Idle(why, text, section, condition.refused, by)
         return None
 
     def failure(
@@ -108,13 +114,34 @@ def idle_fields(job: Job) -> Iterator[str]:
         if name in others or name not in usual or value == usual[name]:
             continue
         idle = reasons.get(name) or effects.idle(name)
-        if idle:
+        if idle and idle.refused:
             by = f"{method}: " if idle.section == "algorithm" else ""
             hint = f"; it is used only if {idle.condition}" if idle.condition else ""
             yield (
                 f"{by}{name} = {format_value(value)} has no effect: {idle.why}\n"
                 f"  leave it away, or set its default, {format_value(usual[name])}{hint}"
             )
+
+
+def fields_in_vain(job: Job) -> Iterator[str]:
+    """Yield a line for each field without effect that is set beside what decides that, or above.
+
+    A job file may set fields of several partitions, of which a flag chooses one: that is meant.
+    """
+    effects, usual = Effects(job), defaults(job)
+    layers = [layer for layer in job._layers if not layer.name.startswith(("preset ", STORED))]
+    for name, value in flat(job.plain()).items():
+        idle = effects.idle(name) if name in usual and value != usual[name] else None
+        if idle and not idle.refused:
+            level = next((i for i, layer in enumerate(layers) if has_field(layer, name)), None)
+            deciding = (i for i, at in enumerate(layers) for by in idle.by if has_field(at, by))
+            if level is not None and level <= min(deciding, default=level):
+                yield f"{name} = {format_value(value)} has no effect with {idle.why}"
+
+
+def has_field(layer: Layer, name: str) -> bool:
+    """Return whether a layer sets the field of this dotted name."""
+    return has(layer.values, name.split("."))
 
 
 def defaults(job: Job) -> dict[str, Any]:

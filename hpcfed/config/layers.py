@@ -10,6 +10,7 @@ from hpcfed.core.errors import ConfigError
 
 PREFIX = "HPCFED_"
 COMMAND_LINE, ENVIRONMENT = "command line", "environment"
+STORED = "the job stored in "  # with the run, of the layer of a run that is continued
 CALL = "hpcfed.run"  # a call in Python
 
 

@@ -25,7 +25,7 @@ from hpcfed.config.files import (
     read_preset,
 )
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.layers import CALL, PREFIX, Layer, environment, merge
+from hpcfed.config.layers import CALL, PREFIX, STORED, Layer, environment, merge
 from hpcfed.config.methods import ALGORITHMS, with_registered_name
 from hpcfed.config.sections import Data
 from hpcfed.config.validation_messages import explain, no_field
@@ -207,7 +207,7 @@ def spelt(layer: Layer) -> Layer:
 
 
 def below_name(resume: str) -> str:
-    return f"the job stored in {resume}"
+    return f"{STORED}{resume}"
 
 
 def stored_layer(resume: str, stored: Callable[[Path], dict[str, Any]]) -> Layer:

@@ -76,16 +76,22 @@ class Data(Section):
     """What partitions by class go by: labels, or any column (columns.client, or the data's
     users).
     """
-    sizes: Literal["equal", "free"] = "equal"
-    """Dirichlet: all clients of one size, or sizes as they are drawn."""
-    alpha: PositiveFloat = 0.5
-    """Dirichlet, inner-dirichlet: concentration; smaller is more skewed."""
+    sizes: Literal["equal", "free"] = field(
+        "equal", used_if={"partition": "dirichlet"}, refused=False
+    )
+    """All clients of one size, or sizes as they are drawn."""
+    alpha: PositiveFloat = field(
+        0.5, used_if={"partition": ("dirichlet", "inner-dirichlet")}, refused=False
+    )
+    """Concentration; smaller is more skewed."""
     client_sizes: tuple[PositiveInt, ...] = field(
         (), used_if={"partition": ("sizes", "inner-dirichlet")}
     )
     """Examples of each client; of inner-dirichlet none: all alike."""
-    classes_per_client: PositiveInt = 2
-    """Classes, pathological, distribution: how many classes each client holds."""
+    classes_per_client: PositiveInt = field(
+        2, used_if={"partition": ("classes", "pathological", "distribution")}, refused=False
+    )
+    """How many classes each client holds."""
     class_choice: Literal["random", "first-deterministic", "deterministic"] = field(
         "random", used_if={"partition": "pathological"}
     )
@@ -96,10 +102,12 @@ class Data(Section):
     """Examples of each of its classes that a client has beforehand."""
     rescale: bool = field(True, used_if={"partition": "distribution"})
     """The rows of the table are proportions; else numbers of examples."""
-    shards_per_client: PositiveInt = 2
-    """Shards: how many label-sorted shards each client gets."""
-    spread: NonNegative = 1.0
-    """Quantity, distribution: standard deviation of the logarithm of the client sizes."""
+    shards_per_client: PositiveInt = field(2, used_if={"partition": "shards"}, refused=False)
+    """How many label-sorted shards each client gets."""
+    spread: NonNegative = field(
+        1.0, used_if={"partition": ("quantity", "distribution")}, refused=False
+    )
+    """Standard deviation of the logarithm of the client sizes."""
     synthetic: tuple[NonNegative, NonNegative] = (1.0, 1.0)
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
     examples: PositiveInt | None = None

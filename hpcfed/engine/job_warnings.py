@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed.config.architectures import find as find_model
+from hpcfed.config.effects import fields_in_vain
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.data.partition import Partition
@@ -81,7 +82,7 @@ def odd_labels(job: Job, world: World) -> list[str]:
 
 def odd_settings(job: Job) -> list[str]:
     """Return warnings about settings that can be meant and rarely are, one line each."""
-    lines, models, by = list[str](), job.models, job.selection.by
+    lines, models, by = [*fields_in_vain(job)], job.models, job.selection.by
     random = [kind for kind in models.mix if not find_model(kind).own and "clip:" not in kind]
     if (models.lora or models.train) and not models.weights and random:
         how = f"models.lora = {models.lora}" if models.lora else "models.train"

@@ -19,7 +19,7 @@ from hpcfed.config.conditions import (
     other_than,
     unless,
 )
-from hpcfed.config.effects import Effects
+from hpcfed.config.effects import Effects, fields_in_vain
 from hpcfed.config.help import help as help_of
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.load import load
@@ -211,3 +211,30 @@ def test_momentum_is_refused_in_rounds_of_one_step_unless_a_round_is_more_than_o
             load([*flags, *words])
     for words in (["fedavg", "--local.keep_optimiser", "true"], ["pfedme"], ["reptile"]):
         assert load([*flags, *words]).local.momentum == 0.5
+
+
+IID, SKEWED = "[data]\npartition = 'iid'\n", "[data]\npartition = 'dirichlet'\n"
+VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
+
+
+@pytest.mark.parametrize(
+    "file, words, environ, lines",
+    [
+        (IID + "alpha = 0.1", "", {}, [VAIN]),
+        (IID, "--data.alpha 0.1", {}, [VAIN]),
+        (IID, "", {"HPCFED_DATA__ALPHA": "0.1"}, [VAIN]),
+        (SKEWED, "--data.partition iid --data.alpha 0.1", {}, [VAIN]),
+        (SKEWED + "alpha = 0.1", "--data.partition iid", {}, []),  # partitions are compared
+        (SKEWED + "alpha = 0.1", "", {"HPCFED_DATA__PARTITION": "iid"}, []),
+        (SKEWED, "--data.alpha 0.1", {}, []),
+        (IID + "alpha = 0.5", "", {}, []),  # the default
+        ("", "--data.shards_per_client 3", {}, ["data.shards_per_client = 3 has no effect with "]),
+    ],
+)
+def test_a_field_of_another_partition_is_in_vain_where_it_is_set_beside_it(
+    tmp_path, file, words, environ, lines
+):
+    path = tmp_path / "job.toml"
+    path.write_text(file)
+    found = list(fields_in_vain(load([str(path), *words.split()], environ=environ)))
+    assert [one[: len(line)] for one, line in zip(found, lines, strict=True)] == lines
