@@ -34,7 +34,8 @@ def evaluates_all(wanted: str | int, clients: int) -> bool:
 class Evaluation:
     """Scores of the clients of a run.
 
-    scores: [K, 2], last main metric and loss of each client.
+    scores: [K, 3], last main metric and loss of each client, and the class that its model predicts
+    for all test examples, nan if there are several.
     stale: [K], whether a client has trained since its last score.
     cohort: ids of this rank's clients in the round's cohort.
     metrics: metrics beyond the main one, and those of all clients' answers together.
@@ -42,7 +43,7 @@ class Evaluation:
 
     def __init__(self, fed: Federation, algorithm: Method) -> None:
         self.fed, self.algorithm = fed, algorithm
-        self.scores, self.stale = np.full((fed.K, 2), np.nan), np.ones(fed.K, dtype=bool)
+        self.scores, self.stale = np.full((fed.K, 3), np.nan), np.ones(fed.K, dtype=bool)
         self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
         self._t = 0
@@ -165,13 +166,16 @@ class Evaluation:
         self.fed.exchange.wait("last scores")
         phases = {"_received": received} if received_only else {"": own, "_received": received}
         every = self.fed.comm.gather(
-            {k: [value for scores in phases.values() for value in scores[k][:2]] for k in received}
+            {k: [value for scores in phases.values() for value in scores[k][:3]] for k in received}
         )
-        table = np.array(list(every.values()), dtype=float)  # [K, 2 per phase], or fewer rows
-        names = [f"{name}{phase}" for phase in phases for name in (self.fed.task.main, "loss")]
+        table = np.array(list(every.values()), dtype=float)  # [K, 3 per phase], or fewer rows
+        main = self.fed.task.main
+        names = [f"{name}{phase}" for phase in phases for name in (main, "loss", "one_class")]
         last = dict(zip(names, table.T, strict=True))
         ids = np.array([*every], dtype=np.int64)
-        scores = {phase: last[f"{self.fed.task.main}{phase}"] for phase in phases}
+        scores = {phase: last[f"{main}{phase}"] for phase in phases}
+        if not self.fed.task.has_classes:
+            last = {name: v for name, v in last.items() if not name.startswith("one_class")}
         row = self.metrics.row(ids, self.metrics.gather(phases), scores)
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
@@ -181,11 +185,14 @@ class Evaluation:
         fresh = np.isfinite(columns["metric"]) | np.isfinite(columns["loss"])
         self.scores[ids[fresh], 0] = columns["metric"][fresh]
         self.scores[ids[fresh], 1] = columns["loss"][fresh]
+        self.scores[ids[fresh], 2] = columns["one_class"][fresh]
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
 
     def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         """Fill in the last scores of all clients; nan for those that have trained since."""
-        columns["metric"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
+        columns["metric"], columns["loss"], columns["one_class"] = np.where(
+            self.stale[ids], np.nan, self.scores[ids].T
+        )
 
     def measure(
         self,
@@ -278,9 +285,14 @@ class Evaluation:
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
     """Return main metric and loss of each client that has a score, phase after phase.
 
+    The last value is the class that its own model predicts for all test examples.
     The values are nan for a phase in which the client was not scored.
     """
     seen = {k for scores in phases.values() for k in scores}
     return {
-        k: tuple(x for scores in phases.values() for x in scores.get(k, NONE)[:2]) for k in seen
+        k: (
+            *(x for scores in phases.values() for x in scores.get(k, NONE)[:2]),
+            phases[""].get(k, NONE).one_class,
+        )
+        for k in seen
     }

@@ -35,6 +35,7 @@ COLUMNS = (
     "loss_received",
     "metric",
     "loss",
+    "one_class",
 )
 # up to this many clients, a round's record has all clients; beyond it, only those that took part
 # or were evaluated
@@ -49,7 +50,7 @@ def cells(tally: Tally) -> tuple[float, ...]:
 
 NOTHING = (
     *cells(Tally()),
-    *6 * [float("nan")],
+    *7 * [float("nan")],
 )  # cells of a client that did nothing and was not evaluated
 
 
@@ -97,12 +98,12 @@ class Recorder:
         """Gather the work of all clients and ranks; collective.
 
         named: clients that have a row even if they did nothing, the same on all ranks.
-        scores: of this rank's clients, as the last six of COLUMNS.
+        scores: of this rank's clients, as the last seven of COLUMNS.
         """
         fed, raised = self.fed, flags()
         ours = {k for k in {**fed.tallies, **scores} if k in fed.clients}
         mine: dict[int, Any] = {
-            k: (*cells(fed.tallies.get(k, Tally())), *scores.get(k, NOTHING[-6:])) for k in ours
+            k: (*cells(fed.tallies.get(k, Tally())), *scores.get(k, NOTHING[-7:])) for k in ours
         }
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {
@@ -135,6 +136,8 @@ class Recorder:
         fed, ids, columns = self.fed, record.ids, record.columns
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
+        if not fed.task.has_classes:
+            del columns["one_class"]
         member, lost = (np.isin(ids, list(ks)) for ks in (cohort, fed.participants.lost))
         names = (name.replace("metric", fed.task.main) for name in columns)
         row = {f"clients/{name}": v for name, v in zip(names, columns.values(), strict=True)}

@@ -1,52 +1,56 @@
-"""Runs whose models predict one class for all test examples, told from their recorded metrics."""
+"""Runs whose models predict one class for all test examples."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
 from hpcfed.core.wording import count_noun
-from hpcfed.results.columns import by_round, last, rounds_with_values
+from hpcfed.results.columns import column, main_metric, rounds_with_values
 from hpcfed.storage.record import Record
+from hpcfed.storage.results import FINAL
 
-NEAR = 1e-12  # distance of a metric from its value for such predictions
-METRICS = ("accuracy", "f1", "kappa", "balanced_accuracy")
+OWN, RECEIVED = "clients/one_class", f"{FINAL}/one_class_received"
 
 
 def one_class(record: Record) -> str:
     """Return a warning if all predictions after the last evaluated round are one class, or "".
 
-    Of two classes also if that holds for some clients. Runs that measure accuracy alone do not
-    tell.
+    The same is said of the global model, if it was evaluated after the last round. Of two classes
+    also if it holds for some clients, and is wrong of some of their examples.
     """
     names, t = record.header.get("classes", []), rounds_with_values(record)[-1:]
-    pooled = {name: by_round(record, f"{name}_pooled")[t] for name in METRICS}
-    if is_one_class(pooled, max(1, len(names))).any():
-        accuracy, f1 = pooled["accuracy"][-1], pooled["f1"][-1]
-        which = f" ({names[0] if f1 < NEAR else names[1]})" if np.isfinite(f1) else ""
-        return (
-            f"all predictions are one class{which}; the accuracy, {accuracy:.4f}, is its share of "
-            f"the test examples"
+    main = main_metric(record)
+    if OWN not in record.columns or not len(t):
+        return ""
+    classes, metric = column(record, OWN)[t[0]], column(record, f"clients/{main}")[t[0]]
+    if text := pooled_text(classes, metric, record, "all predictions are"):
+        return text
+    arrays = record.arrays
+    if RECEIVED in arrays and (
+        text := pooled_text(
+            arrays[RECEIVED],
+            arrays[f"{FINAL}/{main}_received"],
+            record,
+            "all predictions of the global model are",
         )
-    by_client = {name: last(record, f"clients/{name}") for name in METRICS}
-    n_clients = is_one_class(by_client, 2).sum() if np.isfinite(by_client["f1"]).any() else 0
-    whose = count_noun(int(n_clients), "client")
-    return f"the models of {whose} predict one class for all test examples" if n_clients else ""
+    ):
+        return text
+    some = int((np.isfinite(classes) & (metric < 1)).sum()) if len(names) == 2 else 0
+    whose = count_noun(some, "client")
+    return f"the models of {whose} predict one class for all test examples" if some else ""
 
 
-def is_one_class(metrics: Mapping[str, np.ndarray], classes: int) -> np.ndarray:
-    """Return where all predictions are one class, [n], bool.
+def pooled_text(classes: np.ndarray, metric: np.ndarray, record: Record, subject: str) -> str:
+    """Return a sentence if models predict one class for all clients' test examples, or "".
 
-    metrics: [n] each, by the names in METRICS; nan where not measured.
-    Cohen's kappa is then 0 and the balanced accuracy 1 / C. They may be so by chance too, but of
-    two classes not if F1 is also 0 (no positive prediction is right), or 2 a / (1 + a) with the
-    accuracy a (all are positive). Without kappa and balanced accuracy the result is False.
+    classes: the class that each client's model predicts for all of them, [n], nan for several.
+    metric: each client's accuracy, [n], nan for clients that were not evaluated.
+    All examples may have this class; then there is nothing to say.
     """
-    accuracy, f1, kappa, balanced = (metrics[name] for name in METRICS)
-    unknown = np.isnan(kappa) & np.isnan(balanced)
-    chance = (np.isnan(kappa) | (abs(kappa) < NEAR)) & (
-        np.isnan(balanced) | (abs(balanced - 1 / classes) < NEAR)
-    )
-    sure = np.isnan(f1) | (f1 < NEAR) | (abs(f1 - 2 * accuracy / (1 + accuracy)) < NEAR)
-    return ~unknown & chance & sure
+    evaluated = np.isfinite(metric)
+    predicted = np.unique(classes[evaluated])  # nan is a value too
+    if len(predicted) != 1 or np.isnan(predicted[0]) or (metric[evaluated] == 1).all():
+        return ""
+    number, names = int(predicted[0]), record.header.get("classes", [])
+    name = names[number] if number < len(names) else number
+    return f"{subject} one class ({name}), so that accuracy is the share of its test examples"

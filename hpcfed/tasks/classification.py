@@ -201,32 +201,38 @@ class Classification(Task):
 
     def score(
         self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
-    ) -> tuple[float, float, Answers | None]:
+    ) -> tuple[float, float, float, Answers | None]:
         """Return accuracy, mean cross-entropy, and the answers if metrics need more than accuracy.
 
+        Before the answers stands the class, if all predictions are one; nan otherwise.
         Logits are not kept: a batch adds to two sums on the device.
         """
         import torch
         from torch.nn.functional import cross_entropy
 
+        ends: list[Tensor] = []
         total, n, parts = None, 0, []
         wanted = tuple(metrics) != (self.main,)
         for logits, y in batches:
-            right, loss = (logits.argmax(1) == y).sum(), cross_entropy(logits, y, reduction="sum")
+            classes = logits.argmax(1)
+            right, loss = (classes == y).sum(), cross_entropy(logits, y, reduction="sum")
+            ends += classes.aminmax()
             batch = torch.stack([right.double(), loss.double()])
             total, n = (batch if total is None else total + batch), n + len(y)
             if wanted:
                 parts.append((y, *predictions(logits)))
         assert total is not None  # there is a batch
-        correct, loss = (total / n).tolist()
+        bounds = torch.stack(torch.stack(ends).aminmax()).double()
+        correct, loss, low, high = torch.cat([total / n, bounds]).tolist()
+        one_class = low if low == high else float("nan")
         if not wanted:
-            return correct, loss, None
+            return correct, loss, one_class, None
         labels, predicted, *margin = (
             torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)
         )
         small = np.min_scalar_type(logits.shape[1] - 1)  # one byte, up to 256 classes
         answers = {"y": labels.astype(small), "predicted": predicted.astype(small)}
-        return correct, loss, answers | ({"margin": margin[0]} if margin else {})
+        return correct, loss, one_class, answers | ({"margin": margin[0]} if margin else {})
 
 
 def predictions(logits: Tensor) -> tuple[Tensor, ...]:

@@ -152,9 +152,10 @@ class Task:
 
     def score(
         self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
-    ) -> tuple[float, float, Answers | None]:
+    ) -> tuple[float, float, float, Answers | None]:
         """Return the main metric, the mean loss, and the answers of a model to some examples.
 
+        Before the answers stands the class, if all predictions are one; nan otherwise.
         batches: outputs and labels, at least one pair.  metrics: names of what the run measures;
         where these need no answers, None is returned.
         The loss is that of all examples together.
@@ -165,7 +166,7 @@ class Task:
         output, y = torch.cat(outputs).float(), torch.cat(labels)
         answers = self.answers(output, y)
         loss = float(self.loss(output.double(), y.double()))
-        return self.compute(self.usual[:1], answers)[0], loss, answers
+        return self.compute(self.usual[:1], answers)[0], loss, float("nan"), answers
 
     # metrics
 

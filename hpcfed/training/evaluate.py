@@ -36,12 +36,15 @@ if TYPE_CHECKING:
 class Score(NamedTuple):
     """Main metric and mean default loss of the task; nan without test examples.
 
+    one_class: the class that the model predicts for all examples; nan if there are several, or if
+    the task has no classes.
     answers: the data for other metrics, if the run measures any.
     validation: metric, loss and number of the examples that the client holds out, if it does.
     """
 
     metric: float
     loss: float
+    one_class: float = float("nan")
     answers: Answers | None = None
     validation: tuple[float, float, int] | None = None
 
@@ -109,7 +112,7 @@ def answer(fed: Federation, predict: Predict, test: Shard) -> list[Answers]:
     """Return the answers of a model to some examples; none if there are no examples."""
     if not len(test):
         return []
-    answers = fed.task.score(outputs(fed, predict, test), [*fed.task.metrics])[2]
+    answers = fed.task.score(outputs(fed, predict, test), [*fed.task.metrics])[-1]
     assert answers is not None  # all metrics need them
     return [answers]
 

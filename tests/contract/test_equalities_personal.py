@@ -132,7 +132,9 @@ def test_fedreps_last_head_training_is_recorded_apart_and_reaches_all_clients():
     bodies = rounds.state.clone()
     final = rounds.finish()
     pooled = {"accuracy_pooled", "accuracy_received_pooled"}
-    assert set(final) == {"accuracy", "loss", "accuracy_received", "loss_received"} | pooled
+    values = ("accuracy", "loss", "one_class")
+    both = {f"{name}{phase}" for name in values for phase in ("", "_received")}
+    assert set(final) == both | pooled
     assert np.isfinite(final["loss"][:5]).all() and toy.differences(rounds.state, bodies) == []
 
 

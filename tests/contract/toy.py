@@ -200,7 +200,7 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     computed = [
         {name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows
     ]
-    scores = going.evaluation.scores.copy()
+    scores = going.evaluation.scores[:, :2].copy()  # a model seldom predicts one class
     return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
 
 

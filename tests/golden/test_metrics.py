@@ -211,6 +211,6 @@ def test_targets_are_standardised_by_the_training_part_and_scored_in_their_own_u
     assert fitted.tolist() == [[-1, 0], [1, 0]] and tested.tolist() == [[2, 1]]
     assert task.predict(torch.tensor([[1.0, 2.0]])).tolist() == [[30, 9]]
     output, labels = torch.tensor([[1.0, 1.0]]), torch.from_numpy(tested)
-    metric, loss, answers = task.score([(output, labels)], ["mse"])
+    metric, loss, _, answers = task.score([(output, labels)], ["mse"])
     assert (metric, loss) == (((40 - 30) ** 2 + 0) / 2, ((2 - 1) ** 2 + 0) / 2)
     assert answers["y"].tolist() == [[40, 8]] and answers["predicted"].tolist() == [[30, 8]]

@@ -263,7 +263,7 @@ def test_a_restored_run_knows_scores_costs_and_who_is_to_be_scored(tmp_path):
     rounds, again = (started("local", "--evaluate.every", "2") for _ in range(2))
     for _ in range(3):
         rounds.step()
-    rounds.evaluation.scores[0], rounds.evaluation.stale[0] = (0.25, 1.5), True
+    rounds.evaluation.scores[0], rounds.evaluation.stale[0] = (0.25, 1.5, 2), True
     save_restore.save(rounds, tmp_path)
     save_restore.restore(again, tmp_path)
     assert again.t == rounds.t

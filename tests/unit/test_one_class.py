@@ -1,57 +1,79 @@
-"""Predictions of one class alone are told from metrics, as scikit-learn computes them."""
+"""Runs whose models predict one class alone say so, also when they measure accuracy alone."""
 
 import numpy as np
 import pytest
+import torch
 
-from hpcfed.results.one_class import METRICS, is_one_class, one_class
-from hpcfed.storage.record import Record
+from hpcfed.main import main
+from hpcfed.results.one_class import one_class
+from hpcfed.storage.record import Record, load
 from hpcfed.tasks.classification import Classification
 
 NAN = np.nan
-pytestmark = pytest.mark.quick
-Y = np.array([0] * 18 + [1] * 2, np.uint8)
+EVENTS, CLIENTS = 200, 4
 
 
-def told(predicted: np.ndarray, names: tuple[str, ...] = METRICS) -> bool:
-    """What the metrics of these predictions of Y tell."""
-    margin = predicted.astype(np.float32)
-    answers = {"y": Y, "predicted": predicted, "margin": margin}
-    found = dict(zip(names, Classification().compute(names, answers), strict=True))
-    return bool(is_one_class({name: np.array([found.get(name, NAN)]) for name in METRICS}, 2)[0])
+@pytest.mark.quick
+@pytest.mark.parametrize("metrics", [("accuracy",), ("accuracy", "kappa")])
+def test_scores_name_the_class_that_all_batches_predict(metrics):
+    def predicted(*batches: list[int]) -> float:
+        eye = torch.eye(3)
+        pairs = [
+            (eye[classes], torch.zeros(len(classes), dtype=torch.int64)) for classes in batches
+        ]
+        return Classification().score(pairs, metrics)[2]
+
+    assert predicted([2, 2], [2]) == 2 and predicted([0]) == 0
+    assert np.isnan([predicted([2, 2], [1]), predicted([0, 1], [0])]).all()
 
 
-@pytest.mark.parametrize("names", [METRICS, METRICS[:3], ("accuracy", "f1", "balanced_accuracy")])
-def test_predictions_of_one_class_are_told_and_no_others(names):
-    assert told(np.zeros(20, np.uint8), names) and told(np.ones(20, np.uint8), names)
-    g = np.random.default_rng(0)
-    for share in (0.05, 0.1, 0.5, 0.9, 0.95):
-        for _ in range(20):
-            predicted = (g.random(20) < share).astype(np.uint8)
-            assert told(predicted, names) == (len(set(predicted.tolist())) == 1)
-    independent = np.array(([0] * 9 + [1] * 9) + [0, 1], np.uint8)  # kappa 0, by chance
-    assert not told(independent, names)
+def record(one_class: list[float], accuracy: list[float], **more: object) -> Record:
+    names = ["no", "yes"]
+    header = {"metrics": ["accuracy"], "classes": names, "architectures": ["a"] * len(accuracy)}
+    columns = {
+        "clients/accuracy": np.array([accuracy, [NAN] * len(accuracy)]),
+        "clients/one_class": np.array([one_class, [NAN] * len(accuracy)]),
+    }
+    return Record(header | more, {}, columns, 2)
 
 
-def test_accuracy_alone_tells_nothing():
-    assert not told(np.zeros(20, np.uint8), ("accuracy",))
-
-
+@pytest.mark.quick
 def test_the_warning_names_the_class_or_the_number_of_clients():
-    def record(f1: float, kappa: float, clients: list[float]) -> Record:
-        header = {
-            "metrics": list(METRICS[:3]),
-            "classes": ["no", "yes"],
-            "architectures": ["a"] * 2,
-        }
-        pooled = {"accuracy": 0.9, "f1": f1, "kappa": kappa}
-        columns = {f"rounds/{name}_pooled": np.array([v]) for name, v in pooled.items()}
-        own = {"accuracy": [0.9, 0.9], "f1": clients, "kappa": clients}
-        columns |= {f"clients/{name}": np.array([v]) for name, v in own.items()}
-        return Record(header, {}, columns, 1)
-
     whole = "all predictions are one class"
-    assert one_class(record(0.0, 0.0, [0.0, 0.0])).startswith(f"{whole} (no); the accuracy, 0.9")
-    assert one_class(record(1.8 / 1.9, 0.0, [0.0, 0.0])).startswith(f"{whole} (yes);")
-    some = one_class(record(0.5, 0.4, [0.0, 0.3]))
-    assert some.startswith("the models of 1 client predict one class")
-    assert one_class(record(0.5, 0.4, [NAN, 0.3])) == ""
+    assert one_class(record([0, 0], [0.9, 1])).startswith(f"{whole} (no), so that accuracy is")
+    assert one_class(record([1, 1], [0.1, 0])).startswith(f"{whole} (yes)")
+    assert one_class(record([1, NAN], [0.1, NAN])).startswith(f"{whole} (yes)")
+    some = "the models of 1 client predict one class for all test examples"
+    assert one_class(record([0, NAN], [0.9, 0.8])) == some
+    assert one_class(record([0, 1], [0.9, 1])) == some  # the second client has no other class
+    for nothing in (record([NAN, NAN], [0.9, 0.9]), record([1, 1], [1, 1])):
+        assert one_class(nothing) == ""
+    assert one_class(record([0, NAN], [0.9, 0.8], classes=["no", "yes", "other"])) == ""
+
+
+@pytest.mark.quick
+def test_a_global_model_of_one_class_is_told_beside_other_models_of_clients():
+    run = record([NAN, NAN], [0.9, 0.9])
+    run.arrays["final/one_class_received"] = np.array([0.0, 0.0])
+    run.arrays["final/accuracy_received"] = np.array([0.8, 0.7])
+    assert one_class(run).startswith("all predictions of the global model are one class (no)")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_table_with_one_rare_class_ends_with_a_warning(method, tmp_path, capsys):
+    """5 % of the examples are events, which no column tells apart; accuracy alone is measured."""
+    x = np.random.default_rng(0).normal(size=(EVENTS, 3))
+    lines = [
+        f"{a:.3f},{b:.3f},{c:.3f},{'yes' if i % 20 == 0 else 'no'}" for i, (a, b, c) in enumerate(x)
+    ]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,c,event", *lines]))
+    flags = f"--algorithm.name {method} --clients {CLIENTS} --rounds 2 --models.mix mlp"
+    words = [*flags.split(), "--data.name", str(table), "--columns.label", "event"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    found = load(tmp_path / "run")
+    assert found.header["metrics"] == ["accuracy"]
+    assert (found.column("clients/one_class")[-1] == 0).all()
+    assert "warning: all predictions are one class (no)" in " ".join(
+        capsys.readouterr().out.split()
+    )
