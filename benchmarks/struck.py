@@ -126,7 +126,8 @@ class History:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a run. unexpected: no start should have ended as one did.  said: why, where it
-    is not the same.  took: seconds of the whole of it.
+    is not the same.  took: seconds of the whole of it.  struck: the file call that failed, was cut
+    short or lost, and its file, as the library of filecalls.c told it; "" if none was.
     """
 
     case: Case
@@ -137,6 +138,7 @@ class Outcome:
     unexpected: bool = False
     said: str = ""
     took: float = 0.0
+    struck: str = ""
 
     @property
     def kind(self) -> str:
@@ -150,6 +152,8 @@ class Outcome:
             f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}, "
             f"{self.took:.0f} s in all"
         )
+        if case.fault.calls:
+            text += f", struck: {self.struck or 'no call'}"
         again = f"python benchmarks/chaos.py {case}"
         return f"{text}\n  UNEXPECTED; again: {again}\n{self.said[-3000:]}" if self.failed else text
 
@@ -167,6 +171,11 @@ class Outcome:
     def failed(self) -> bool:
         return self.verdict != "same" or self.unexpected
 
+    @property
+    def counts(self) -> bool:
+        """Whether a fault met the run: a file call that the run never came to is none."""
+        return bool(self.struck) or self.case.fault.calls is None
+
 
 def cleanly(job: str, folder: Path) -> str:
     """The digest of a job's run without a fault, on one rank."""
@@ -179,7 +188,15 @@ def play(case: Case, clean: str, folder: Path) -> Outcome:
     """Do it. clean: the digest that it should come to."""
     begin = monotonic()
     outcome = played(case, clean, folder)
-    return replace(outcome, took=round(monotonic() - begin, 2))
+    parent = parent_of(case, folder)
+    log = parent / "struck"
+    call = log.read_text().strip().replace(f"{parent}/", "") if log.exists() else ""
+    return replace(outcome, took=round(monotonic() - begin, 2), struck=call)
+
+
+def parent_of(case: Case, folder: Path) -> Path:
+    """The folder of a run and of what is beside it."""
+    return folder / f"{case.kind}-{case.number}"
 
 
 def played(case: Case, clean: str, folder: Path) -> Outcome:
@@ -201,7 +218,7 @@ def played(case: Case, clean: str, folder: Path) -> Outcome:
 @contextmanager
 def place(case: Case, folder: Path) -> Iterator[Path]:
     """A run folder, on a disk of its own where that is to be full."""
-    parent = folder / f"{case.kind}-{case.number}"
+    parent = parent_of(case, folder)
     parent.mkdir()
     if case.fault.disk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", parent], check=True)

@@ -23,8 +23,8 @@ VERDICTS = ("same", "lost", "hung", "differing")
 
 
 def rows(outcomes: Sequence[Any], faults: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a kind of fault, of those that struck, and all that JSON is to keep of it."""
-    struck = {kind: [it for it in outcomes if it.kind == kind] for kind in faults}
+    """One row per kind of fault, of the runs that it met, and all that JSON is to keep of it."""
+    struck = {kind: [it for it in outcomes if it.kind == kind and it.counts] for kind in faults}
     return [
         {"kind": kind, "what": faults[kind].what} | counted(own)
         for kind, own in struck.items()

@@ -19,6 +19,7 @@ sys.path.insert(0, str(FOLDER))
 import calls  # noqa: E402
 import chaos  # noqa: E402
 import faults  # noqa: E402
+import tally  # noqa: E402
 from struck import JOBS, Outcome  # noqa: E402
 
 
@@ -91,3 +92,12 @@ def test_the_file_call_that_is_named_is_struck_and_no_other(tmp_path):
         [b"ab"] * 2
     )
     assert (tmp_path / "struck").read_text() == f"write {tmp_path}/run2\n"
+
+
+def test_a_run_counts_only_if_its_file_call_was_struck():
+    case = chaos.draw(0, "call-write", 0)
+    reached, missed = Outcome(case, "same", struck="write run/results.h5"), Outcome(case, "same")
+    killed = Outcome(chaos.draw(0, "kill", 0), "same")
+    rows = tally.rows([reached, missed, killed], faults.FAULTS)
+    assert [(row["kind"], row["runs"]) for row in rows] == [("kill", 1), ("call-write", 1)]
+    assert Outcome.of(reached.plain()) == reached
