@@ -267,7 +267,7 @@ class RoundBased(Method):
             *fed.stream(
                 cohort,
                 partial(self.local, fed),
-                given=(state, t),
+                arguments=(state, t),
                 together=lambda clients: stacked.train(fed, self, clients, state, t),
             )
         ]

@@ -135,19 +135,19 @@ class Shard:
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
     """Return the examples of several shards, one after the other; all have the same modalities."""
-    first = copy(shards[0])
-    if all(same(s.x, first.x) for s in shards):
-        first.rows = np.concatenate([s.rows for s in shards])
+    result = copy(shards[0])
+    if all(same(s.x, result.x) for s in shards):
+        result.rows = np.concatenate([s.rows for s in shards])
     else:  # a population's clients have memory of their own
-        if isinstance(first.x, Mapping):
-            first.x = {m: np.concatenate([s.x[m][s.rows] for s in shards]) for m in first.x}
+        if isinstance(result.x, Mapping):
+            result.x = {m: np.concatenate([s.x[m][s.rows] for s in shards]) for m in result.x}
         else:
-            first.x = np.concatenate([s.x[s.rows] for s in shards])
-        first.rows = np.arange(sum(map(len, shards)))
-    first.labels = np.concatenate([s.labels for s in shards])
-    first._resident = join(s.resident for s in shards) if first.gathers_on_device else None
-    first._resident_labels = None
-    return first
+            result.x = np.concatenate([s.x[s.rows] for s in shards])
+        result.rows = np.arange(sum(map(len, shards)))
+    result.labels = np.concatenate([s.labels for s in shards])
+    result._resident = join(s.resident for s in shards) if result.gathers_on_device else None
+    result._resident_labels = None
+    return result
 
 
 def same(x: Any, other: Any) -> bool:
@@ -184,9 +184,9 @@ class Extended(Shard):
     Training on this shard counts as training on the client's own examples.
     """
 
-    def __init__(self, own: Shard, made: Shard):
-        self.__dict__ = dict(concat_shards([own, made]).__dict__)
-        self.own = own
+    def __init__(self, local: Shard, generated: Shard):
+        self.__dict__ = dict(concat_shards([local, generated]).__dict__)
+        self.own = local
 
     def holds(self, other: Shard) -> bool:
         return self.own.holds(other)

@@ -62,18 +62,18 @@ def state_store(
     """
     if device.type == "cpu":
         return LruStore(
-            folder, resident, ClientState.encode, ClientState.decode, lambda kept: kept.nbytes
+            folder, resident, ClientState.encode, ClientState.decode, lambda state: state.nbytes
         )
     host: LruStore[ClientState] = LruStore(
-        folder, resident, ClientState.encode, ClientState.decode, lambda kept: kept.locked
+        folder, resident, ClientState.encode, ClientState.decode, lambda state: state.locked
     )
     ferry = Transfer(device)
     return TieredStore(
         host,
         device_bytes,
-        lambda kept: kept.map_tensors(ferry.down),
-        lambda kept: kept.map_tensors(ferry.up),
-        lambda kept: kept.nbytes,
+        lambda state: state.map_tensors(ferry.down),
+        lambda state: state.map_tensors(ferry.up),
+        lambda state: state.nbytes,
     )
 
 
@@ -110,8 +110,8 @@ class UndoLog:
             return
         self.before.add(k)
         self.store.settle(k)
-        if kept := self.store.kept.get(k):
-            self.states.put(k, replace(kept, memory=dict(kept.memory)))
+        if state := self.store.kept.get(k):
+            self.states.put(k, replace(state, memory=dict(state.memory)))
             self.states.fit(keep=(k,))
 
     def drop(self, k: int) -> None:
@@ -128,6 +128,6 @@ class UndoLog:
         """Restore all recorded clients to their states before the round."""
         for k in sorted(self.before):
             self.store.forget(k)
-            if kept := self.states.get(k):
-                self.store.put(k, kept.weights, kept.memory)
+            if state := self.states.get(k):
+                self.store.put(k, state.weights, state.memory)
             self.drop(k)

@@ -16,15 +16,15 @@ def read_csv(path: Path, header: Sequence[str], field: str) -> list[list[str]]:
     """
     try:
         with regular(path).open(newline="", encoding="utf-8") as file:
-            first, *lines = [row for row in csv.reader(file) if row] or [[]]
+            names, *lines = [row for row in csv.reader(file) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(
             f"{field}: {path}: cannot be read: {reason}; give a CSV file, or another path"
         ) from error
-    if [word.strip() for word in first] != list(header):
+    if [word.strip() for word in names] != list(header):
         raise DataError(
-            f"{field}: {path}: begins with {','.join(first)!r}; the first line must be "
+            f"{field}: {path}: begins with {','.join(names)!r}; the first line must be "
             f"{','.join(header)}"
         )
     return lines

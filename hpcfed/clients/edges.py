@@ -39,10 +39,10 @@ class EdgeMap:
 
     def split(self, ks: Sequence[int]) -> dict[int, list[int]]:
         """Group these clients by edge: edges in order, clients in the given order."""
-        found: dict[int, list[int]] = {}
+        by_edge: dict[int, list[int]] = {}
         for k in ks:
-            found.setdefault(int(self.of[k]), []).append(k)
-        return dict(sorted(found.items()))
+            by_edge.setdefault(int(self.of[k]), []).append(k)
+        return dict(sorted(by_edge.items()))
 
 
 def assign(edges: Edges, clients: int) -> np.ndarray:

@@ -96,19 +96,19 @@ class Draws:
         The deadline takes local epochs or steps and the announced traffic into account. What a
         method computes beyond these takes time, but makes no client late.
         """
-        found, full = Outcome(partial=dict(partial)), self.full
+        result, full = Outcome(partial=dict(partial)), self.full
         for k in (k for k in cohort if keep or k not in partial):
             amount, share = partial.get(k, full), self.dropout(t, k)
             fits = amount if self.system.deadline is None else self.fits(k, amount, traffic(k))
             if share is None and fits < amount and keep and fits:
-                found.partial[k] = amount = fits
+                result.partial[k] = amount = fits
             if share is not None or fits < amount:
-                found.lost[k] = self.until(
+                result.lost[k] = self.until(
                     k, self.examples(k, amount) * (1.0 if share is None else share), traffic
                 )
             else:
-                found.reports.append(k)
-        return found
+                result.reports.append(k)
+        return result
 
     def fits(self, k: int, amount: int, bytes_: tuple[int, int]) -> int:
         """Return how many of these epochs or steps client k completes before the deadline.

@@ -107,8 +107,8 @@ def draw(
         }
     if system.measured is not None and example is not None:
         seconds = read_measured(system.measured, clients)
-        known = ~np.isnan(seconds)
-        varied["speed"][known] = example[known] / seconds[known]
+        measured = ~np.isnan(seconds)
+        varied["speed"][measured] = example[measured] / seconds[measured]
     return varied | {"availability": np.full(clients, system.availability)}
 
 

@@ -103,9 +103,9 @@ class Choice:
         if self.selection.by == "e3cs":
             K, m = len(self.sizes), self.m
             p, capped = self.probabilities(t)
-            moved = [k for k in self.sample(t) if k in reports and not capped[k]]
+            updated = [k for k in self.sample(t) if k in reports and not capped[k]]
             rest = m - self.quota(t) * m
-            self.log_weights[moved] += rest * self.selection.eta / (K * p[moved])
+            self.log_weights[updated] += rest * self.selection.eta / (K * p[updated])
 
     def to_tree(self) -> dict[str, Any]:
         """Return the values that a checkpoint saves."""

@@ -170,10 +170,10 @@ class ClientStore:
         skeleton = self.skeleton(client.architecture)
         if self.active.get(client.architecture) != client.id:
             self.rest(client.architecture)
-            kept = self.kept.get(client.id)
-            if kept and kept.weights is not None:
-                skeleton.load(kept.weights)
-                kept.weights = None
+            state = self.kept.get(client.id)
+            if state and state.weights is not None:
+                skeleton.load(state.weights)
+                state.weights = None
             elif not self.stateless:
                 skeleton.load(self.initial(client.architecture, client.id).flat)
             self.active[client.architecture] = client.id
@@ -193,10 +193,10 @@ class ClientStore:
         return self.entry(k)
 
     def entry(self, k: int) -> ClientState:
-        kept = self.kept.get(k)
-        if kept is None:
-            self.kept.put(k, kept := ClientState())
-        return kept
+        state = self.kept.get(k)
+        if state is None:
+            self.kept.put(k, state := ClientState())
+        return state
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Return client k's weights and memory, to be read, sent or saved.
@@ -204,8 +204,8 @@ class ClientStore:
         The weights are None if the client has none of its own yet.
         """
         self.settle(k)
-        kept = self.kept.peek(k) or ClientState()
-        return {"weights": kept.weights, "memory": kept.memory}
+        state = self.kept.peek(k) or ClientState()
+        return {"weights": state.weights, "memory": state.memory}
 
     def settle(self, k: int) -> None:
         """Copy client k's weights from a module back into its vector, if they are in one."""
@@ -219,11 +219,11 @@ class ClientStore:
     def put(self, k: int, flat: Tensor | None, memory: dict[str, Any] | None = None) -> None:
         """Set the weights of client k, and its memory if one is given."""
         self.drop(k)
-        kept = self.entry(k)
+        state = self.entry(k)
         if flat is not None:
-            kept.weights = flat.to(self.device)
+            state.weights = flat.to(self.device)
             self.weighted.add(k)
-        kept.memory = kept.memory if memory is None else on_device(memory, self.device)
+        state.memory = state.memory if memory is None else on_device(memory, self.device)
         self.kept.fit(keep=self.active.values())
 
     def drop(self, *ks: int) -> None:
@@ -231,9 +231,9 @@ class ClientStore:
         self.active = {a: active for a, active in self.active.items() if active not in ks}
         self.weighted.difference_update(ks)
         for k in [k for k in ks if k in self.kept]:
-            kept = self.entry(k)
-            kept.weights = None
-            if not kept.memory:
+            state = self.entry(k)
+            state.weights = None
+            if not state.memory:
                 self.kept.drop(k)
 
     def forget(self, k: int) -> None:

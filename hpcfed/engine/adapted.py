@@ -52,10 +52,10 @@ def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
     about["counted"] = f"final/{facts.data.task.main}"
 
     def save(client: Client) -> None:
-        found = alone(client)
-        told = About(**about, architecture=found.architecture, client=client.id, rounds=rounds.t)
-        tensors = {name: value.cpu() for name, value in found.tensors.items()}
+        model = alone(client)
+        header = About(**about, architecture=model.architecture, client=client.id, rounds=rounds.t)
+        tensors = {name: value.cpu() for name, value in model.tensors.items()}
         path = names.model_file(names.adapted_folder(folder), client.id)
-        put(path, files.encode(assemble_model(told, tensors)))
+        put(path, files.encode(assemble_model(header, tensors)))
 
     rounds.evaluation.save = save

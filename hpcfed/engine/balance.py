@@ -103,8 +103,8 @@ class Balance:
         """Share the cohort out evenly over all ranks, in whole groups; collective."""
         groups, placement = self.fed.turns.grouping(cohort), self.fed.placement
         costs = [sum(self._estimate(ks)) for ks in groups]
-        held = [placement.ranks[ks[0]] for ks in groups]
-        new = level(costs, held, placement.speeds)
+        old = [placement.ranks[ks[0]] for ks in groups]
+        new = level(costs, old, placement.speeds)
         move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def rebalance(self) -> int:
@@ -117,9 +117,9 @@ class Balance:
         ranks = self.fed.placement.ranks
         costs = (self.seconds * self.fed.sizes).tolist()  # of one epoch
         new = better(costs, ranks, self.fed.placement.speeds)
-        moved = {k: new[k] for k in range(self.fed.K) if new[k] != ranks[k]}
-        move(self.fed, moved)
-        return len(moved)
+        moves = {k: new[k] for k in range(self.fed.K) if new[k] != ranks[k]}
+        move(self.fed, moves)
+        return len(moves)
 
     def _estimate(self, ks: list[int]) -> list[float]:
         """Return the cost of the next round of each of these clients.

@@ -40,11 +40,11 @@ def calibrate(facts: World, fed: Federation) -> None:
     kinds = sorted(set(fed.architectures))
     if fed.comm.size == 1 or len(kinds) == 1 or not on_gpus(fed):
         return
-    found = fed.comm.bcast(measured(fed, kinds) if fed.comm.rank == 0 else None)
-    if not found:
+    measured_seconds = fed.comm.bcast(measured(fed, kinds) if fed.comm.rank == 0 else None)
+    if not measured_seconds:
         return
     sizes = zip(fed.architectures, fed.sizes, strict=True)
-    fed.placement.costs = [float(found[kind]) * n for kind, n in sizes]
+    fed.placement.costs = [float(measured_seconds[kind]) * n for kind, n in sizes]
     if not facts.many:  # with a population each round's clients are placed anew
         places = place(fed.placement.costs, fed.comm.size, fed.placement.speeds)
         balance.move(fed, dict(enumerate(places)))

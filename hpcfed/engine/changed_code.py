@@ -27,8 +27,8 @@ def own_names(method: str, models: Iterable[str]) -> list[str]:
     """Return those of these names that are users' own, as "module:attribute"."""
     named = filter(None, models)
     parts = [part.base for name in named for part in Architecture.parse(name).parts]
-    own = [base for base in parts if ":" in base and find(base).own]
-    return list(dict.fromkeys([*([method] if ":" in method else []), *own]))
+    bases = [base for base in parts if ":" in base and find(base).own]
+    return list(dict.fromkeys([*([method] if ":" in method else []), *bases]))
 
 
 def digests(names: Iterable[str]) -> dict[str, str]:
@@ -54,11 +54,11 @@ def check(job: Job, folder: Path) -> list[str]:
     if differ and not job.own_changed:
         raise ConfigError(refusal(differ, str(folder)))
     before = header.get("versions", {}).get("hpcfed", __version__)
-    told = [f"{name} has changed since {folder} began" for name in differ]
-    told += [f"{folder} began with hpcfed {before}, and continues with {__version__}"] * (
+    warnings = [f"{name} has changed since {folder} began" for name in differ]
+    warnings += [f"{folder} began with hpcfed {before}, and continues with {__version__}"] * (
         before != __version__
     )
-    return told
+    return warnings
 
 
 def refusal(names: list[str], folder: str) -> str:

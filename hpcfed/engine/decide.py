@@ -85,12 +85,14 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     metrics = checks.metrics(job, data)
     partition, held_out = share_out(job, data)
     public = public_rows(job, data, other, partition)
-    held = modalities_of(job, data, partition)
+    client_modalities = modalities_of(job, data, partition)
     original, data = data, of_clients(job, data, partition)
 
     shape, classes, d = data.shape, len(data.classes), job.models.d
     checks.check_models([*job.models.mix, *filter(None, [job.models.server])], data)
-    architectures = assign(job, shape, classes, data.modalities, held.own if held else ())
+    architectures = assign(
+        job, shape, classes, data.modalities, client_modalities.own if client_modalities else ()
+    )
     kinds = sorted(set(architectures))
     checks.check_models(kinds, data)
     checks.check_heads(job, kinds, shape, classes)
@@ -111,7 +113,7 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         draw_profiles(job, 3.0 * np.maximum(1, per_client(adds, architectures))),
         metrics,
         run,
-        held,
+        client_modalities,
         held_out,
         edges.make_map(job.edges, edges.assign(job.edges, job.clients))
         if job.edges.number
@@ -137,13 +139,13 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
     if data.name == "synthetic":
         return population(job), ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
-    drawn = split(data, settings, job.clients, job.seed)
+    partition = split(data, settings, job.clients, job.seed)
     share, labels = job.evaluate.validation, data.strata
     if not share:
-        return drawn, ()
+        return partition, ()
     parts = [
         hold_out(labels, rows, share, rng.stream(job.seed, "validation", k))
-        for k, rows in enumerate(drawn.train)
+        for k, rows in enumerate(partition.train)
     ]
     if not any(len(validation) for _, validation in parts):
         raise DataError(
@@ -151,7 +153,7 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
             f"a larger share or fewer clients"
         )
     train, validation = zip(*parts, strict=True)
-    return Partition(train, drawn.test, drawn.public), validation
+    return Partition(train, partition.test, partition.public), validation
 
 
 def public_rows(
@@ -207,5 +209,5 @@ def draw_profiles(job: Job, example: np.ndarray) -> Profiles:
     example: [K], multiply-adds of one example, forward and backward.
     """
     trace = traces.read(job.system.trace, job.clients) if job.system.trace else None
-    drawn = profiles.draw(job.system, job.clients, job.seed, example)
-    return Profiles(**drawn, example=example, trace=trace)
+    fields = profiles.draw(job.system, job.clients, job.seed, example)
+    return Profiles(**fields, example=example, trace=trace)

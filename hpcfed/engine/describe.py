@@ -83,7 +83,9 @@ def inputs(facts: World) -> dict[str, Any]:
 def modalities(facts: World) -> list[list[str]]:
     """Return the names of each client's modalities; [] for more than LISTED clients."""
     assert facts.held is not None
-    return [list(own) for own in facts.held.own] if len(facts.held.own) <= LISTED else []
+    return (
+        [list(of_client) for of_client in facts.held.own] if len(facts.held.own) <= LISTED else []
+    )
 
 
 def placement_of(rounds: Rounds) -> list[int]:
@@ -129,13 +131,13 @@ def neighbours(rounds: Rounds) -> dict[str, np.ndarray]:
 
 def versions() -> dict[str, str]:
     """Return the versions of hpcfed, Python and the libraries that results depend on."""
-    found = {"hpcfed": __version__, "python": platform.python_version()}
+    installed = {"hpcfed": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            installed[name] = "absent"
+    return installed
 
 
 def commit() -> str:
@@ -197,8 +199,8 @@ def setting(facts: World, fed: Federation) -> list[str]:
 def calls(architecture: str, fed: Federation) -> list[str]:
     """Return how users' models in an architecture are called, as Net(in_channels=3)."""
     bases = [part.base for part in Architecture.parse(architecture).parts]
-    own = [find(base) for base in bases if ":" in base and find(base).own]
-    return [describe_call(entry.load(), *fed.store.form) for entry in own]
+    entries = [find(base) for base in bases if ":" in base and find(base).own]
+    return [describe_call(entry.load(), *fed.store.form) for entry in entries]
 
 
 def describe_inputs(facts: World) -> str:
@@ -218,10 +220,12 @@ def describe_inputs(facts: World) -> str:
 def memory(facts: World, fed: Federation) -> dict[int, float]:
     """Return the bytes of weights on each rank."""
     size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
-    held: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
+    by_rank: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
     for k, rank in enumerate(fed.placement.ranks):
-        held[rank].append(facts.architectures[k])
-    return {rank: float(weights(kinds, size, fed.store.stateless)) for rank, kinds in held.items()}
+        by_rank[rank].append(facts.architectures[k])
+    return {
+        rank: float(weights(kinds, size, fed.store.stateless)) for rank, kinds in by_rank.items()
+    }
 
 
 def plan(job: Job, facts: World, fed: Federation) -> None:

@@ -46,8 +46,8 @@ def show(
     if left := len(fields) - len(shown):
         out.print(f"and {left} fields with their defaults (--verbose true shows them)")
     out.print("\n" + "\n".join(setting))
-    held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
-    rows = [(r, len(ks), join_ids(ks), size(memory[r])) for r, ks in held.items()]
+    by_rank = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
+    rows = [(r, len(ks), join_ids(ks), size(memory[r])) for r, ks in by_rank.items()]
     out.print(f"\nrank 0 computes on {device}")
     out.print(table(">rank,>clients,ids,>weights", rows))
     if not facts.many:
@@ -60,9 +60,9 @@ def show(
     out.print(f"traffic per client and round: {down} down, {up} up")
     if facts.edges and len(traffic) == len(placement):
         out.print(between_edges(facts.edges, traffic, job["edges"]["rounds"]))
-    idle = [r for r, ks in held.items() if not ks]
+    idle = [r for r, ks in by_rank.items() if not ks]
     if idle:
-        out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+        out.print(f"warning: {len(idle)} of {len(by_rank)} ranks have no client")
 
 
 def between_edges(edges: EdgeMap, traffic: Sequence[tuple[int, int]], every: int) -> str:

@@ -92,18 +92,20 @@ class EdgeServers:
         if isinstance(state, Params):
             self.states = {}
         else:  # results that are buffered at an edge stay there
-            self.states = {e: with_model(own, mean) for e, own in self.states.items()}
+            self.states = {e: with_model(edge_state, mean) for e, edge_state in self.states.items()}
         return with_model(state, mean)
 
     def to_tree(self) -> Row:
         """Return the part of a checkpoint that concerns edges."""
-        states = {str(e): to_tree(own) for e, own in self.states.items()}
+        states = {str(e): to_tree(edge_state) for e, edge_state in self.states.items()}
         return {"states": states, "weights": self.weights.copy()}
 
     def from_tree(self, tree: Row) -> None:
         """Restore the state that `to_tree` returned."""
-        kept, device = tree["states"], self.fed.device
-        self.states = {int(e): from_tree(self.kind, own, device) for e, own in kept.items()}
+        states, device = tree["states"], self.fed.device
+        self.states = {
+            int(e): from_tree(self.kind, edge_state, device) for e, edge_state in states.items()
+        }
         self.weights = np.array(tree["weights"])
 
 
@@ -130,24 +132,24 @@ class SynchronousEdges(EdgeServers):
         if self.every == 1:
             return self.algorithm.round(fed, state, cohort, t) if cohort else state
         method, by_edge = self.algorithm, self.map.split(cohort)
-        own: dict[int, Any] = {e: self.states.get(e, state) for e in by_edge}
-        uploads = {e: self._uploads(ks, own[e], t) for e, ks in by_edge.items()}
+        states: dict[int, Any] = {e: self.states.get(e, state) for e in by_edge}
+        uploads = {e: self._uploads(ks, states[e], t) for e, ks in by_edge.items()}
         self._add_weights(uploads)
         fed.turns.meanwhile()
-        for e, given in own.items():
-            mean = fed.mean(uploads[e], keep=method.averaged(given), per=method.per)
-            self.states[e] = method.server(fed, given, mean, by_edge[e])
+        for e, edge_state in states.items():
+            mean = fed.mean(uploads[e], keep=method.averaged(edge_state), per=method.per)
+            self.states[e] = method.server(fed, edge_state, mean, by_edge[e])
         return self.aggregate(state) if self.due(t) else state
 
-    def _uploads(self, ks: Sequence[int], own: State, t: int) -> list[tuple[int, Mean]]:
+    def _uploads(self, ks: Sequence[int], edge_state: State, t: int) -> list[tuple[int, Mean]]:
         """Return the uploads of this rank's clients of one edge.
 
-        own: the state of that edge.
+        edge_state: the state of that edge.
         """
         fed, method = self.fed, self.algorithm
-        together = lambda clients: stacked.train(fed, method, clients, own, t)  # noqa: E731
+        together = lambda clients: stacked.train(fed, method, clients, edge_state, t)  # noqa: E731
         local = partial(method.local, fed)
-        return list(fed.stream(ks, local, given=(own, t), together=together))
+        return list(fed.stream(ks, local, arguments=(edge_state, t), together=together))
 
     def _add_weights(self, uploads: dict[int, list[tuple[int, Mean]]]) -> None:
         """Add the weights of all ranks' uploads in this round to those of the edges; collective."""
@@ -173,8 +175,8 @@ class SynchronousEdges(EdgeServers):
         available client of any edge.
         """
         profiles, by_edge = self.fed.participants.profiles, self.map.split(ks)
-        for e, own in by_edge.items():
-            self.clocks[e] = min(profiles.available_from(k, float(self.clocks[e])) for k in own)
+        for e, members in by_edge.items():
+            self.clocks[e] = min(profiles.available_from(k, float(self.clocks[e])) for k in members)
         if self.every == 1 and by_edge:
             self.clocks[:] = min(self.clocks[e] for e in by_edge)
 
@@ -216,8 +218,8 @@ class SynchronousEdges(EdgeServers):
         return float(self.clocks.max()), {"rounds/edges_down": down, "rounds/edges_up": up}
 
     def to_tree(self) -> Row:
-        own = {name: getattr(self, name).copy() for name in ("clocks", "sends", "served")}
-        return super().to_tree() | own
+        clocks = {name: getattr(self, name).copy() for name in ("clocks", "sends", "served")}
+        return super().to_tree() | clocks
 
     def from_tree(self, tree: Row) -> None:
         super().from_tree(tree)
@@ -257,8 +259,8 @@ class EventEdges(EdgeServers):
         """
         if self.due(t):
             link = self.map
-            there = now + float((link.latency + self.nbytes / link.bandwidth).max())
-            self.ready = there + self.nbytes / link.bandwidth
+            arrival = now + float((link.latency + self.nbytes / link.bandwidth).max())
+            self.ready = arrival + self.nbytes / link.bandwidth
 
     def serve(self, k: int) -> None:
         """Count the download of the server's newest model by the edge of client k, if it is due."""
@@ -281,8 +283,8 @@ class EventEdges(EdgeServers):
         return row
 
     def to_tree(self) -> Row:
-        own: dict[str, Any] = {"served": self.served.copy(), "ready": self.ready.copy()}
-        return super().to_tree() | own | {"down": self.down, "up": self.up}
+        fields: dict[str, Any] = {"served": self.served.copy(), "ready": self.ready.copy()}
+        return super().to_tree() | fields | {"down": self.down, "up": self.up}
 
     def from_tree(self, tree: Row) -> None:
         super().from_tree(tree)

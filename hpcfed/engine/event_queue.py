@@ -36,11 +36,11 @@ NAP = 1000  # draws without success after which a client counts as reached
 class EdgeCoordinator(Coordinator):
     """One coordinator for each edge server, which decides about the edge's own clients.
 
-    own: the coordinators, by edge.  edge_map: the edge of each client.
+    coordinators: the coordinators, by edge.  edge_map: the edge of each client.
     """
 
-    def __init__(self, own: Sequence[Coordinator], edge_map: EdgeMap) -> None:
-        self.own, self.map = own, edge_map
+    def __init__(self, coordinators: Sequence[Coordinator], edge_map: EdgeMap) -> None:
+        self.own, self.map = coordinators, edge_map
 
     @property
     def buffers(self) -> bool:  # type: ignore[override]  # as each of them has it
@@ -158,15 +158,15 @@ class EventQueue:
 
     def fill(self) -> tuple[Work, ...]:
         """Start jobs of free clients, drawn one by one, until `at_once` clients are busy."""
-        drawn: list[int] = []
+        clients: list[int] = []
         while len(self.counts) - self.free.n < self.at_once:
             n = self.free.n
-            name = self.started + len(drawn)
+            name = self.started + len(clients)
             i = int(rng.stream(self.draws.seed, "check-in", name).integers(n)) if n > 1 else 0
-            drawn.append(self.free[i])
-            self.free.take(drawn[-1])
+            clients.append(self.free[i])
+            self.free.take(clients[-1])
         fresh = []
-        for k in self.coordinator.order(drawn):
+        for k in self.coordinator.order(clients):
             job = self.going[k] = self.begin(k)
             heapq.heappush(self._ends, (job.finish, k))
             fresh.append(job)

@@ -66,8 +66,11 @@ class Events:
         self.coordinator = algorithm.coordinator
         ready = None
         if self.edges:
-            own = [algorithm.coordinator for _ in range(self.edges.map.number)]
-            self.coordinator, ready = EdgeCoordinator(own, self.edges.map), self.edges.ready_for
+            coordinators = [algorithm.coordinator for _ in range(self.edges.map.number)]
+            self.coordinator, ready = (
+                EdgeCoordinator(coordinators, self.edges.map),
+                self.edges.ready_for,
+            )
         self.queue = EventQueue(fed.participants.draws, at_once, seconds, self.coordinator)
         self.queue.ready = ready or self.queue.ready
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
@@ -210,15 +213,15 @@ class Events:
             "waiting": waiting,
         } | ({"edges": self.edges.to_tree()} if self.edges else {})
 
-    def from_tree(self, kept: Row) -> None:
+    def from_tree(self, tree: Row) -> None:
         """Restore the state that `to_tree` returned."""
-        self.queue.from_tree(kept["agenda"])
-        self.version = np.array(kept["version"], np.int64).reshape(-1)
+        self.queue.from_tree(tree["agenda"])
+        self.version = np.array(tree["version"], np.int64).reshape(-1)
         if self.edges:
-            self.edges.from_tree(kept["edges"])
-        self._since = np.array(kept["since"])
+            self.edges.from_tree(tree["edges"])
+        self._since = np.array(tree["since"])
         self._waiting, self._starts = {}, []
-        self._wait(self.queue.going[int(k)] for k in kept["waiting"])
+        self._wait(self.queue.going[int(k)] for k in tree["waiting"])
 
     def _waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
         """Return those of the jobs begun now that also start now.

@@ -118,12 +118,12 @@ def of(job: Job) -> Path:
     """
     if not job.resume:
         return job.folder
-    own = names.run_of(job.resume)
-    if job.out and job.out.resolve() != own.resolve():
+    folder = names.run_of(job.resume)
+    if job.out and job.out.resolve() != folder.resolve():
         raise ConfigError(
-            f"out: {job.out}, but a resumed run goes on in its own folder, {own}; leave out away"
+            f"out: {job.out}, but a resumed run goes on in its own folder, {folder}; leave out away"
         )
-    return own
+    return folder
 
 
 def claim(job: Job, folder: Path) -> None:

@@ -38,7 +38,11 @@ def merged_users(job: Job, world: World) -> list[str]:
         return []
     assert isinstance(world.partition, Partition)  # a population has no users
     names = [[data.user_names[i] for i in np.unique(users[r])] for r in world.partition.train]
-    several = [f"client {k} has {join_few(own, FEW)}" for k, own in enumerate(names) if own[1:]]
+    several = [
+        f"client {k} has {join_few(client_users, FEW)}"
+        for k, client_users in enumerate(names)
+        if client_users[1:]
+    ]
     if not several:
         return []
     column, total = job.columns.client or "its users", sum(map(len, names))
@@ -59,10 +63,14 @@ def odd_labels(job: Job, world: World) -> list[str]:
     y, task = data.train.y, data.task
     if not isinstance(world.partition, Partition) or not len(y):
         return []
-    name, known = data_name(about), about["name"] in DATASETS
-    lines = [f"{name}: {text}" for text in task.oddities(y, data.classes, known)]
+    name, built_in = data_name(about), about["name"] in DATASETS
+    lines = [f"{name}: {text}" for text in task.oddities(y, data.classes, built_in)]
     labels = [y[rows] for rows in world.partition.train] if task.has_classes else []
-    alike = [k for k, own in enumerate(labels) if len(own) > 1 and own.min() == own.max()]
+    alike = [
+        k
+        for k, client_labels in enumerate(labels)
+        if len(client_labels) > 1 and client_labels.min() == client_labels.max()
+    ]
     # by class, clients of a single label are intended, or nothing unusual
     if alike and len(np.unique(y)) > 1 and not PARTITIONS[job.data.partition].by_class:
         lines.append(

@@ -164,10 +164,10 @@ def peak(fed: Federation, architecture: str) -> int:
         skeleton = Skeleton(fed.store.build(architecture), fed.device)
         if fed.device.type == "cuda":
             return measure_step(fed, lambda: step(fed, skeleton, batch), architecture)
-        kept = estimate_activations(
+        activations = estimate_activations(
             lambda n: forward(fed, skeleton, n), skeleton.model.parameters(), min(batch, FEW), batch
         )
-        return kept + VALUE * skeleton.layout.n_params
+        return activations + VALUE * skeleton.layout.n_params
 
 
 def step(fed: Federation, skeleton: Skeleton, n: int) -> None:
@@ -215,15 +215,15 @@ def estimate_activations(
     The estimate scales up a forward pass of `few` examples. With the gradient added it was 0.76 to
     1.19 of a step's peak on a CPU, for five models and 64 images of 3x32x32.
     """
-    own = {p.untyped_storage().data_ptr() for p in params}
-    found: dict[int, int] = {}
+    weights = {p.untyped_storage().data_ptr() for p in params}
+    storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
-        if memory.data_ptr() not in own:
-            found[memory.data_ptr()] = memory.nbytes()
+        if memory.data_ptr() not in weights:
+            storages[memory.data_ptr()] = memory.nbytes()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         forward(few)
-    return sum(found.values()) * batch // few
+    return sum(storages.values()) * batch // few

@@ -59,7 +59,7 @@ class Schedule(Protocol):
     def to_tree(self) -> Row:
         """Return the part of a checkpoint that concerns virtual time."""
 
-    def from_tree(self, kept: Row) -> None:
+    def from_tree(self, tree: Row) -> None:
         """Restore the state that `to_tree` returned."""
 
 
@@ -85,14 +85,14 @@ class Synchronous:
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
-        drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
+        cohort, keeps = method.cohort(fed, t), method.keeps_stragglers
         if fed.participants.profiles.trace:  # the server waits until a client is available
-            reached = (fed.participants.profiles.available_from(k, self.now) for k in drawn)
+            reached = (fed.participants.profiles.available_from(k, self.now) for k in cohort)
             self.now = min(reached, default=self.now)
             if self.edges:
-                self.edges.wait_for(drawn)
+                self.edges.wait_for(cohort)
         time_of = self.edges.time_of if self.edges else lambda k: self.now
-        reporting = fed.participants.begin(t, drawn, keeps, time_of)
+        reporting = fed.participants.begin(t, cohort, keeps, time_of)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(reporting)
         for client in fed.mine(reporting) if fed.choice.nbytes else ():
@@ -101,8 +101,8 @@ class Synchronous:
         return reporting
 
     def next_clients(self, t: int) -> list[int]:
-        known = t + 1 < self.fed.job.rounds and not self.fed.choice.learns
-        return self.algorithm.cohort(self.fed, t + 1) if known else []
+        predictable = t + 1 < self.fed.job.rounds and not self.fed.choice.learns
+        return self.algorithm.cohort(self.fed, t + 1) if predictable else []
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Advance virtual time until the slowest client has reported.
@@ -111,10 +111,10 @@ class Synchronous:
         time, it waits for each of them.
         """
         lost, profiles = self.fed.participants.lost, self.fed.participants.profiles
-        there = np.isin(ids, [*cohort, *lost])
+        present = np.isin(ids, [*cohort, *lost])
         done = zip(
-            ids[there].tolist(),
-            *(columns[name][there].tolist() for name in ("work", "down", "up")),
+            ids[present].tolist(),
+            *(columns[name][present].tolist() for name in ("work", "down", "up")),
             strict=True,
         )
         cells = {k: (work, down, up) for k, work, down, up in done}
@@ -135,12 +135,12 @@ class Synchronous:
         edges = {"edges": self.edges.to_tree()} if self.edges else {}
         return {"now": self.now} | learnt | edges
 
-    def from_tree(self, kept: Row) -> None:
-        self.now = kept["now"]
+    def from_tree(self, tree: Row) -> None:
+        self.now = tree["now"]
         if self.edges:
-            self.edges.from_tree(kept["edges"])
+            self.edges.from_tree(tree["edges"])
         if self.fed.choice.learns:
-            self.fed.choice.from_tree(kept["choice"])
+            self.fed.choice.from_tree(tree["choice"])
 
 
 @dataclass(frozen=True)
@@ -275,10 +275,10 @@ class Rounds:
             received = evaluation.received(opened.judged, state, evaluation.validates_received)
         if evaluation.validates_received:
             received, validated = received if evaluate.received else {}, received
-        found = {common_name(fed): float("nan")}
+        values = {common_name(fed): float("nan")}
         if due:
-            found |= self.algorithm.columns(fed, state)
-        whole = {f"rounds/{name}": value for name, value in found.items()}
+            values |= self.algorithm.columns(fed, state)
+        columns = {f"rounds/{name}": value for name, value in values.items()}
         fed.exchange.wait("record", over=True)
         failures = fed.replay.left
         fed.replay.clear()
@@ -298,7 +298,7 @@ class Rounds:
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
-        return row | whole, record.flags
+        return row | columns, record.flags
 
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
         """Restore this rank's state from before the round, except for the replay log."""

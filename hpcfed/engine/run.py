@@ -188,8 +188,8 @@ def open_results(
 
 def explain_lost_rounds(results: Results) -> str:
     """Return a sentence about rounds without a record."""
-    first, last = results.lost[0], results.lost[-1]
-    which = f"round {first}" if first == last else f"rounds {first} to {last}"
+    earliest, last = results.lost[0], results.lost[-1]
+    which = f"round {earliest}" if earliest == last else f"rounds {earliest} to {last}"
     aside = set_aside(results.path)
     where = f"; what cannot be read is kept as {aside}" if aside.exists() else ""
     return (

@@ -59,7 +59,7 @@ class Metrics:
                         mine.setdefault(k, {})[phase] = (numbers, score.answers)
         every = self.fed.comm.gather(mine)
         return {
-            phase: {k: found[phase] for k, found in every.items() if phase in found}
+            phase: {k: by_phase[phase] for k, by_phase in every.items() if phase in by_phase}
             for phase in phases
         }
 
@@ -68,8 +68,8 @@ class Metrics:
 
         stale: [K], whether a client has trained since its last score.
         """
-        known = {k: one for k, one in (self.last | new).items() if not stale[k]}
-        self.last = dict(sorted(known.items()))
+        valid = {k: one for k, one in (self.last | new).items() if not stale[k]}
+        self.last = dict(sorted(valid.items()))
 
     def row(
         self,
@@ -83,11 +83,11 @@ class Metrics:
         """
         row: Row = {}
         for phase, measured in phases.items():
-            there = [k for k in ids.tolist() if k in measured]
+            present = [k for k in ids.tolist() if k in measured]
             table = np.full((len(ids), len(self.names)), np.nan)
-            if there:
-                table[np.isin(ids, there)] = [measured[k][0] for k in there]
-            pooled = self.pool([measured[k][1] for k in there])
+            if present:
+                table[np.isin(ids, present)] = [measured[k][0] for k in present]
+            pooled = self.pool([measured[k][1] for k in present])
             row |= {f"clients/{n}{phase}": table[:, i] for i, n in enumerate(self.names)}
             for name, value in zip(self.pooled, pooled, strict=True):
                 row[f"rounds/{name}{phase}_pooled"] = value
@@ -110,10 +110,10 @@ class Metrics:
         if self.held is None:
             return {}
         mine = {k: score.validation for k, score in new.items() if score.validation}
-        for k, found in (self.fed.comm.gather(mine) if due else {}).items():
-            self.held[k], stale[k] = found, False
-        known = ~stale[ids, None] if due else False
-        metric, loss, n = np.where(known, self.held[ids], np.nan).T
+        for k, validation in (self.fed.comm.gather(mine) if due else {}).items():
+            self.held[k], stale[k] = validation, False
+        valid = ~stale[ids, None] if due else False
+        metric, loss, n = np.where(valid, self.held[ids], np.nan).T
         main = self.fed.task.main
         row = {f"clients/{main}_validation": metric, "clients/loss_validation": loss}
         if self.counted:
@@ -132,9 +132,9 @@ class Metrics:
 
         It is {} if nothing has been measured.
         """
-        held = {} if self.held is None else {"validation": self.held.copy()}
+        arrays = {} if self.held is None else {"validation": self.held.copy()}
         if not self.last:
-            return held
+            return arrays
         numbers, answers = zip(*self.last.values(), strict=True)
         sizes = [len(next(iter(one.values()))) for one in answers]
         about = {
@@ -142,7 +142,7 @@ class Metrics:
             "sizes": np.array(sizes),
             "numbers": np.array(numbers),
         }
-        return held | {"answers": about | {"of": concat(answers)}}
+        return arrays | {"answers": about | {"of": concat(answers)}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Restore the state that `to_tree` returned."""
@@ -164,6 +164,6 @@ def pooled_accuracy(accuracy: np.ndarray, sizes: np.ndarray) -> float:
 
     accuracy, sizes: [n] each; unknown accuracies are nan. Returns nan if none is known.
     """
-    known = np.isfinite(accuracy)
-    right = np.rint(accuracy[known] * sizes[known]).sum()
-    return float(right / sizes[known].sum()) if known.any() else float("nan")
+    finite = np.isfinite(accuracy)
+    right = np.rint(accuracy[finite] * sizes[finite]).sum()
+    return float(right / sizes[finite].sum()) if finite.any() else float("nan")

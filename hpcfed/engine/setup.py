@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
     """Build this rank's federation; clients are placed by estimated cost. Collective."""
-    own = choose_device(job, comm)
-    device, data, models = own.device, world.data, job.models
+    choice = choose_device(job, comm)
+    device, data, models = choice.device, world.data, job.models
     store = ClientStore(
         job.seed,
         world.shape,
@@ -38,7 +38,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         data.vocabulary,
         job.run.resident * 2**30,
         names.spill_folder(world.folder, comm.rank),
-        resident_bytes(job, own.share),
+        resident_bytes(job, choice.share),
         Finetuning.of(job, world.checksums),
         data.classes,
         data.task,
@@ -71,13 +71,13 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
             std=data.std,
         ),
         device=device,
-        gpu_memory=own.share,
+        gpu_memory=choice.share,
         pool=cache(partial(make_pool_client, world, store, device, job)),
         modalities=lambda: world.held.train if world.held else (),
         edges=world.edges,
     )
-    if own.warning:
-        fed.warnings.say(own.warning)
+    if choice.warning:
+        fed.warnings.say(choice.warning)
     return fed
 
 
@@ -96,8 +96,8 @@ def make_pool_client(world: World, store: ClientStore, device: torch.device, job
 
     If clients have sub-models, it has the whole model.
     """
-    own = Architecture.parse(world.architectures[0]).only(())
-    architecture = str(own.full if job.algorithm.accepts == "widths" else own)
+    base = Architecture.parse(world.architectures[0]).only(())
+    architecture = str(base.full if job.algorithm.accepts == "widths" else base)
     train, test, rows = world.data.train, world.data.test, world.partition.everything
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
     return Client(job.clients, architecture, Shard(train.x, train.y, rows, device), nothing, store)

@@ -71,8 +71,8 @@ class World:
         """Return the validation examples that client k holds out, or None without validation."""
         if not self.held_out:
             return None
-        train, own = self.data.train, self.held.own[k] if self.held else None
-        return Shard(train.x, train.y, self.held_out[k], device, own)
+        train, modalities = self.data.train, self.held.own[k] if self.held else None
+        return Shard(train.x, train.y, self.held_out[k], device, modalities)
 
     @property
     def rows(self) -> Partition:
@@ -93,9 +93,9 @@ class World:
             )
             return train, test
         splits, rows = self.data, self.partition
-        own, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
+        modalities, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
         return Shard(splits.train.x, splits.train.y, rows.train[k], device, trained), Shard(
-            splits.test.x, splits.test.y, rows.test[k], device, own
+            splits.test.x, splits.test.y, rows.test[k], device, modalities
         )
 
     def to_tree(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class World:
         """
         rows = None if self.many else (self.rows.train, self.rows.test, self.rows.public)
         profiles = {name: compact(v) for name, v in vars(self.profiles).items() if name != "trace"}
-        trace, edges, held = self.profiles.trace, self.edges, self.held
+        trace, edges, modalities = self.profiles.trace, self.edges, self.held
         return {
             "partition": rows,
             "public": self.public,
@@ -114,7 +114,7 @@ class World:
             "profiles": profiles | {"trace": trace and dict(vars(trace))},
             "metrics": self.metrics,
             "folder": str(self.folder),
-            "held": held and [to_codes(held.own), to_codes(held.train)],
+            "held": modalities and [to_codes(modalities.own), to_codes(modalities.train)],
             "held_out": self.held_out,
             "edges": edges and dict(vars(edges)),
             "checksums": dict(self.checksums),
@@ -127,7 +127,7 @@ class World:
         cls, job: Job, tree: dict[str, Any], data: DataSet, other: DataSet | None = None
     ) -> World:
         """Return the world of `to_tree` over these data sets (see `hpcfed.engine.decide.read`)."""
-        rows, held, edges = tree.pop("partition"), tree["held"], tree["edges"]
+        rows, modalities, edges = tree.pop("partition"), tree["held"], tree["edges"]
         partition = Partition(*rows) if rows else population(job)
         public = (other or data).train  # with the true labels
         profiles, trace = tree["profiles"], tree["profiles"].pop("trace")
@@ -138,7 +138,7 @@ class World:
             "architectures": from_codes(tree["architectures"]),
             "profiles": Profiles(**profiles),
             "folder": Path(tree["folder"]),
-            "held": held and Held(*map(from_codes, held)),
+            "held": modalities and Held(*map(from_codes, modalities)),
             "edges": edges and EdgeMap(**edges),
         }
         data = of_clients(job, data, partition)

@@ -122,11 +122,11 @@ def groups(values: Sequence[Tensor], columns: Sequence[Sequence[float]]) -> Iter
     """
     most = max(1, STACK // (8 * max(1, len(values[0]))))
     alike = [(value.dtype, len(column)) for value, column in zip(values, columns, strict=True)]
-    first = 0
+    start = 0
     for j in range(1, len(values) + 1):
-        if j == len(values) or alike[j] != alike[first] or j - first == most:
-            yield slice(first, j)
-            first = j
+        if j == len(values) or alike[j] != alike[start] or j - start == most:
+            yield slice(start, j)
+            start = j
 
 
 def add_rows(

@@ -258,9 +258,9 @@ class Federation:
 
     def start_alike(self) -> None:
         """Give all clients the initial weights of client 0."""
-        first = self.initial()
+        weights = self.initial()
         for client in self.clients.values():
-            client.load(first)
+            client.load(weights)
 
     # A round
 
@@ -312,13 +312,13 @@ class Federation:
         work: Callable[..., Any],
         together: Callable[[Sequence[Client]], Any] | None = None,
         task: int = 0,
-        given: tuple[Any, ...] = (),
+        arguments: tuple[Any, ...] = (),
     ) -> Iterator[tuple[int, Any]]:
         """Iterate over (id, what was sent) for this rank's clients of the cohort, in id order.
 
         Each turn is done when its result is requested, so that one is in memory at a time; use it
         with `mean`.
-        work: (client, *given) -> `Upload`, or None if the client sends nothing; then nothing is
+        work: (client, *arguments) -> `Upload`, or None if the client sends nothing; then nothing is
         yielded. The upload must contain all that the turn produces apart from the client's own
         state. When a round is repeated, a completed turn is not done again; its upload is reused.
         Changes that a round makes to clients outside of turns are undone and made again.
@@ -343,7 +343,7 @@ class Federation:
                     if results is None:
                         results = []
                         for client in clients:
-                            results.append(work(client, *given))
+                            results.append(work(client, *arguments))
                     turn.values = list(map(self.uplink.send, clients, results))
             for k, upload in turn.uploads():
                 if self.transforms:

@@ -62,19 +62,21 @@ class Participants:
         (`ReplayLog.left`).
         """
         self.open(t)
-        there = [k for k in cohort if self.draws.reachable(t, k)]
+        reachable = [k for k in cohort if self.draws.reachable(t, k)]
         if self.profiles.trace:
-            times = {k: time_of(k) for k in there}
-            there = [k for k, now in times.items() if self.profiles.available_from(k, now) == now]
-            for k in there:
+            times = {k: time_of(k) for k in reachable}
+            reachable = [
+                k for k, now in times.items() if self.profiles.available_from(k, now) == now
+            ]
+            for k in reachable:
                 self.profiles.follow(k, times[k])
-        slow = self.draws.stragglers(t, there)
-        drawn = self.draws.outcome(t, there, slow, keep_stragglers, self.announced)
-        found: Outcome = drawn.without(self._replay.left, self.draws)
-        self.lost, self.partial = found.lost, found.partial
+        slow = self.draws.stragglers(t, reachable)
+        outcome = self.draws.outcome(t, reachable, slow, keep_stragglers, self.announced)
+        actual: Outcome = outcome.without(self._replay.left, self.draws)
+        self.lost, self.partial = actual.lost, actual.partial
         for k, examples in self.lost.items():
             self.count_lost(k, examples)
-        return found.reports
+        return actual.reports
 
     def count_lost(self, k: int, examples: float) -> None:
         """Count what a client that never reports received, and the examples it processed."""

@@ -34,7 +34,7 @@ class Tallies(defaultdict[int, Tally]):
         losses: np.ndarray,
         examples: list[int],
         seconds: float,
-        own: bool = True,
+        on_own_data: bool = True,
         views: int = 1,
         size: int | None = None,
     ) -> None:
@@ -42,15 +42,15 @@ class Tallies(defaultdict[int, Tally]):
 
         seconds: time of the training, without the time of recording CUDA graphs, which is spent
         once.
-        own: on the client's own examples. Training on other examples (public data) counts as work,
-        but not for epochs and training loss.
+        on_own_data: on the client's own examples. Training on other examples (public data) counts
+        as work, but not for epochs and training loss.
         views: copies of each example that went through the model.
         size: examples in an epoch; by default the client's.
         """
         tally = self[client.id]
         tally.work += views * sum(examples)
         tally.seconds += seconds
-        if own:
+        if on_own_data:
             tally.loss += float(losses @ np.array(examples, dtype=float))
             tally.examples += sum(examples)
             tally.epochs += sum(examples) / (size or client.n)

@@ -90,8 +90,8 @@ class Turns:
             drops = run.on_client_fault == "drop" and past.open
             # A turn is logged if nothing else has changed its clients in this round. After an
             # exchange it depends on the participants, which change when a client leaves.
-            whole = past.open and past.before.isdisjoint(turn.group)
-            whole = whole and not (drops and self._replay.exchanges)
+            logged = past.open and past.before.isdisjoint(turn.group)
+            logged = logged and not (drops and self._replay.exchanges)
             for k in turn.group:
                 past.note(k)
             steady = memory_allocated(self._device)
@@ -103,7 +103,7 @@ class Turns:
                 turn.values = None
                 self._fail(clients, error, number, drops, steady)
                 return
-            for k, value in zip(turn.group, turn.values or (), strict=True) if whole else ():
+            for k, value in zip(turn.group, turn.values or (), strict=True) if logged else ():
                 self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
                 past.drop(k)
         finally:
@@ -126,11 +126,11 @@ class Turns:
         whose = getattr(error, "client", None)
         failed = [client for client in clients if whose in (None, client.id)]
         where = self._warnings.where(failed[0])
-        told = explain_fault(error, where, self._job, self._device, steady)
+        fault = explain_fault(error, where, self._job, self._device, steady)
         if not drops:
-            raise told from (None if told is error else error)
+            raise fault from (None if fault is error else error)
         for client in failed:
-            self._replay.fail(client.id, number, kind(error), str(told))
+            self._replay.fail(client.id, number, kind(error), str(fault))
 
     def share_failures(self) -> None:
         """Tell all ranks which clients have left the round; collective.

@@ -135,10 +135,10 @@ def build_own(
     from hpcfed.models.model import Head, Model, NoHead
     from hpcfed.models.user_model import head_of, hold_constants, make, other_defaults, split
 
-    whole = make(name, target, shape, classes, d)
-    names = {layer: path for path, layer in whole.named_modules()}
+    module = make(name, target, shape, classes, d)
+    names = {layer: path for path, layer in module.named_modules()}
     try:
-        body, linear = split(name, whole, shape, classes, d)
+        body, linear = split(name, module, shape, classes, d)
     except ConfigError as error:
         raise ConfigError(f"{error}{other_defaults(target, shape, classes, d)}") from error
     if linear is None:

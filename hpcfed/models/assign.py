@@ -23,22 +23,23 @@ def assign(
     shape: tuple[int, ...],
     classes: int,
     modalities: tuple[str, ...] = (),
-    held: Sequence[tuple[str, ...]] = (),
+    of_clients: Sequence[tuple[str, ...]] = (),
 ) -> tuple[str, ...]:
     """Return the architecture of each client, the same on any number of ranks.
 
-    shape: one example.  classes: C.  modalities: those of the data.  held: those of each client.
+    shape: one example.  classes: C.  modalities: those of the data.
+    of_clients: modalities of each client.
     With modalities.encoders = "own" a model has encoders of its client's modalities alone, and its
     name says so: "concat[accelerometer&skeleton]".
     """
     kinds = by_mix(job, projections(job, shape, classes))
-    if job.modalities.encoders == "all" or not held:
+    if job.modalities.encoders == "all" or not of_clients:
         return kinds
-    known: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
-    for kind, own in zip(kinds, held, strict=True):
-        name = kind if own == modalities else str(Architecture.parse(kind).only(own))
-        known.setdefault((kind, own), name)
-    return tuple(known[pair] for pair in zip(kinds, held, strict=True))
+    names: dict[tuple[str, tuple[str, ...]], str] = {}  # one string shared by all clients
+    for kind, encoders in zip(kinds, of_clients, strict=True):
+        name = kind if encoders == modalities else str(Architecture.parse(kind).only(encoders))
+        names.setdefault((kind, encoders), name)
+    return tuple(names[pair] for pair in zip(kinds, of_clients, strict=True))
 
 
 def projections(job: Job, shape: tuple[int, ...], classes: int) -> dict[str, str]:
@@ -71,24 +72,28 @@ def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
     proxy = Architecture.parse(job.models.proxy) if "proxy" in job.algorithm.needs else None
     variants = job.algorithm.variants
     kinds = {  # one string shared by all clients
-        (own, width, variant): str(
+        (base, width, variant): str(
             replace(
-                Architecture.parse(own + projected.get(own, "") + variant), width=width, proxy=proxy
+                Architecture.parse(base + projected.get(base, "") + variant),
+                width=width,
+                proxy=proxy,
             )
         )
-        for own in mix
+        for base in mix
         for width in widths
         for variant in variants
     }
     if job.models.assign == "random":
-        drawn = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731
+        choose = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731
         return tuple(
-            kinds[drawn(k, "models", mix), drawn(k, "widths", widths), variants[k % len(variants)]]
+            kinds[
+                choose(k, "models", mix), choose(k, "widths", widths), variants[k % len(variants)]
+            ]
             for k in range(job.clients)
         )
     return tuple(
-        kinds[own]
-        for own in islice(
+        kinds[choice]
+        for choice in islice(
             zip(cycle(mix), cycle(widths), cycle(variants), strict=False), job.clients
         )
     )

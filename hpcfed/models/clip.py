@@ -82,8 +82,8 @@ class TinyDualEncoder(DualEncoder):
         self.text: nn.Sequential | None = nn.Sequential(OrderedDict(parts))
 
     def encode(self, x: Tensor) -> Tensor:
-        made: Tensor = self.image(x)
-        return made
+        z: Tensor = self.image(x)
+        return z
 
     @torch.no_grad()
     def class_weights(self, names: Sequence[str]) -> Tensor:
@@ -108,31 +108,31 @@ class HuggingFaceDualEncoder(DualEncoder):
     def __init__(self, folder: str):
         super().__init__()
         self.folder = folder
-        whole = new_clip(folder)
-        self.d = int(whole.config.projection_dim)
-        self.size = int(whole.config.vision_config.image_size)
-        self.vision, self.projection = whole.vision_model, whole.visual_projection
-        self.texts: Any = [whole]  # in a list, so that it is not registered as a submodule
+        clip = new_clip(folder)
+        self.d = int(clip.config.projection_dim)
+        self.size = int(clip.config.vision_config.image_size)
+        self.vision, self.projection = clip.vision_model, clip.visual_projection
+        self.texts: Any = [clip]  # in a list, so that it is not registered as a submodule
 
     def encode(self, x: Tensor) -> Tensor:
         x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
         if x.shape[2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear")
-        made: Tensor = self.projection(self.vision(pixel_values=x).pooler_output)
-        return made
+        z: Tensor = self.projection(self.vision(pixel_values=x).pooler_output)
+        return z
 
     @torch.no_grad()
     def class_weights(self, names: Sequence[str]) -> Tensor:
-        (whole,) = self.texts
+        (clip,) = self.texts
         self.texts = []
-        scale = whole.logit_scale.exp()
+        scale = clip.logit_scale.exp()
         if scale.is_meta:
             return torch.empty(len(names), self.d)
         tokens = tokenizer(self.folder)(
             [PROMPT.format(name) for name in names], padding=True, return_tensors="pt"
         )
-        made = whole.text_projection(whole.text_model(**tokens).pooler_output)
-        return scale * F.normalize(made, dim=1)
+        z = clip.text_projection(clip.text_model(**tokens).pooler_output)
+        return scale * F.normalize(z, dim=1)
 
 
 def clip_tiny(shape: tuple[int, ...], d: int) -> nn.Module:
@@ -174,9 +174,9 @@ def new_clip(folder: str) -> Any:
     if torch.empty(0).is_meta:
         config = transformers.CLIPConfig.from_pretrained(folder, local_files_only=True)
         return transformers.CLIPModel(config)
-    own = transformers.CLIPModel(read_clip(folder).config)
-    own.load_state_dict(read_clip(folder).state_dict())
-    return own
+    model = transformers.CLIPModel(read_clip(folder).config)
+    model.load_state_dict(read_clip(folder).state_dict())
+    return model
 
 
 @lru_cache(maxsize=1)
@@ -249,7 +249,7 @@ def attend(model: Model) -> Model:
     model.adapter = adapter = Adapter(model.head.in_features)
     length = 1.0 if dual else SCALE
 
-    def adapt(body: nn.Module, given: Any, z: Tensor) -> Tensor:
+    def adapt(body: nn.Module, inputs: Any, z: Tensor) -> Tensor:
         return length * F.normalize(adapter(z) * z, dim=1)
 
     model.body.register_forward_hook(adapt)

@@ -71,15 +71,15 @@ def find_row(shapes: Mapping[str, Shape]) -> tuple[str, int]:
     shapes: shapes of the tensors by name. Of several rows of this length the one with most tensors
     counts, then the first. The result is ("", 0) if no two blocks are equal.
     """
-    found: dict[str, dict[int, dict[str, Shape]]] = {}
+    rows: dict[str, dict[int, dict[str, Shape]]] = {}
     for name, shape in shapes.items():
         parts = name.split(".")
         for i, part in enumerate(parts):
             if part.isdecimal():
-                blocks = found.setdefault(".".join(parts[:i]), {})
+                blocks = rows.setdefault(".".join(parts[:i]), {})
                 blocks.setdefault(int(part), {})[".".join(parts[i + 1 :])] = shape
     best, length, most = "", 0, 0
-    for row, blocks in found.items():
+    for row, blocks in rows.items():
         alike = all(blocks.get(i) == blocks.get(0) for i in range(len(blocks)))
         size = (len(blocks), len(blocks) * len(blocks.get(0, ())))
         if alike and len(blocks) > 1 and size > (length, most):
@@ -110,20 +110,20 @@ def relate(layouts: tuple[tuple[str, Layout], ...]) -> Family:
     inside = {kind: [n for n in s if is_inside(row, n)] for kind, s in shapes.items()}
     depths = {kind: len({index(row, n) for n in names}) for kind, names in inside.items()}
     outside = {n: s for n, s in shapes[deepest].items() if n not in inside[deepest]}
-    for kind, own in shapes.items():
-        beside = {n: s for n, s in own.items() if n not in inside[kind]}
+    for kind, tensors in shapes.items():
+        beside = {n: s for n, s in tensors.items() if n not in inside[kind]}
         for name in sorted(beside.keys() ^ outside.keys()):
             raise different(deepest, kind, f"only one of them has {name}")
-        for name, shape in (beside | {n: own[n] for n in inside[kind]}).items():
-            there = shapes[deepest].get(name, ())
-            if there != shape:
-                why = f"{name} has shape {list(there)} in {deepest} and {list(shape)} in {kind}"
+        for name, shape in (beside | {n: tensors[n] for n in inside[kind]}).items():
+            expected = shapes[deepest].get(name, ())
+            if expected != shape:
+                why = f"{name} has shape {list(expected)} in {deepest} and {list(shape)} in {kind}"
                 raise different(deepest, kind, why)
     if len(set(depths.values())) < len(depths):
         raise different(deepest, deepest, "two have as many blocks")
     params = dict(layouts)[deepest].params
-    first = next(i for i, name in enumerate(params) if name in inside[deepest])
-    below = before(outside, params[:first])
+    start = next(i for i, name in enumerate(params) if name in inside[deepest])
+    below = before(outside, params[:start])
     ordered = dict(sorted(depths.items(), key=lambda item: item[1]))
     inner = {n.removeprefix(f"{row}.0."): n in params for n in inside[deepest] if not index(row, n)}
     return Family(row, ordered, below, frozenset(outside) - below, inner)

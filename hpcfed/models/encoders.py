@@ -28,17 +28,17 @@ WORD = 100  # values of a token's vector, as in `hpcfed.models.lstm`
 class Steps(NamedTuple):
     """The output of an encoder.
 
-    h: [n, T, STEP].  there: [n, T], bool, steps that are no padding; None: all.
+    h: [n, T, STEP].  mask: [n, T], bool, steps that are no padding; None: all.
     """
 
     h: Tensor
-    there: Tensor | None = None
+    mask: Tensor | None = None
 
     def mean(self) -> Tensor:
         """Return the mean over the steps that are no padding, [n, STEP]; 0 without such steps."""
-        if self.there is None:
+        if self.mask is None:
             return self.h.mean(1)
-        weight = self.there.to(self.h.dtype)[:, :, None]
+        weight = self.mask.to(self.h.dtype)[:, :, None]
         return (self.h * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
@@ -108,18 +108,18 @@ class Sequence(nn.Module):
         self.gru = nn.GRU(channels, STEP, batch_first=True) if gru else None
 
     def forward(self, x: Tensor) -> Steps:
-        there = None
+        mask = None
         if self.tokens:
-            there = x > 0
+            mask = x > 0
             x = self.words(x).transpose(1, 2)  # [n, WORD, L]
         x = self.conv(x)
-        if there is not None and len(self.conv):
+        if mask is not None and len(self.conv):
             # a step after pooling stands for POOL ** 3 tokens, some of which may be padding
-            there = F.max_pool1d(there.float(), POOL ** len(MAPS)) > 0
+            mask = F.max_pool1d(mask.float(), POOL ** len(MAPS)) > 0
         h = x.transpose(1, 2)
         if self.gru is not None:
             h, _ = self.gru(h)
-        return Steps(h, there)
+        return Steps(h, mask)
 
 
 def conv1d(modality: Modality) -> nn.Module:
@@ -167,16 +167,16 @@ class Encoders(nn.Module):
         return {name: self._modules[name](x[name]) for name in self.names if name in x}  # type: ignore[misc]
 
 
-def stacked(found: list[Steps]) -> tuple[Tensor, Tensor | None]:
+def stacked(encoded: list[Steps]) -> tuple[Tensor, Tensor | None]:
     """Return the steps of all modalities one after the other, [n, T, STEP], and their mask.
 
     The mask, [n, T], is true for steps that are no padding; None: all.
     """
-    h = torch.cat([steps.h for steps in found], 1)
-    if all(steps.there is None for steps in found):
+    h = torch.cat([steps.h for steps in encoded], 1)
+    if all(steps.mask is None for steps in encoded):
         return h, None
     masks = [
-        torch.ones(s.h.shape[:2], dtype=torch.bool, device=h.device) if s.there is None else s.there
-        for s in found
+        torch.ones(s.h.shape[:2], dtype=torch.bool, device=h.device) if s.mask is None else s.mask
+        for s in encoded
     ]
     return h, torch.cat(masks, 1)

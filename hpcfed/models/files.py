@@ -41,44 +41,44 @@ def encode(model: Trained) -> bytes:
     The metadata hold format and version, and each field of `About` as JSON.
     """
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
-    told = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
-    told["shape"] = json.dumps(write_shape(model.about.shape))
+    metadata = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
+    metadata["shape"] = json.dumps(write_shape(model.about.shape))
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-    return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **told})
+    return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **metadata})
 
 
-def read(path: Path, own: Collection[str] = ()) -> Trained:
+def read(path: Path, importable: Collection[str] = ()) -> Trained:
     """Read the trained model in a file, in eval mode, on the CPU.
 
-    own: models outside hpcfed that may be imported.
+    importable: models outside hpcfed that may be imported.
     Raises CheckpointError if the file holds no trained model, ConfigError if it needs another model
     outside hpcfed.
     """
     library = import_extra("safetensors", "models", "a file of a trained model")
     try:
         with library.safe_open(regular(path), framework="pt") as file:
-            found = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, library.SafetensorError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {error}; give a file that `hpcfed models` wrote"
         ) from error
-    if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+    if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise CheckpointError(
             f"{path}: no trained model of hpcfed (format {FORMAT}, version {VERSION}), but format "
-            f"{found.get('format')}, version {found.get('version')}"
+            f"{metadata.get('format')}, version {metadata.get('version')}"
         )
-    about = parse_about(path, found)
+    about = parse_about(path, metadata)
     advice = "load_model(own=[...]) with"
-    refuse_import([about.architecture, about.more.get("server")], own, str(path), advice)
+    refuse_import([about.architecture, about.more.get("server")], importable, str(path), advice)
     with convert_read_errors(path):
         return assemble_model(about, tensors)
 
 
-def parse_about(path: Path, found: dict[str, str]) -> About:
+def parse_about(path: Path, metadata: dict[str, str]) -> About:
     """Return the description in a file's metadata. Raises CheckpointError if it is malformed."""
     try:
-        values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}
+        values = {f.name: parse_json(metadata[f.name], f.name) for f in fields(About)}
         for name, value in flat(values):
             check_type(name, value)
         rows = {name: read_numbers(values[name]) for name in ("mean", "std")}
@@ -130,9 +130,9 @@ def check_type(name: str, value: Any) -> None:
 
     It does without pydantic, so that files of trained models can be read without it.
     """
-    listed = LISTS | {"present": int}
+    item_types = LISTS | {"present": int}
     kind: Any
-    kind, items = (listed[name], value) if name in listed else (SCALARS[name], [value])
+    kind, items = (item_types[name], value) if name in item_types else (SCALARS[name], [value])
     alike = isinstance(items, list) and all(
         isinstance(item, kind) and isinstance(item, bool) == (kind is bool) for item in items
     )

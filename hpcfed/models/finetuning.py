@@ -62,9 +62,9 @@ class Finetuning:
         """Return the choice of a job."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
         names = [str(Architecture.parse(kind)) for kind in kinds]
-        given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
+        sources = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
         train = models.train or tuple(job.algorithm.trains)
-        weights = dict(zip(names, given, strict=False))
+        weights = dict(zip(names, sources, strict=False))
         return cls(train, models.lora, weights, checksums or {})
 
     @property
@@ -77,24 +77,24 @@ class Finetuning:
         """The files of weights by architecture. Raises ConfigError if one does not exist."""
         from hpcfed.models.pretrained import find_file
 
-        found = {name: find_file(name, given) for name, given in self.weights.items()}
-        return {name: path for name, path in found.items() if path}
+        paths = {name: find_file(name, source) for name, source in self.weights.items()}
+        return {name: path for name, path in paths.items() if path}
 
     def sums(self) -> dict[str, str]:
         """Return the SHA-256 of the files of weights by architecture."""
         return {name: sha256(path) for name, path in self.files.items()}
 
-    def same_weights(self, known: Any) -> None:
+    def same_weights(self, checksums: Any) -> None:
         """Raise CheckpointError if a file of weights is not the one that the run started from.
 
-        known: the checksums in a checkpoint.
+        checksums: the checksums in a checkpoint.
         """
         for name, total in self.checksums.items():
-            if isinstance(known, dict) and known.get(name, total) != total:
+            if isinstance(checksums, dict) and checksums.get(name, total) != total:
                 raise CheckpointError(
                     f"models.weights: {self.files[name]} ({name}) is not the file that the run "
                     f"began from: its SHA-256 is {total[:SHOWN]}..., that of the run's was "
-                    f"{str(known[name])[:SHOWN]}...; put that file back, or begin a new run"
+                    f"{str(checksums[name])[:SHOWN]}...; put that file back, or begin a new run"
                 )
 
     def wanted(self, name: str) -> bool:
@@ -118,7 +118,7 @@ class Finetuning:
         be trained.
         """
         layers = list(self.adapted(model)) if self.lora else []
-        kept = {name for name, _ in model.named_buffers() if self.wanted(name)}
+        buffers = {name for name, _ in model.named_buffers() if self.wanted(name)}
         for path, module in list(model.named_modules()):
             prefix = f"{path}." if path else ""
             freeze(module, partial(self.is_frozen, prefix), prefix, base)
@@ -126,7 +126,7 @@ class Finetuning:
             parametrize.register_parametrization(
                 module, name, Lora(getattr(module, name), self.lora)
             )
-        model.frozen = frozenset(n for n, _ in model.named_buffers()) - kept  # type: ignore[assignment]
+        model.frozen = frozenset(n for n, _ in model.named_buffers()) - buffers  # type: ignore[assignment]
 
     def is_frozen(self, prefix: str, name: str) -> bool:
         """Return whether the tensor of this name in the module at this prefix is not trained."""
@@ -235,13 +235,13 @@ def settled(cls: Any) -> Any:
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's tensors by the names of the plain model, with LoRA's matrices merged."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         path, mark, rest = name.partition(MARK)
         tensor = rest.partition(".")[0]
         layer: Any = module.get_submodule(path) if mark else None
         if mark and isinstance(layer.parametrizations[tensor][0], Lora):
-            made.setdefault(f"{path}.{tensor}", getattr(layer, tensor).detach())
+            tensors.setdefault(f"{path}.{tensor}", getattr(layer, tensor).detach())
         else:
-            made[name] = value
-    return made
+            tensors[name] = value
+    return tensors

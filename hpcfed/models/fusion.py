@@ -32,10 +32,10 @@ class Concat(nn.Module):
         super().__init__()
         self.width = modalities * STEP
 
-    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
-        some = next(iter(found.values())).h
+    def forward(self, encoded: dict, names: tuple[str, ...]) -> Tensor:
+        some = next(iter(encoded.values())).h
         nothing = some.new_zeros(len(some), STEP)
-        return torch.cat([found[m].mean() if m in found else nothing for m in names], 1)
+        return torch.cat([encoded[m].mean() if m in encoded else nothing for m in names], 1)
 
 
 class Mean(nn.Module):
@@ -45,8 +45,8 @@ class Mean(nn.Module):
         super().__init__()
         self.width = STEP
 
-    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
-        return torch.stack([steps.mean() for steps in found.values()]).mean(0)
+    def forward(self, encoded: dict, names: tuple[str, ...]) -> Tensor:
+        return torch.stack([steps.mean() for steps in encoded.values()]).mean(0)
 
 
 class Attention(nn.Module):
@@ -60,12 +60,12 @@ class Attention(nn.Module):
         self.width = HEADS * STEP
         self.score = nn.Sequential(nn.Linear(STEP, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HEADS))
 
-    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
-        h, there = stacked(list(found.values()))
+    def forward(self, encoded: dict, names: tuple[str, ...]) -> Tensor:
+        h, mask = stacked(list(encoded.values()))
         scores = self.score(h)  # [n, T, HEADS]
-        if there is not None:
+        if mask is not None:
             # a finite number: if all steps are padding, infinity would give nan
-            scores = scores.masked_fill(~there[:, :, None], -1e5)
+            scores = scores.masked_fill(~mask[:, :, None], -1e5)
         return (scores.softmax(1).transpose(1, 2) @ h).flatten(1)
 
 

@@ -66,8 +66,8 @@ def resnet8(shape: tuple[int, ...], d: int) -> nn.Module:
 
     Its first three layers give the maps [n, 16, h, w].
     """
-    first = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
-    return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pool_layers(WIDER * MAPS, d))
+    stem = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
+    return nn.Sequential(*stem, *stage(MAPS, MAPS, blocks=2), *pool_layers(WIDER * MAPS, d))
 
 
 def _server(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:

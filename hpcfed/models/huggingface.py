@@ -39,9 +39,9 @@ class Encoder(nn.Module):
         self.encoder, self.out = encoder, nn.Linear(width, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        there = x > 0
-        states = self.encoder(input_ids=x, attention_mask=there.long()).last_hidden_state
-        return self.out(mean(states, there)).relu()
+        mask = x > 0
+        states = self.encoder(input_ids=x, attention_mask=mask.long()).last_hidden_state
+        return self.out(mean(states, mask)).relu()
 
 
 def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
@@ -57,15 +57,15 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
     library = import_extra("transformers", "hf", f"models.mix = ['{name}']")
 
     def build(shape: tuple[int, ...], d: int, vocabulary: int) -> nn.Module:
-        given = configuration(library, model)
+        config = configuration(library, model)
         try:
-            adapt(given, shape[0], vocabulary)
-            if given.num_hidden_layers > LAYERS:
-                raise ValueError(f"it has {given.num_hidden_layers:,} layers")
+            adapt(config, shape[0], vocabulary)
+            if config.num_hidden_layers > LAYERS:
+                raise ValueError(f"it has {config.num_hidden_layers:,} layers")
             net = library.AutoModel.from_config(
-                given, trust_remote_code=False, attn_implementation="eager"
+                config, trust_remote_code=False, attn_implementation="eager"
             )
-            width = given.hidden_size
+            width = config.hidden_size
             if getattr(net, "pooler", None) is not None:
                 net.pooler = None  # a layer after the states, which is not used
             encoder = Encoder(net, width, d)
@@ -74,9 +74,9 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
                     encoder.eval()(torch.zeros(1, shape[0], dtype=torch.int64))
                 tried.add((model, shape, vocabulary))
         except Exception as error:  # transformers and torch raise many kinds over configurations
-            told = first_line(error)
+            reason = first_line(error)
             raise ConfigError(
-                f"models.mix: hf:{model} is no encoder of texts: {told}; take one as "
+                f"models.mix: hf:{model} is no encoder of texts: {reason}; take one as "
                 f"hf:distilbert-base-uncased"
             ) from error
         return encoder.train()
@@ -95,8 +95,8 @@ def configuration(library: Any, name: str) -> Any:
         )
     except (OSError, ValueError) as error:
         if (Path(name) / "config.json").is_file():
-            told = str(error).partition("\n")[0]
-            raise ConfigError(f"models.mix: hf:{name}: {told}; take another model") from error
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"models.mix: hf:{name}: {reason}; take another model") from error
         code = f"from transformers import AutoConfig; AutoConfig.from_pretrained({name!r})"
         raise ConfigError(
             f"models.mix: hf:{name}: its configuration is neither in the cache nor a folder, and a "
@@ -105,11 +105,11 @@ def configuration(library: Any, name: str) -> Any:
         ) from error
 
 
-def adapt(given: Any, length: int, vocabulary: int) -> None:
+def adapt(config: Any, length: int, vocabulary: int) -> None:
     """Adapt a configuration to texts of this length and vocabulary, with padding 0."""
-    given.vocab_size, given.pad_token_id = vocabulary, 0
+    config.vocab_size, config.pad_token_id = vocabulary, 0
     for name in ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id"):
-        if getattr(given, name, None) is not None:
-            setattr(given, name, None)
-    if getattr(given, "max_position_embeddings", length) < length + SPECIAL:
-        given.max_position_embeddings = length + SPECIAL
+        if getattr(config, name, None) is not None:
+            setattr(config, name, None)
+    if getattr(config, "max_position_embeddings", length) < length + SPECIAL:
+        config.max_position_embeddings = length + SPECIAL

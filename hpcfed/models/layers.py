@@ -66,8 +66,8 @@ class Conv2d(nn.Conv2d):
             self.weight.permute(0, 2, 3, 1),
         )  # channels last, as they lie in memory
         parts = [kernel_part(weight, r, c) for r in rows for c in columns]
-        made = apply_parts(x, parts, self.bias)
-        return made.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
+        outputs = apply_parts(x, parts, self.bias)
+        return outputs.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
 
 
 def kernel_part(weight: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -105,8 +105,8 @@ def kernel_windows(size: int, kernel: int, padding: int, stride: int) -> tuple[s
     """
     outputs = (size + 2 * padding - kernel) // stride + 1
     starts = [padding - j * stride for j in range(outputs)]
-    whole = all(0 <= at <= kernel - size for at in starts)
-    return tuple(slice(at, at + size) for at in starts) if whole else ()
+    covered = all(0 <= at <= kernel - size for at in starts)
+    return tuple(slice(at, at + size) for at in starts) if covered else ()
 
 
 def for_small_images(net: nn.Module) -> nn.Module:

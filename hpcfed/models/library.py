@@ -38,9 +38,9 @@ def maker(name: str) -> Callable[..., nn.Module]:
 def of_torchvision(name: str) -> Callable[..., nn.Module]:
     """Return a maker of a torchvision classification model; see `maker`."""
     models = import_torchvision().models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise ConfigError(f"models.mix: torchvision:{name}: {unknown('model', name, known)}")
+    names = models.list_models(module=models)
+    if name not in names:
+        raise ConfigError(f"models.mix: torchvision:{name}: {unknown('model', name, names)}")
 
     def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
         return make_torchvision(name, shape, num_classes)
@@ -56,13 +56,13 @@ def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.
     """
     models = import_torchvision().models
     takes = inspect.signature(models.get_model_builder(name)).parameters
-    given: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if name in ("googlenet", "inception_v3"):
-        given |= {"aux_logits": False, "init_weights": True}
+        arguments |= {"aux_logits": False, "init_weights": True}
     if name.startswith("vit_") and "kwargs" in takes:
-        given["image_size"] = shape[1]
+        arguments["image_size"] = shape[1]
     with explain(f"torchvision:{name}"):
-        net = models.get_model(name, **given)
+        net = models.get_model(name, **arguments)
     replace_first(net, shape[0])
     return for_small_images(net)
 
@@ -72,8 +72,8 @@ def of_timm(name: str) -> Callable[..., nn.Module]:
     prepare_torchvision()  # timm imports it by itself
     timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
     if not timm.is_model(name):
-        known = timm.list_models()
-        raise ConfigError(f"models.mix: timm:{name}: {unknown('model', name, known)}")
+        names = timm.list_models()
+        raise ConfigError(f"models.mix: timm:{name}: {unknown('model', name, names)}")
 
     def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
         return make_timm(timm, name, shape, num_classes)
@@ -83,11 +83,11 @@ def of_timm(name: str) -> Callable[..., nn.Module]:
 
 def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Return a model of timm without weights, for images of this shape."""
-    given: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
+    arguments: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
     if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
-        given["img_size"] = tuple(shape[1:])
+        arguments["img_size"] = tuple(shape[1:])
     with explain(f"timm:{name}"):
-        return for_small_images(timm.create_model(name, pretrained=False, **given))
+        return for_small_images(timm.create_model(name, pretrained=False, **arguments))
 
 
 class explain:
@@ -100,9 +100,10 @@ class explain:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception):
-            told = str(error).strip() or type(error).__name__
+            reason = str(error).strip() or type(error).__name__
             raise ConfigError(
-                f"models.mix: {self.name} cannot be made for these data: {told}; take another model"
+                f"models.mix: {self.name} cannot be made for these data: {reason}; take "
+                f"another model"
             ) from error
 
 
@@ -156,12 +157,12 @@ def cached_timm(name: str) -> Path:
     of_timm(name)
     timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
     hub = import_extra("huggingface_hub", "timm", "models.weights = ['cache'] of timm")
-    told = timm.get_pretrained_cfg(name)
-    where = told.hf_hub_id or ""
+    config = timm.get_pretrained_cfg(name)
+    where = config.hf_hub_id or ""
     for file in ("model.safetensors", "pytorch_model.bin"):
-        found = hub.try_to_load_from_cache(where, file) if where else None
-        if isinstance(found, str):
-            return Path(found)
+        path = hub.try_to_load_from_cache(where, file) if where else None
+        if isinstance(path, str):
+            return Path(path)
     raise missing(
         f"timm:{name}",
         where or "no hub",

@@ -75,9 +75,9 @@ class Pair(nn.Module):
     code for one model works on it as well.
     """
 
-    def __init__(self, own: Model, proxy: Model):
+    def __init__(self, large: Model, proxy: Model):
         super().__init__()
-        self.own = own
+        self.own = large
         self.proxy = proxy
 
     @property

@@ -25,19 +25,19 @@ CACHE = "cache"
 NONE = "none"
 
 
-def find_file(name: str, given: str) -> Path | None:
+def find_file(name: str, source: str) -> Path | None:
     """Return the file that models.weights names for a model; None for "none".
 
-    given: a path, "cache", or "none". Raises ConfigError if the file does not exist.
+    source: a path, "cache", or "none". Raises ConfigError if the file does not exist.
     """
-    if given == NONE:
+    if source == NONE:
         return None
-    if given == CACHE:
+    if source == CACHE:
         return cached(name)
-    path = Path(given).expanduser()
+    path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"models.weights: {given}: there is no such file; give the path of a state dict, "
+            f"models.weights: {source}: there is no such file; give the path of a state dict, "
             f"'cache' for weights that torchvision or timm have downloaded, or 'none'"
         )
     return path
@@ -52,9 +52,9 @@ def read(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             library = import_extra("safetensors.torch", "models", f"models.weights = {path}")
-            found = library.load_file(path)
+            tensors = library.load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigError:
         raise
     except Exception as error:
@@ -67,21 +67,21 @@ def read(path: Path) -> Mapping[str, Tensor]:
             ) from error
         raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
     for inner in ("state_dict", "model"):
-        if isinstance(found, dict) and isinstance(found.get(inner), dict):
-            found = found[inner]
-    if not isinstance(found, dict) or not all(
-        isinstance(n, str) and isinstance(v, Tensor) for n, v in found.items()
+        if isinstance(tensors, dict) and isinstance(tensors.get(inner), dict):
+            tensors = tensors[inner]
+    if not isinstance(tensors, dict) or not all(
+        isinstance(n, str) and isinstance(v, Tensor) for n, v in tensors.items()
     ):
         raise ConfigError(
             f"models.weights: {path}: holds no state dict, tensors by name; save model.state_dict()"
         )
-    for n, v in found.items():
+    for n, v in tensors.items():
         if v.layout != torch.strided or v.is_quantized or v.is_meta:
             raise ConfigError(
                 f"models.weights: {path}: {n} is sparse, quantised or without values; save plain "
                 f"tensors"
             )
-    return found
+    return tensors
 
 
 @torch.no_grad()
@@ -91,39 +91,39 @@ def load(model: Model, name: str, path: Path) -> None:
     The head keeps its drawn weights if the file's head has other classes, or if the file has none.
     Raises ConfigError for a file that lacks a tensor of the body, or has it in another shape.
     """
-    found = rename(model, read(path))
-    own = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
+    loaded = rename(model, read(path))
+    state = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
     # modules that a method adds beside body and head (an adapter, say) keep their drawn weights,
     # and so does the projection of a mix
-    own = {n: v for n, v in own.items() if n.startswith(("body.", "head."))}
-    own = {n: v for n, v in own.items() if not n.startswith(f"body.{PROJECTION}.")}
-    body = {n: v for n, v in own.items() if n.startswith("body.")}
-    absent = [n for n in body if n not in found]
+    state = {n: v for n, v in state.items() if n.startswith(("body.", "head."))}
+    state = {n: v for n, v in state.items() if not n.startswith(f"body.{PROJECTION}.")}
+    body = {n: v for n, v in state.items() if n.startswith("body.")}
+    absent = [n for n in body if n not in loaded]
     if absent:
         raise ConfigError(
             f"models.weights: {path}: no weights of {name}: it lacks {join_few(absent, 3)}; give "
             f"a file of that model"
         )
     for n, value in body.items():
-        if found[n].shape != value.shape:
+        if loaded[n].shape != value.shape:
             raise ConfigError(
-                f"models.weights: {path}: {n} has shape {list(found[n].shape)}, but in {name}, for "
-                f"these data, {list(value.shape)}; give a file for inputs of this shape"
+                f"models.weights: {path}: {n} has shape {list(loaded[n].shape)}, but in {name}, "
+                f"for these data, {list(value.shape)}; give a file for inputs of this shape"
             )
-    fits = all(n in found and found[n].shape == own[n].shape for n in own if n not in body)
-    for n, value in own.items():
+    fits = all(n in loaded and loaded[n].shape == state[n].shape for n in state if n not in body)
+    for n, value in state.items():
         if n in body or fits:
-            value.copy_(found[n])
+            value.copy_(loaded[n])
 
 
-def rename(model: Model, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file by their names in the model."""
-    found = {n.removeprefix("module."): v for n, v in found.items()}
-    if any(n.startswith("body.") for n in found) and "head.weight" in found:
-        return found
-    if any(n.startswith("model.body.") for n in found):  # a file of `hpcfed models`
-        return {n.removeprefix("model."): v for n, v in found.items()}
+    tensors = {n.removeprefix("module."): v for n, v in tensors.items()}
+    if any(n.startswith("body.") for n in tensors) and "head.weight" in tensors:
+        return tensors
+    if any(n.startswith("model.body.") for n in tensors):  # a file of `hpcfed models`
+        return {n.removeprefix("model."): v for n, v in tensors.items()}
     last = f"{model.last}." if model.last else ""
-    inner = {n: v for n, v in found.items() if not last or not n.startswith(last)}
-    head = {n.removeprefix(last): v for n, v in found.items() if last and n.startswith(last)}
+    inner = {n: v for n, v in tensors.items() if not last or not n.startswith(last)}
+    head = {n.removeprefix(last): v for n, v in tensors.items() if last and n.startswith(last)}
     return {f"body.{n}": v for n, v in inner.items()} | {f"head.{n}": v for n, v in head.items()}

@@ -54,10 +54,10 @@ def resmlp(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
     blocks: their number.
     """
     stem = [nn.Flatten(), nn.Linear(math.prod(shape), UNITS), nn.ReLU()]
-    made = [
+    row_blocks = [
         Block(nn.Linear(UNITS, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS)) for _ in range(blocks)
     ]
-    return row(stem, made, [nn.Linear(UNITS, d)])
+    return row(stem, row_blocks, [nn.Linear(UNITS, d)])
 
 
 def rescnn(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
@@ -68,11 +68,11 @@ def rescnn(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
     blocks: their number.
     """
     stem = [convolution(shape[0], MAPS, kernel=3, stride=2), nn.ReLU()]
-    made = [
+    row_blocks = [
         Block(convolution(MAPS, MAPS, 3), nn.ReLU(), convolution(MAPS, MAPS, 3))
         for _ in range(blocks)
     ]
-    return row(stem, made, pool_layers(MAPS, d))
+    return row(stem, row_blocks, pool_layers(MAPS, d))
 
 
 resmlp_2, resmlp_4, resmlp_8 = (partial(resmlp, blocks=n) for n in (2, 4, 8))

@@ -30,6 +30,6 @@ def mask_logits(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
     """
     if mask == "none" or len(present) == logits.shape[1]:
         return logits
-    own = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    own[torch.as_tensor(present, device=logits.device)] = True
-    return logits.masked_fill(~own, 0.0 if mask == "zero" else -torch.inf)
+    in_data = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    in_data[torch.as_tensor(present, device=logits.device)] = True
+    return logits.masked_fill(~in_data, 0.0 if mask == "zero" else -torch.inf)

@@ -51,8 +51,8 @@ class Trace(TorchFunctionMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model, self.kind = model, type(model).__name__
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self.tensors = {name: torch.empty_like(v, device="meta") for name, v in own.items()}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.tensors = {name: torch.empty_like(v, device="meta") for name, v in tensors.items()}
         self.names = {id(v): name for name, v in self.tensors.items()}
         self.sizes: dict[int, int] = {}
         self.joined: dict[int, int] = {}  # a group that became part of an earlier one
@@ -123,8 +123,8 @@ class Trace(TorchFunctionMode):
 
     def norm(self, args: tuple, kwargs: dict) -> Axis:
         """Record batch normalisation; its tensors belong to the units that it normalises."""
-        own = (*args[1:], kwargs.get("weight"), kwargs.get("bias"))
-        for value in own:
+        tensors = (*args[1:], kwargs.get("weight"), kwargs.get("bias"))
+        for value in tensors:
             if id(value) in self.names:
                 self.axes[self.names[id(value)]] = (self.content[id(args[0])],)
         return self.content[id(args[0])]

@@ -42,10 +42,10 @@ class Attend(nn.Module):
     bit.
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if there is not None:
-            scores = scores.masked_fill(~there[:, None, None], NOTHING)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], NOTHING)
         return scores.softmax(-1) @ v
 
 
@@ -62,12 +62,12 @@ class Layer(nn.Module):
         self.join = nn.Linear(WIDTH, WIDTH)
         self.inner = nn.Sequential(nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH))
 
-    def forward(self, h: Tensor, there: Tensor | None = None) -> Tensor:
+    def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (
             part.unflatten(2, (HEADS, -1)).transpose(1, 2)
             for part in self.qkv(self.first(h)).chunk(3, 2)
         )
-        h = h + self.join(self.attend(q, k, v, there).transpose(1, 2).flatten(2))
+        h = h + self.join(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
         return h + self.inner(self.second(h))
 
 
@@ -88,17 +88,17 @@ class Transformer(nn.Module):
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        there = None if self.last else x > 0
+        mask = None if self.last else x > 0
         h = self.words(x) + self.places[: x.shape[1]]
         for layer in self.layers:
-            h = layer(h, there)
+            h = layer(h, mask)
         h = self.norm(h)
-        return self.out(h[:, -1] if there is None else mean(h, there)).relu()
+        return self.out(h[:, -1] if mask is None else mean(h, mask)).relu()
 
 
-def mean(h: Tensor, there: Tensor) -> Tensor:
+def mean(h: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over the steps that are no padding, [n, width]; 0 without such steps."""
-    weight = there.to(h.dtype)[:, :, None]
+    weight = mask.to(h.dtype)[:, :, None]
     return (h * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 

@@ -106,18 +106,18 @@ def describe_call(target: Callable[..., Any], shape: tuple[int, ...], classes: i
     positional, named = arguments("", target, shape, classes, d)
     bound = getattr(target, "keywords", {})  # of a functools.partial
     words = [f"{name}={value!r}" for name, value in (named | bound).items()]
-    first = [*getattr(target, "args", ()), *positional]
-    return f"{name_of(target)}({', '.join([*map(repr, first), *words])})"
+    values = [*getattr(target, "args", ()), *positional]
+    return f"{name_of(target)}({', '.join([*map(repr, values), *words])})"
 
 
 def values_of(shape: tuple[int, ...], classes: int, d: int) -> dict[str, Any]:
     """Return the values of the parameters whose names are known."""
     several = isinstance(shape, Shapes)
-    given: Any = shape
+    sizes: Any = shape
     if isinstance(shape, Shapes):
-        given = {part.name: part.shape for part in shape}
+        sizes = {part.name: part.shape for part in shape}
     values: dict[str, Any] = {
-        **dict.fromkeys(SHAPE, given),
+        **dict.fromkeys(SHAPE, sizes),
         **dict.fromkeys(D, d),
         **dict.fromkeys(CLASSES, classes),
     }
@@ -184,24 +184,24 @@ def split(
     training = module.training
     module.eval()
     out, layers = run(name, module, x)
-    made = list(out.shape) if isinstance(out, Tensor) else None
+    size = list(out.shape) if isinstance(out, Tensor) else None
     place = f"models.mix: {name}: {user_code.line_of(type(module).forward)}"
     want = (
         f"return the representation, here [2, {d}], or logits of a last nn.Linear, [2, {classes}]"
     )
-    if made is None:
+    if size is None:
         raise ConfigError(
             f"{place}: the model returns a {type(out).__name__} of two inputs of shape "
             f"{describe_shape(shape)}; {want}"
         )
     last = next((n for n, y in layers if y is out), None)
-    if made == [2, d] and (made != [2, classes] or last is None):
+    if size == [2, d] and (size != [2, classes] or last is None):
         used = module.to(memory_format=Model.memory_format)  # type: ignore[call-overload]
         run(name, used, x)
         return mode(module, training), None
-    if made != [2, classes]:
+    if size != [2, classes]:
         raise ConfigError(
-            f"{place}: the model makes {made} of two inputs of shape {describe_shape(shape)}, but "
+            f"{place}: the model makes {size} of two inputs of shape {describe_shape(shape)}, but "
             f"models.d "
             f"is {d}, and there are {classes} classes; {want}"
         )
@@ -250,8 +250,8 @@ def call_by_keyword(name: str, module: nn.Module, shapes: Shapes) -> None:
             f"parameters so, or let it take one dict of them"
         )
 
-    def by_keyword(_: nn.Module, given: tuple[Any, ...], __: Any) -> Any:
-        return (), {parameter: given[0][modality] for parameter, modality in of.items()}
+    def by_keyword(_: nn.Module, inputs: tuple[Any, ...], __: Any) -> Any:
+        return (), {parameter: inputs[0][modality] for parameter, modality in of.items()}
 
     module.register_forward_pre_hook(by_keyword, with_kwargs=True)
 
@@ -275,8 +275,12 @@ def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, T
         with torch.no_grad():
             return module(x), layers
     except Exception as error:
-        made = PRODUCT.search(str(error))
-        hint = f"\n  the layer gets {made[1]} values and was made for {made[2]}" if made else ""
+        product = PRODUCT.search(str(error))
+        hint = (
+            f"\n  the layer gets {product[1]} values and was made for {product[2]}"
+            if product
+            else ""
+        )
         raise ConfigError(
             f"models.mix: {name}: {user_code.refusal(error)}{hint}\n  two inputs of this data set "
             f"have shape {each(x, lambda v: list(v.shape))}: let the layers take them"

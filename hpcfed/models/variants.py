@@ -47,7 +47,7 @@ def project(model: Model, d: int) -> Model:
     head = model.head
     model.body.add_module(PROJECTION, nn.Linear(head.in_features, d))
     if not isinstance(model.body, nn.Sequential):  # whose forward has it already
-        model.body.register_forward_hook(lambda body, given, out: body.projection(out))
+        model.body.register_forward_hook(lambda body, inputs, out: body.projection(out))
     model.head = Head(d, head.out_features, head.relu)
     return model
 

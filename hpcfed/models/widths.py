@@ -119,9 +119,9 @@ def take(params: Mapping[str, Tensor], window: Window) -> Params:
 def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
     """Return the sub-tensor at these ascending indices of the first dimensions."""
     for dim, places in enumerate(axes):
-        first, n = int(places[0]), len(places)
-        if places[-1] == first + n - 1:
-            value = value.narrow(dim, first, n)
+        start, n = int(places[0]), len(places)
+        if places[-1] == start + n - 1:
+            value = value.narrow(dim, start, n)
         else:
             value = value.index_select(dim, torch.as_tensor(places, device=value.device))
     return value

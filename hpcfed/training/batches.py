@@ -125,9 +125,9 @@ def prepare_batches(
         parts = plan[i : i + several]
         x, y = data.batch(np.concatenate(parts))
         sizes = [len(rows) for rows in parts]
-        made = (
+        prepared = (
             pieces(fed.prepare(x), sizes)
             if plain
             else inputs_of_batches(fed, x, views, draws(), sizes)  # type: ignore[misc]
         )
-        yield from zip(parts, made, y.split(sizes), strict=True)
+        yield from zip(parts, prepared, y.split(sizes), strict=True)

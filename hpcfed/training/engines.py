@@ -128,8 +128,8 @@ def full(steps: LocalSteps) -> int:
 
     It is the batch size, or the size of the largest client if that is smaller.
     """
-    own = steps.data is steps.client.train
-    return min(steps.size, steps.fed.largest if own else len(steps.data))
+    own_data = steps.data is steps.client.train
+    return min(steps.size, steps.fed.largest if own_data else len(steps.data))
 
 
 def with_tensors(
@@ -152,7 +152,7 @@ def with_tensors(
 class Traced:
     """A step by replay of a recording, which all clients of an architecture share."""
 
-    made = "recorded"  # the word for it in messages
+    verb = "recorded"  # the word for it in messages
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         self.steps, self.loss, self.shared = steps, loss, steps.skeleton.captured
@@ -161,7 +161,7 @@ class Traced:
         try:
             fixed, self.given, self.refill = extract_tensors(loss)
             names, clip = steps.optimiser.names, steps.optimiser.clip
-            self.key = self.made, fixed, names, clip, settings(steps.model)
+            self.key = self.verb, fixed, names, clip, settings(steps.model)
         except Unshareable as why:
             self.give_up(why)
 
@@ -214,7 +214,7 @@ class Traced:
     def give_up(self, why: Exception) -> None:
         """Warn that the eager engine takes over."""
         self.steps.fed.warnings.say(
-            f"{title(self.loss)} cannot be {self.made} ({first_line(why)}); it trains with the "
+            f"{title(self.loss)} cannot be {self.verb} ({first_line(why)}); it trains with the "
             f"eager engine"
         )
 
@@ -227,7 +227,7 @@ class Graphed(Traced):
     replaced by the one that graphs use; any step may use it.
     """
 
-    made = "captured"
+    verb = "captured"
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         super().__init__(steps, loss)

@@ -90,9 +90,9 @@ def common(fed: Federation, predict: Predict) -> float:
     test, task = fed.data.test, fed.task
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
-        with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as drawn:
+        with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as has_drawn:
             answers = answer(fed, predict, test)
-            drew = drawn()
+            drew = has_drawn()
         if drew:
             parts = []
             for i, row in enumerate(test.rows.tolist()):

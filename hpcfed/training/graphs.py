@@ -34,9 +34,10 @@ Differentiated = Callable[[Sequence[Tensor]], tuple[Tensor, Gradient]]  # inputs
 class Graph:
     """One captured step of a skeleton's model: (batch) -> its loss.
 
-    differentiated: the eager step before its optimiser: (given and batch) -> loss and gradient.
-    given: tensors of the objective that are constant for all steps of a client; `give` replaces
-    their values.  batch: an example of its batches.
+    differentiated: the eager step before its optimiser: (own_tensors and batch) -> loss and
+    gradient.
+    own_tensors: tensors of the objective that are constant for all steps of a client; `give`
+    replaces their values.  batch: an example of its batches.
     The weights and the optimiser are the same after the capture as before it. Raises whatever torch
     raises if a step cannot be captured, for example because it needs the host, and RuntimeError if
     the first replay has other bits than the eager step.
@@ -46,12 +47,12 @@ class Graph:
         self,
         differentiated: Differentiated,
         optimiser: Optimiser,
-        given: Sequence[Tensor],
+        own_tensors: Sequence[Tensor],
         batch: Sequence[Tensor],
     ):
-        self.given, self.batch = ([v.clone() for v in part] for part in (given, batch))
+        self.given, self.batch = ([v.clone() for v in part] for part in (own_tensors, batch))
         flat = optimiser.skeleton.flat
-        if any(v.device != flat.device for v in (*given, *batch)):
+        if any(v.device != flat.device for v in (*own_tensors, *batch)):
             raise RuntimeError(
                 "it holds a tensor on another device, whose value would be captured for good"
             )
@@ -68,9 +69,9 @@ class Graph:
         if not all(map(torch.equal, replayed, eager)):
             raise RuntimeError("its replay has other bits than the step itself")
 
-    def give(self, given: Sequence[Tensor]) -> None:
+    def give(self, own_tensors: Sequence[Tensor]) -> None:
         """Copy in these values of the objective's own tensors."""
-        copy(self.given, given)
+        copy(self.given, own_tensors)
 
     def __call__(self, batch: Sequence[Tensor]) -> Tensor:
         copy(self.batch, batch)
@@ -99,9 +100,9 @@ class Fixed(Optimiser):
                 None,
                 client.clip,
             )
-        own = skeleton.captured[key]
-        copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])
-        return own
+        optimiser = skeleton.captured[key]
+        copy([optimiser.lr, *optimiser.moments.values()], [client.lr, *client.moments.values()])
+        return optimiser
 
     def moments_to_keep(self) -> Moments:
         return {name: v.clone() for name, v in self.moments.items()}

@@ -30,8 +30,8 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
     """
     with rng.scoped(fed.seed, "outputs", fed.t, device=fed.device):
         if fed.trial and len(data) > FEW:
-            first = of(fed.prepare(data.batch(np.arange(FEW))[0]))[:1]
-            return first.repeat(len(data), *[1] * (first.dim() - 1))
+            output = of(fed.prepare(data.batch(np.arange(FEW))[0]))[:1]
+            return output.repeat(len(data), *[1] * (output.dim() - 1))
         return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
 
 

@@ -122,14 +122,14 @@ class LocalSteps:
         check_finite(
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
-        own = self.data.holds(self.client.train)  # perhaps with generated examples beside them
-        size = len(self.data) if own else None
-        own = self.counted and (own or self.client.train.holds(self.data))
+        complete = self.data.holds(self.client.train)  # perhaps with generated examples beside them
+        size = len(self.data) if complete else None
+        on_own_data = self.counted and (complete or self.client.train.holds(self.data))
         seconds = perf_counter() - self.start
         # recordings count as the rank's time, not the client's: the placement uses a client's usual
         # time, and this client was only the first of its architecture
         self.fed.tallies.add_training(
-            self.client, values, self.examples, seconds - self.once, own, self.views, size
+            self.client, values, self.examples, seconds - self.once, on_own_data, self.views, size
         )
         self.fed.clock.add("train", seconds)
 
@@ -235,9 +235,9 @@ def gradient(
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
         for rows in plan:
             x, y = client.train.batch(rows)
-            given = inputs(fed, x, 1, draws)
+            prepared = inputs(fed, x, 1, draws)
             with autocast(fed.job.run.precision, fed.device):
-                value = loss(skeleton.model, given, y)
+                value = loss(skeleton.model, prepared, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
             fed.clock.heartbeat.step()

@@ -137,8 +137,8 @@ def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = 
     over the d components, their mean (torch's MSELoss, as in the authors' code) or their sum (eq.
     8), which is d times as large. Tan et al. (FedProto), AAAI 2022, arXiv:2105.00243, eq. 8.
     """
-    known = ~proto.isnan().any(1)
-    total = torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum()
+    valid = ~proto.isnan().any(1)
+    total = torch.where(valid[:, None], z - proto.nan_to_num(), 0.0).square().sum()
     return total / (z.numel() if reduction == "mean" else len(z))
 
 
@@ -153,9 +153,9 @@ def to_soft_targets(
     """
     if distance == "kl":
         return distil(target.nan_to_num(), logits)  # a row of zeros has divergence 0
-    known = ~target.isnan().any(1, keepdim=True)
+    valid = ~target.isnan().any(1, keepdim=True)
     apart = F.softmax(logits, dim=1) - target.nan_to_num()
-    return torch.where(known, apart, 0.0).square().sum(1).mean()
+    return torch.where(valid, apart, 0.0).square().sum(1).mean()
 
 
 def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
@@ -232,10 +232,10 @@ def to_vectors(z: Tensor, y: Tensor, vectors: Tensor, tau: float) -> Tensor:
     z: [n, d], scaled to length 1 here.  vectors: [C, d], rows of length 1 or nan; an example whose
     class has none contributes 0.  FedRare, public code (wnn2000/FedRare).
     """
-    known = ~vectors.isnan().any(1)
+    valid = ~vectors.isnan().any(1)
     z = F.normalize(raised(z), dim=1)
     with full(z.device):
         similar = z @ vectors.nan_to_num().T / tau
-    share = F.log_softmax(similar.masked_fill(~known, torch.finfo(similar.dtype).min), 1)
-    own = share.gather(1, y[:, None])[:, 0]
-    return -torch.where(known[y], own, 0.0).sum() / len(y)
+    share = F.log_softmax(similar.masked_fill(~valid, torch.finfo(similar.dtype).min), 1)
+    log_share = share.gather(1, y[:, None])[:, 0]
+    return -torch.where(valid[y], log_share, 0.0).sum() / len(y)

@@ -48,7 +48,7 @@ class Optimiser:
     Python decides nothing within a step.
 
     only: whether a parameter is trained, by name; None: all are.
-    kept: moments of the last round, as `moments_to_keep` returned them.
+    previous: moments of the last round, as `moments_to_keep` returned them.
     clip: largest norm of the gradient of all trained parameters; a longer one is scaled down. 0:
     any.
     """
@@ -59,7 +59,7 @@ class Optimiser:
         settings: Local,
         lr: float,
         only: Wanted | None,
-        kept: Moments | None,
+        previous: Moments | None,
         clip: float = 0.0,
     ):
         self.skeleton, self.settings, device = skeleton, settings, skeleton.flat.device
@@ -73,7 +73,9 @@ class Optimiser:
                 "let some of both be trained"
             )
         self.params = [skeleton.view(name) for name in self.names]
-        self.moments = {name: v.clone() for name, v in kept.items()} if kept else self.fresh()
+        self.moments = (
+            {name: v.clone() for name, v in previous.items()} if previous else self.fresh()
+        )
         self.lists = {name: self.cut(v) for name, v in self.moments.items() if name != "step"}
 
     @property
@@ -182,8 +184,8 @@ def make_optimiser(
 
     It starts with the moments of the client's last round if clients keep them.
     """
-    kept = client.memory.get(moments(phase)) if settings.keep_optimiser else None
-    return Optimiser(client.skeleton, settings, lr, only, kept, clip)
+    previous = client.memory.get(moments(phase)) if settings.keep_optimiser else None
+    return Optimiser(client.skeleton, settings, lr, only, previous, clip)
 
 
 def keep_moments(

@@ -94,13 +94,13 @@ def record(
     It computes nothing and draws nothing.
     """
     names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
-    whole = Whole(model, objective)
+    module = Whole(model, objective)
 
-    def step(*given: Tensor) -> list[Tensor]:
-        state = dict(zip(names, given, strict=False))
+    def step(*tensors: Tensor) -> list[Tensor]:
+        state = dict(zip(names, tensors, strict=False))
         leaves = {name: state[name].detach().requires_grad_() for name in trained}
         every = {f"model.{name}": v for name, v in (state | leaves).items()}
-        value = functional_call(whole, every, given[len(names) :])
+        value = functional_call(module, every, tensors[len(names) :])
         gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         return [value.detach(), *gradient]
 
@@ -148,38 +148,40 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
     the loss by itself, which is 1.
     """
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    known = dict(zip(nodes, state, strict=False))
+    constants = dict(zip(nodes, state, strict=False))
     rest, last = nodes[len(state) :], nodes[len(state) - 1]
     for node in list(graph.nodes):
-        if (same := find_original(node)) is None and (made := constant(node, known)) is not None:
+        if (same := find_original(node)) is None and (
+            value := constant(node, constants)
+        ) is not None:
             with graph.inserting_after(last):
-                same = last = graph.placeholder(f"fixed_{len(known)}")  # a unique name
-            known[last] = last.meta["val"] = made
+                same = last = graph.placeholder(f"fixed_{len(constants)}")  # a unique name
+            constants[last] = last.meta["val"] = value
         if same is not None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-    for node in [node for node in known if not node.users]:
+    for node in [node for node in constants if not node.users]:
         graph.erase_node(node)
-        del known[node]
-    assert [n for n in graph.nodes if n.op == "placeholder"] == [*known, *rest]
-    return list(known.values())
+        del constants[node]
+    assert [n for n in graph.nodes if n.op == "placeholder"] == [*constants, *rest]
+    return list(constants.values())
 
 
 def find_original(node: Node) -> Node | None:
     """Return the node whose values this one only repeats; None if there is no such node."""
-    first: Any = node.args[0] if node.args else None  # of these operations it is a node
-    if name(node) in SAME or (name(node) in VIEWS and form(node) == form(first)):
-        return first
-    twice = name(node) == "aten::t" and name(first) == "aten::t"
-    return first.args[0] if twice else None
+    source: Any = node.args[0] if node.args else None  # of these operations it is a node
+    if name(node) in SAME or (name(node) in VIEWS and form(node) == form(source)):
+        return source
+    twice = name(node) == "aten::t" and name(source) == "aten::t"
+    return source.args[0] if twice else None
 
 
-def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
+def constant(node: Node, constants: dict[Node, Tensor]) -> Tensor | None:
     """Return the value of a node that is the same in every step; None for other nodes."""
     operation: Any = node.target  # of a node with a name it can be called
-    first: Any = node.args[0] if node.args else None
-    if name(node) in VIEWS and first in known:
-        return operation(known[first], *node.args[1:], **node.kwargs)
+    source: Any = node.args[0] if node.args else None
+    if name(node) in VIEWS and source in constants:
+        return operation(constants[source], *node.args[1:], **node.kwargs)
     if name(node) == "aten::scalar_tensor":
         return operation(*node.args, **node.kwargs)
     if name(node) == "aten::ones_like" and not any(map(writes, node.users)):

@@ -214,7 +214,7 @@ def fit_targets(
     data: Paired,
     loss: Callable[[Tensor, Any], Tensor],
     *key: str | int,
-    held: float = 0.0,
+    holdout: float = 0.0,
     patience: int = 0,
     watch: Average | None = None,
     **how: Any,
@@ -224,12 +224,12 @@ def fit_targets(
     Call it inside `Federation.on_root`.
 
     loss: (logits, targets) -> scalar, with the targets of a batch in the form of `data`.
-    held: share of the data held out. With held > 0 the parameters that are best on these are
+    holdout: share of the data held out. With holdout > 0 the parameters that are best on these are
     returned, and training ends after `patience` steps without improvement.
-    watch: with held = 0, the average to return instead of the last parameters.
+    watch: with holdout = 0, the average to return instead of the last parameters.
     how: further arguments of `fit`.
     """
-    module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
+    module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), holdout)
 
     def batch(which: np.ndarray) -> tuple[Tensor, Tensor]:
         x, target = data.batch(rows[which])

@@ -27,26 +27,26 @@ def centre_kernel(kernel: Tensor) -> Tensor:
     return kernel - kernel.mean(1, keepdim=True)
 
 
-def unit(centre: Tensor, whole: Tensor) -> Tensor:
+def unit(centre: Tensor, uncentred: Tensor) -> Tensor:
     """Return a centred matrix scaled to length 1, or 0 if only rounding was left of the whole.
 
-    whole: the matrix before centring. The factor has no gradient: the measures must not depend on
-    the scale of the result.
+    uncentred: the matrix before centring. The factor has no gradient: the measures must not depend
+    on the scale of the result.
     """
-    size = length(centre, whole)
+    size = length(centre, uncentred)
     return centre * torch.where(size == 0, 0.0, 1 / size)
 
 
-def length(centre: Tensor, whole: Tensor) -> Tensor:
+def length(centre: Tensor, uncentred: Tensor) -> Tensor:
     """Return the length of a centred matrix, float64; 0 if only rounding was left of the whole.
 
-    whole: the matrix before centring.
+    uncentred: the matrix before centring.
     """
     size = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
     least = (
         ROUNDING
-        * torch.finfo(whole.dtype).eps
-        * torch.linalg.vector_norm(whole.detach(), dtype=torch.float64)
+        * torch.finfo(uncentred.dtype).eps
+        * torch.linalg.vector_norm(uncentred.detach(), dtype=torch.float64)
     )
     return torch.where(size <= least, 0.0, size)
 
@@ -72,10 +72,10 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
 
 def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
     """Return the linear CKA of each pair of K representations, [K, K], symmetric."""
-    made = [ready(a) for a in representations]
-    table = torch.ones(len(made), len(made))
-    for i, a in enumerate(made):
-        for j, b in enumerate(made[:i]):
+    prepared = [ready(a) for a in representations]
+    table = torch.ones(len(prepared), len(prepared))
+    for i, a in enumerate(prepared):
+        for j, b in enumerate(prepared[:i]):
             table[i, j] = table[j, i] = agreement(a, b)
     return table
 

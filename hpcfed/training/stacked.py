@@ -156,16 +156,16 @@ class Group:
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [fed.down(client, method.offer(fed, client, state)) for client in clients]
         common = all(
-            given is self.given[0] for given in self.given
+            down is self.given[0] for down in self.given
         )  # then the first one serves all clients
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
         if key not in skeleton.captured:
             skeleton.captured[key] = Stack(skeleton, len(clients))
         self.stack: Stack = skeleton.captured[key]
-        self.stack.load([given for _, given in pairs])
+        self.stack.load([down for _, down in pairs])
         self.opened = [
-            extract_tensors(partial(method.loss, client, given)) for client, given in pairs
+            extract_tensors(partial(method.loss, client, down)) for client, down in pairs
         ]
         self.dims = None if common else 0
         self.own = [
@@ -184,8 +184,8 @@ class Group:
             self.clients[0].n,
             len(self.clients),
         )
-        first = n * np.arange(G)[:, None]  # where each client's examples begin
-        plan = [(np.stack(rows) + first).ravel() for rows in zip(*self.plans, strict=True)]
+        starts = n * np.arange(G)[:, None]  # where each client's examples begin
+        plan = [(np.stack(rows) + starts).ravel() for rows in zip(*self.plans, strict=True)]
         for _, x, y in prepare_batches(self.fed, data, plan, 1, None):
             yield x.unflatten(0, (G, -1)), y.unflatten(0, (G, -1))
 
@@ -232,9 +232,9 @@ class Group:
             for client, row, values in zip(self.clients, rows, losses, strict=True):
                 check_finite(fed, client, self.t, values, row, examples, lr, n)
         seconds = (perf_counter() - self.start) / G
-        for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
+        for client, down, row, values in zip(self.clients, self.given, rows, losses, strict=True):
             fed.tallies.add_training(client, values, examples, seconds)
             fed.clock.add("train", seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
-            yield Upload(Mean.of(sent, self.method.weight(client)), relative_to=given)
+            yield Upload(Mean.of(sent, self.method.weight(client)), relative_to=down)

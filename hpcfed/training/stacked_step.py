@@ -55,12 +55,12 @@ class Stack:
         The function raises what torch raises if the objective cannot be computed for several
         clients at once, for example because it decides by values, or draws.
         """
-        whole = Whole(self.model, objective)
+        module = Whole(self.model, objective)
         weights = {f"model.{name}": block for name, block in self.blocks.items()}
         blocks = list(self.blocks.values())
 
         def one(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-            return functional_call(whole, weights, inputs)
+            return functional_call(module, weights, inputs)
 
         every = vmap(grad_and_value(one), (0, *dims))
 

@@ -30,9 +30,9 @@ def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
     """The turns of these clients end in the error, when their models have changed."""
     fed, stream = rounds.fed, rounds.fed.stream
 
-    def working(cohort, work, together=None, task=0, given=()):
+    def working(cohort, work, together=None, task=0, arguments=()):
         def broken(client):
-            value = work(client, *given)
+            value = work(client, *arguments)
             if client.id in victims:
                 raise error
             return value
@@ -168,10 +168,10 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
     rounds = started(*DROP, method="fedavg")
     stream, nan = rounds.fed.stream, float("nan")
 
-    def broken(cohort, work, together=None, job=0, given=()):
+    def broken(cohort, work, together=None, job=0, arguments=()):
         def spoilt(client):
             factor = nan if client.id == 4 else 1
-            return Upload(Mean.of(work(client, *given).value.terms[0].value * factor))
+            return Upload(Mean.of(work(client, *arguments).value.terms[0].value * factor))
 
         return stream(cohort, spoilt)
 

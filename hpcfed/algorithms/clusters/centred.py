@@ -44,7 +44,7 @@ class Centred(RoundBased):
         The server keeps the model that it received last of each client; it is in the client's
         memory. Returns this rank's clients of which it has one.
         """
-        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             fed.clients[k].memory |= {f"received {name}": part for name, part in sent.items()}
         return fed.mine(sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}))
 

@@ -109,7 +109,7 @@ class CFL(Centred):
         self, fed: Federation, state: State, cohort: list[int], t: int
     ) -> Iterator[tuple[int, Mean]]:
         """Iterate over the clients' parts in the centres; their updates go to their memories."""
-        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             client, m = fed.clients[k], int(state.cluster[k])
             update = sent["model"] - clusters.row(state.centres, m)
             client.memory["update"] = update.pick(lambda name: self.counts(fed, name))

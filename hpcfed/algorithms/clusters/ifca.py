@@ -106,5 +106,5 @@ class IFCA(RoundBased):
             m, weight = int(sent["cluster"]), self.weight(fed.clients[k])
             return clusters.part(sent["model"], weight, m, state)
 
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
         return fed.mean(((k, part(k, sent)) for k, sent in uploads), keep=state, per="row")

@@ -159,7 +159,7 @@ class FD(RoundBased):
         return Upload(Mean.of(means, weight, at={"mean": (classes.cpu(),)}))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = dict(fed.stream(cohort, partial(self.local, fed), given=(state, t)))
+        uploads = dict(fed.stream(cohort, partial(self.local, fed), arguments=(state, t)))
         for k, sent in uploads.items():
             fed.clients[k].memory |= {"round": t, **received_rows(state, sent)}
         mean = fed.mean(uploads.items(), keep=state.pick("mean".__eq__), per="row")["mean"]

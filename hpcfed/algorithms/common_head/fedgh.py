@@ -58,7 +58,7 @@ class FedGH(RoundBased):
         return self.means(fed, client)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
         sent = fed.at_root(dict(uploads))
         return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), t))
 

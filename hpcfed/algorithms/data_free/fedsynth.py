@@ -91,7 +91,7 @@ class FedSynth(RoundBased):
         cosines: list[tuple[int, Mean]] = []
 
         def models() -> Iterator[tuple[int, Mean]]:
-            for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
                 client = fed.clients[k]
                 with fed.clock("server"):
                     model = rebuild(fed, client.architecture, state.model, sent)

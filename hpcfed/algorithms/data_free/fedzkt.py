@@ -112,7 +112,7 @@ class FedZKT(RoundBased):
         return Upload(client.params())
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
         sent = fed.at_root(dict(uploads))
         models: dict[int, Params] = {}  # filled on the server's rank only
 

@@ -145,7 +145,7 @@ class ZeroShot(RoundBased):
         parts: dict[int, Made] = {}
 
         def models() -> Iterator[tuple[int, Mean]]:
-            for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+            for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
                 if t >= self.after:
                     present = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
                     model = sent["model"].terms[0].value

@@ -96,7 +96,7 @@ class CCVR(RoundBased):
         d = state["head.weight"].shape[1]
         zero = torch.zeros(fed.classes, d, d, dtype=torch.float64, device=fed.device)
         keep = Params(mean=zero[:, 0], square=zero)
-        sent = fed.stream(range(fed.K), partial(self.send, fed), given=(state,))
+        sent = fed.stream(range(fed.K), partial(self.send, fed), arguments=(state,))
         parts = ((k, self.moments(fed, statistics)) for k, statistics in sent)
         pooled = fed.mean(parts, keep=keep, per="row")
         calibrated = fed.on_root(lambda: self.calibrate(fed, state, pooled, t))

@@ -144,7 +144,7 @@ class FedDANE(RoundBased):
         sent = fed.stream(
             gradient_clients,
             partial(self.send_gradient, fed),
-            given=(state, slopes, update_clients, t),
+            arguments=(state, slopes, update_clients, t),
         )
         mean = fed.mean(sent, keep=state.pick(fed.trainable) * 0)
 

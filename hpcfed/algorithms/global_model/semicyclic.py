@@ -100,7 +100,7 @@ class SemiCyclic(RoundBased):
         return state.chains.under(self.chain_of(self.group(fed, client.id)))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
         name = self.chain_of(self.block(t))
         x = fed.mean(uploads, keep=state.chains.under(name))
         return self.read(state, x, self.block(t))

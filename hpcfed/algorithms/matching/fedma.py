@@ -125,7 +125,7 @@ class FedMA(Widened):
             clients = [k for k in cohort if k in done.orders] if number else cohort
             work = partial(self.train_unmatched, fed)
             arguments = (state, t, layers, number, done)
-            sent = fed.at_root(dict(fed.stream(clients, work, task=number, given=arguments)))
+            sent = fed.at_root(dict(fed.stream(clients, work, task=number, arguments=arguments)))
             group = list(units.sizes)[number] if number < len(units.sizes) else None
             merged = fed.on_root(partial(self.merge, fed, sent, units, done, group))
             if not merged:  # no client has sent anything

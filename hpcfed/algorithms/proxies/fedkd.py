@@ -194,7 +194,7 @@ class FedKD(RoundBased):
         self, fed: Federation, state: State, cohort: list[int], t: int
     ) -> Iterator[tuple[int, Mean]]:
         """Iterate over the clients' parts in the mean, which the server decompresses."""
-        for k, packed in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, packed in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             yield k, Mean.of(unpack(packed, state.x), self.weight(fed.clients[k]))
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:

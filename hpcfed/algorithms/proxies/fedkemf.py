@@ -148,7 +148,7 @@ class FedKEMF(RoundBased):
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
         parts, logits = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             parts[k] = sent
             if self.server_epochs:
                 knowledge = sent.terms[0].value.under("proxy.")

@@ -87,7 +87,7 @@ class FedDF(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         models, answers = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             z, good = answer_public(fed, k, sent.terms[0].value, self.validation, self.drop_worst)
             models[k] = of_architecture(fed, k, sent, good)
             answers[k] = Mean.of(Params(logits=z), good)

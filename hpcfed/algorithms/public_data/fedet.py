@@ -129,7 +129,7 @@ class FedET(RoundBased):
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         parts, answers = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), given=(state, t)):
+        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
             parts[k] = of_architecture(fed, k, sent)
             if self.server_epochs:
                 answer = predictor(fed, fed.architectures[k], sent.terms[0].value)

@@ -81,21 +81,21 @@ class BackgroundSave:
             self.folder = self.place()
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
-            held = (
+            read_items = (
                 partial(snapshot.items, self.rounds)
                 if on_disk
                 else snapshot.take_snapshot(self.rounds).items.items
             )
-            items = partial(self.with_heartbeat, held)
+            items = partial(self.with_heartbeat, read_items)
             self.part = self.thread.submit(
                 checkpoint_parts.write_part, self.folder, self.comm.rank, items
             )
             if on_disk:
                 wait([self.part])
 
-    def with_heartbeat(self, held: checkpoint_parts.Items) -> Iterator[tuple[str, Any]]:
+    def with_heartbeat(self, read_items: checkpoint_parts.Items) -> Iterator[tuple[str, Any]]:
         """Yield the items, with a heartbeat for each: all ranks may wait for a slow disk."""
-        for item in held():
+        for item in read_items():
             self.rounds.fed.clock.heartbeat.beats += 1
             yield item
 

@@ -67,7 +67,7 @@ class BuddyCopy:
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
         old = self.kept[-1] if self.kept else None
-        own, ward = (
+        part, ward = (
             (old.own, old.ward) if old and old.size == comm.size else ({}, {})
         )  # after a death everything is copied anew
         new = {
@@ -76,10 +76,10 @@ class BuddyCopy:
         }
         new |= {"rows": np.frombuffer(codec.encode(rows), np.uint8)} if comm.rank == 0 else {}
         new = {
-            name: own[name] if np.array_equal(own.get(name), item) else item  # type: ignore[arg-type]  # nothing equals no array
+            name: part[name] if np.array_equal(part.get(name), item) else item  # type: ignore[arg-type]  # nothing equals no array
             for name, item in new.items()
         }
-        changed = {name: item for name, item in new.items() if item is not own.get(name)}
+        changed = {name: item for name, item in new.items() if item is not part.get(name)}
         return Copy(
             number,
             rounds.t,
@@ -100,8 +100,8 @@ class BuddyCopy:
         newest = fed.comm.gather({fed.comm.rank: self.kept[-1].number if self.kept else -1})
         fed.comm.confirm()
         self.kept = [copy for copy in self.kept if copy.number == min(newest.values())]
-        held = available_items(fed.comm, self.kept[0]) if self.kept else None
-        items = None if held is None else distribute(fed, held)
+        available = available_items(fed.comm, self.kept[0]) if self.kept else None
+        items = None if available is None else distribute(fed, available)
         fed.comm.confirm()
         if items is None:
             self.kept = []
@@ -137,33 +137,33 @@ def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> I
 
     Changed items are received from that rank; the others are in `ward`.
     """
-    told = comm.gather({comm.rank: [[*new], [*changed]]})
+    lists = comm.gather({comm.rank: [[*new], [*changed]]})
     come: Items = {}
     for src in sorted(
-        told, key=lambda rank: rank // step % 2
+        lists, key=lambda rank: rank // step % 2
     ):  # alternating order, so that pairs do not wait for each other
-        for name in told[src][1]:
+        for name in lists[src][1]:
             item = comm.move(changed.get(name), src, (src + step) % comm.size)
             come |= {} if item is None else {name: item}
-    names, _ = told[(comm.rank - step) % comm.size]
+    names, _ = lists[(comm.rank - step) % comm.size]
     return {name: come[name] if name in come else ward[name] for name in names}
 
 
-def distribute(fed: Federation, held: Items) -> dict[str, Any]:
+def distribute(fed: Federation, available: Items) -> dict[str, Any]:
     """Return each client's item on the client's rank, and all others on every rank; collective.
 
     Items are decoded.
     """
     comm = fed.comm
     items: dict[str, Any] = {}
-    for rank, names in comm.gather({comm.rank: [*held]}).items():
+    for rank, names in comm.gather({comm.rank: [*available]}).items():
         for name in names:
             k = int(name.removeprefix("clients/")) if name.startswith("clients/") else None
             to = 0 if k == fed.K else k if k is None else fed.placement.ranks[k]
             item = (
-                comm.bcast(held.get(name), rank)
+                comm.bcast(available.get(name), rank)
                 if to is None
-                else comm.move(held.get(name), rank, to)
+                else comm.move(available.get(name), rank, to)
             )
             items |= {} if item is None else {name: codec.decode(item.tobytes())}
     return items

@@ -26,8 +26,8 @@ def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, own in before.items():
-            signal.signal(number, own)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager

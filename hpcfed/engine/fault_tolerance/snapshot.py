@@ -63,8 +63,8 @@ def header(rounds: Rounds) -> dict[str, Any]:
     """
     job, weights = rounds.fed.job, rounds.fed.store.finetuning.checksums
     batch = os.environ.get("SLURM_JOB_ID", "")
-    known = {"job": job.identity(), "settings": job.plain(), JOB_ID: batch}
-    return known | {RUN_ID: rounds.run_id} | ({WEIGHTS: weights} if weights else {})
+    fields = {"job": job.identity(), "settings": job.plain(), JOB_ID: batch}
+    return fields | {RUN_ID: rounds.run_id} | ({WEIGHTS: weights} if weights else {})
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
@@ -100,16 +100,16 @@ def take_snapshot(rounds: Rounds) -> Snapshot:
         Transfer(device).down if device.type == "cuda" else Tensor.clone
     )
     share = copy if device.type == "cuda" else lambda weights: weights
-    held = {}
+    copies = {}
     for name, item in items(rounds):
         if name.startswith("clients/"):
-            held[name] = {
+            copies[name] = {
                 what: copy_value(part, share if what == "weights" else copy)
                 for what, part in item.items()
             }
         else:
-            held[name] = copy_value(item, copy)
-    return Snapshot(header(rounds), rounds.t, held)
+            copies[name] = copy_value(item, copy)
+    return Snapshot(header(rounds), rounds.t, copies)
 
 
 def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:

@@ -53,8 +53,8 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     if (ours or not job.overwrite) and is_finished(run, job.rounds):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
-    told = job.overwrite or job.resume  # how to begin
-    more = onward(run) if ours or (saved_rounds(run) and not told) else []
+    explicit = job.overwrite or job.resume  # how to begin
+    more = onward(run) if ours or (saved_rounds(run) and not explicit) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
@@ -62,7 +62,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         ours = ours or (
             stamp(run) != old and os.path.isfile(names.results_file(run))
         )  # it has written results
-        rounds = saved_rounds(run) if ours or not told else 0
+        rounds = saved_rounds(run) if ours or not explicit else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (
                 RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node

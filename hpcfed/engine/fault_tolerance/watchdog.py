@@ -132,9 +132,9 @@ class Watchdog:
         if paused or self.starting or self.beats != self.heartbeat.beats:
             self.beats, self.since = self.heartbeat.beats, now
         self.seen = now
-        told, signs = self.leave(now), self.signs()
+        written, signs = self.leave(now), self.signs()
         # the disk is full or gone: a rank without a new sign may still be alive
-        unheard = not told or len(signs) < self.known
+        unheard = not written or len(signs) < self.known
         if unheard:
             self.since = now
         self.known = max(self.known, len(signs))
@@ -176,11 +176,11 @@ class Watchdog:
 
     def signs(self) -> list[Sign]:
         """Return the last reports of all ranks that have one."""
-        found = []
+        reports = []
         for rank in range(self.size):
             with suppress(OSError, ValueError, TypeError):
-                found.append(Sign(**json.loads(read_text(names.watch_file(self.run, rank)))))
-        return found
+                reports.append(Sign(**json.loads(read_text(names.watch_file(self.run, rank)))))
+        return reports
 
     def end_run(self) -> None:
         """Print where this rank is, give the others time to do so, and end the run."""
@@ -224,8 +224,8 @@ class Watchdog:
         if self.starting:
             lines += [
                 f"  rank {rank} of {self.size} has left no sign in {names.watch_folder(self.run)}"
-                for rank, (seen, _) in self.heard.items()
-                if not seen and rank != self.rank
+                for rank, (last_sign, _) in self.heard.items()
+                if not last_sign and rank != self.rank
             ]
             return "\n".join([*lines, "  start it again as before"])
         return "\n".join([*lines, f"  continue from the last checkpoint with --resume {self.run}"])
