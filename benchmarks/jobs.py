@@ -401,7 +401,7 @@ def measure_of(row: Table, reference: str) -> str:
 
 def small_job(name: str, given: Table) -> Any:
     """Return the checked job of a row, as it would be run."""
-    return load([str(JOBS / f"{name}.toml")], environ={}, given=Given(fields=given))
+    return load([str(JOBS / f"{name}.toml")], environ={}, arguments=Given(fields=given))
 
 
 def digest(name: str, small: Table) -> str:

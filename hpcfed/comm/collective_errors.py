@@ -20,25 +20,25 @@ def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
         value = fn()
     except HpcfedError as raised:
         error = raised
-    told: dict[int, Any] = comm.gather(
+    reports: dict[int, Any] = comm.gather(
         {comm.rank: [str(error) if error else "", bool(error and error.again)]}
     )
-    messages = {rank: message for rank, (message, _) in told.items()}
+    messages = {rank: message for rank, (message, _) in reports.items()}
     failed = [rank for rank, message in messages.items() if message]
     if failed:
         same = common_error(messages, failed[0], error)
-        same.again = told[failed[0]][1]
+        same.again = reports[failed[0]][1]
         raise same
     return value  # type: ignore[return-value]
 
 
-def common_error(messages: dict[int, str], first: int, error: HpcfedError | None) -> HpcfedError:
+def common_error(messages: dict[int, str], rank: int, error: HpcfedError | None) -> HpcfedError:
     """Return the error that all ranks raise, made from that of the first failed rank.
 
     It names the rank unless that is rank 0 or all ranks have the same message.
     """
-    message = messages[first]
-    alike = first == 0 or all(m == message for m in messages.values())
-    same = type(error or HpcfedError())(message if alike else f"rank {first}: {message}")
+    message = messages[rank]
+    alike = rank == 0 or all(m == message for m in messages.values())
+    same = type(error or HpcfedError())(message if alike else f"rank {rank}: {message}")
     same.everywhere = True
     return same

@@ -163,11 +163,11 @@ def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndar
     ):  # separately: a multiplication with conversion takes 1.5 times as long
         np.copyto(out, values, casting="unsafe")
         values = out
-    first, *others = multipliers(factor, s)
+    leading, *others = multipliers(factor, s)
     if not others:
-        return np.multiply(values, first, out=out)
+        return np.multiply(values, leading, out=out)
     with np.errstate(over="ignore"):  # restore tests its result
-        np.multiply(values, first, out=out)
+        np.multiply(values, leading, out=out)
         for number in others:
             np.multiply(out, number, out=out)
     return out

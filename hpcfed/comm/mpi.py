@@ -56,9 +56,9 @@ class Mpi(RankFailures):
         return world.Split_type(MPI.COMM_TYPE_SHARED)
 
     def _nodes(self) -> tuple[int, ...]:
-        first = np.array([self.rank])
-        self._node.Bcast(first, 0)  # a node is identified by its first rank
-        firsts = self._allgather(int(first[0]))
+        leader_rank = np.array([self.rank])
+        self._node.Bcast(leader_rank, 0)  # a node is identified by its first rank
+        firsts = self._allgather(int(leader_rank[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
     @raise_rank_lost
@@ -94,10 +94,10 @@ class Mpi(RankFailures):
         Returns None unless all nodes have space for it and all ranks can map it.
         """
         each = self._node.size
-        found = self._in_memory(
+        board = self._in_memory(
             lambda: (node_memory.make(each, self.size), each, self.size), node_memory.look
         )
-        return found if min(self._allgather(found is not None)) else None
+        return board if min(self._allgather(board is not None)) else None
 
     def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:
         """Return look(path, ...) on all ranks of a node, for a shared file that one of them made.
@@ -106,15 +106,15 @@ class Mpi(RankFailures):
         make: called by one rank of each node; returns the path of the file, or "", and the other
         arguments of `look`.
         """
-        first, made = self.local_rank == 0, ("",)
+        leads, file = self.local_rank == 0, ("",)
         try:
-            made = make() if first else made
-            found = look(*decode(self._bcast(self._node, encode(made) if first else None, 0)))
+            file = make() if leads else file
+            view = look(*decode(self._bcast(self._node, encode(file) if leads else None, 0)))
             self._node.Barrier()  # all have it
-            return found
+            return view
         finally:
-            if made[0]:
-                os.unlink(made[0])
+            if file[0]:
+                os.unlink(file[0])
 
     @raise_rank_lost
     def gather(self, items: dict[int, T]) -> dict[int, T]:

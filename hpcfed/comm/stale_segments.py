@@ -23,8 +23,8 @@ PROCESSES = Path("/proc")
 def remove(folder: Path = Path(FOLDERS[0])) -> list[Path]:
     """Remove unused segments, and return their paths."""
     removed = []
-    found = [path for path in candidates(folder) if not in_use(path)]
-    for path in set(found) - files_in_use(found):
+    unused = [path for path in candidates(folder) if not in_use(path)]
+    for path in set(unused) - files_in_use(unused):
         with suppress(OSError):
             path.unlink()
             removed.append(path)
@@ -35,15 +35,15 @@ def candidates(folder: Path) -> list[Path]:
     """Return this user's files with such names that are older than YOUNG seconds."""
     host, uid = re.escape(socket.gethostname()), os.getuid()
     ours = re.compile(rf"sm_segment\.{host}\.{uid}\.[0-9a-f]+\.\d+|{PREFIX}\d+-\w+")
-    found = []
+    paths = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             if ours.fullmatch(entry.name):
                 about = entry.stat(follow_symlinks=False)
                 old = time() - about.st_mtime > YOUNG
                 if stat.S_ISREG(about.st_mode) and about.st_uid == uid and old:
-                    found.append(Path(entry.path))
-    return found
+                    paths.append(Path(entry.path))
+    return paths
 
 
 def in_use(path: Path) -> bool:
@@ -57,7 +57,7 @@ def files_in_use(paths: list[Path]) -> set[Path]:
 
     Returns all of them if a process of this user cannot be inspected.
     """
-    held: set[Path] = set()
+    mapped: set[Path] = set()
     for entry in PROCESSES.glob("[0-9]*") if paths else ():
         try:
             # the init process does not compute
@@ -68,5 +68,5 @@ def files_in_use(paths: list[Path]) -> set[Path]:
             continue
         except OSError:
             return set(paths)
-        held |= {path for path in paths if str(path) in text}
-    return held
+        mapped |= {path for path in paths if str(path) in text}
+    return mapped

@@ -101,13 +101,15 @@ def exact_sum(
     return into.arrays
 
 
-def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
+def groups(sizes: Sequence[int], n_first: int) -> Iterator[range]:
     """Yield the indices of the arrays that share a message.
 
-    All arrays of a small sum go together. Of a large sum the first `first` arrays, which are needed
-    to finish the others, go on their own.
+    All arrays of a small sum go together. Of a large sum the first `n_first` arrays, which are
+    needed to finish the others, go on their own.
     """
-    both = [range(len(sizes))] if sum(sizes) <= SMALL else [range(first), range(first, len(sizes))]
+    both = (
+        [range(len(sizes))] if sum(sizes) <= SMALL else [range(n_first), range(n_first, len(sizes))]
+    )
     return (group for group in both if len(group))
 
 

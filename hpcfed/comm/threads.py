@@ -37,8 +37,8 @@ class Meeting:
         calls[rank], values[rank], self.last[rank] = call, value, call
         self.barrier.wait()
         if len(set(calls)) > 1:
-            listed = ", ".join(f"rank {r}: {name}" for r, name in enumerate(calls))
-            raise RuntimeError(f"the ranks make different calls: {listed}")
+            calls_by_rank = ", ".join(f"rank {r}: {name}" for r, name in enumerate(calls))
+            raise RuntimeError(f"the ranks make different calls: {calls_by_rank}")
         return list(values)
 
 

@@ -309,7 +309,7 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
             wants = wants if entry.table or entry.text else f"images{least if entry.least else ''}"
             if entry.modal:
                 wants = "data with several modalities"
-            given = f"{'texts' if vocabulary else 'inputs'} of shape {describe_shape(shape)}"
+            inputs = f"{'texts' if vocabulary else 'inputs'} of shape {describe_shape(shape)}"
             if isinstance(shape, Shapes):
-                wants, given = "inputs of one kind", f"several modalities ({shape})"
-            raise ConfigError(f"model {base} takes {wants}, not {given}; use one of: {others}")
+                wants, inputs = "inputs of one kind", f"several modalities ({shape})"
+            raise ConfigError(f"model {base} takes {wants}, not {inputs}; use one of: {others}")

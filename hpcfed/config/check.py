@@ -73,8 +73,10 @@ def check_data_name(name: str, root: Path) -> None:
     The name may be that of a known data set, a file, an existing folder, or a data set of Hugging
     Face.
     """
-    own = name.startswith("hf:") or Path(name).suffix or os.path.isdir(os.path.expanduser(name))
-    if not own and name not in DATASETS and not os.path.isdir(root / name):
+    users_data = (
+        name.startswith("hf:") or Path(name).suffix or os.path.isdir(os.path.expanduser(name))
+    )
+    if not users_data and name not in DATASETS and not os.path.isdir(root / name):
         raise ConfigError(
             unknown("data set", name, DATASETS, "hpcfed list datasets")
             + "\n  your own: a .csv, .parquet, .npz or .h5 file, a folder of images, or hf:NAME"
@@ -86,17 +88,19 @@ def check_columns(job: Job) -> None:
     if {job.data.name, job.data.public_source} - set(DATASETS) - {""}:
         return
     fields = ("test_file", "held_out", "channels", "image_size")
-    given: dict[str, tuple[Any, Any]] = {
+    settings: dict[str, tuple[Any, Any]] = {
         f"data.{name}": (getattr(job.data, name), type(job.data)) for name in fields
     }
     names = type(job.columns).model_fields
-    given |= {f"columns.{name}": (getattr(job.columns, name), type(job.columns)) for name in names}
-    for name, (value, part) in given.items():
+    settings |= {
+        f"columns.{name}": (getattr(job.columns, name), type(job.columns)) for name in names
+    }
+    for name, (value, part) in settings.items():
         usual = part.model_fields[name.partition(".")[2]].get_default()
         if value != usual:
-            told = format_value(to_jsonable_python(value))
+            text = format_value(to_jsonable_python(value))
             raise ConfigError(
-                f"{name} = {told} has no effect: {job.data.name} is a data set that hpcfed knows, "
+                f"{name} = {text} has no effect: {job.data.name} is a data set that hpcfed knows, "
                 f"not a file of your own; leave it away, or set data.name"
             )
 
@@ -117,13 +121,13 @@ def check_metrics(names: Sequence[str]) -> None:
 
 def check_weights(job: Job) -> None:
     """Raise ConfigError if models.weights does not fit the architectures, or for sub-models."""
-    given, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
-    if given and len(given) not in (1, len(kinds)):
+    weights, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
+    if weights and len(weights) not in (1, len(kinds)):
         raise ConfigError(
-            f"models.weights has {len(given)} entries, but models.mix {len(kinds)} architectures "
+            f"models.weights has {len(weights)} entries, but models.mix {len(kinds)} architectures "
             f"({', '.join(kinds)}); give one for each, in this order, or one for all"
         )
-    if given and set(job.models.widths) != {1.0}:
+    if weights and set(job.models.widths) != {1.0}:
         raise ConfigError(
             "models.weights: those of a whole model do not fit its sub-models; set "
             "models.widths = [1]"
@@ -289,8 +293,8 @@ def format_value(value: Any) -> str:
 def refusal(algorithm: Method, job: Job) -> str | None:
     """Return why the method cannot run the job, as "needs ...; what to set"; None if it can."""
     tests = (unfit_models, unequal_heads, missing_needs, untrained_parts)
-    found = next(filter(None, (test(algorithm, job) for test in tests)), None)
-    return found or algorithm.refuses(job).get("job")
+    reason = next(filter(None, (test(algorithm, job) for test in tests)), None)
+    return reason or algorithm.refuses(job).get("job")
 
 
 def unfit_models(algorithm: Method, job: Job) -> str | None:
@@ -359,8 +363,10 @@ def untrained_parts(algorithm: Method, job: Job) -> str | None:
         return None
     if algorithm.trains_parts and set(algorithm.needs) <= {"public"} and set(how.widths) == {1.0}:
         return None
-    given = f"models.train = {list(how.train)}" if how.train else f"models.lora = {how.lora}"
-    return f"needs whole models of one width, but {given}; leave models.train and models.lora away"
+    setting = f"models.train = {list(how.train)}" if how.train else f"models.lora = {how.lora}"
+    return (
+        f"needs whole models of one width, but {setting}; leave models.train and models.lora away"
+    )
 
 
 def missing_needs(algorithm: Method, job: Job) -> str | None:

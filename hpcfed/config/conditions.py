@@ -278,8 +278,8 @@ def near(name: Any, choices: Any) -> str:
 def choices_of(annotation: Any) -> tuple[Any, ...]:
     """Return the only values of a field, none if they are not listed."""
     kinds = list(kinds_of(annotation))
-    listed = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if bool in kinds:
         return (True, False)
     open_ = {int, float, str}.intersection(kinds)
-    return (*listed, *([None] * (type(None) in kinds))) if listed and not open_ else ()
+    return (*literals, *([None] * (type(None) in kinds))) if literals and not open_ else ()

@@ -35,10 +35,10 @@ class Edges(Section):
         if self.clients and self.file is not None:
             raise ValueError("clients and file both say which client has which edge: set one")
         for name in ("bandwidth", "latency"):
-            given = len(getattr(self, name))
-            if self.number and given not in (1, self.number):
+            count = len(getattr(self, name))
+            if self.number and count not in (1, self.number):
                 raise ValueError(
-                    f"{name} has {given} numbers for {self.number} edges; give one, or one an edge"
+                    f"{name} has {count} numbers for {self.number} edges; give one, or one an edge"
                 )
         for k, e in enumerate(self.clients):
             if self.number and e >= self.number:

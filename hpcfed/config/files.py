@@ -28,8 +28,11 @@ def read(*paths: Path) -> list[Layer]:
     """
     layers: list[Layer] = []
     for path in paths:
-        own = under(path, {})
-        layers = [*drop_other_method(layers, merge(*(layer.values for layer in own))), *own]
+        file_layers = under(path, {})
+        layers = [
+            *drop_other_method(layers, merge(*(layer.values for layer in file_layers))),
+            *file_layers,
+        ]
     return layers
 
 

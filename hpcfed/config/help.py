@@ -185,9 +185,9 @@ def entry(name: str, shown: str, part: type[BaseModel], last: str, width: int) -
     part: the table's class.  last: the field's name in it.
     """
     info = part.model_fields[last]
-    first = f"  {flag(name)} {shown}"
+    head = f"  {flag(name)} {shown}"
     kind = f"  ({', '.join(filter(None, (kind_of(info.annotation), limits(info))))})"
-    lines = textwrap.wrap(first + kind, width, subsequent_indent=" " * 8)
+    lines = textwrap.wrap(head + kind, width, subsequent_indent=" " * 8)
     text = meaning(part, last, Job)
     lines += textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)

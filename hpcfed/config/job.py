@@ -147,15 +147,17 @@ class Job(Limited):
         name the source.
         """
         plain = flat(self.plain())
-        found: dict[str, str] = {}
-        own = {f"local.{name}": v for name, v in self.algorithm.local_defaults.items()}
+        origin_by_field: dict[str, str] = {}
+        local_defaults = {f"local.{name}": v for name, v in self.algorithm.local_defaults.items()}
         preset = flat(read_preset(self.preset, self.algorithm.name, self.data.name))
         for source, values in (
-            (f"default of {self.algorithm.name}", own),
+            (f"default of {self.algorithm.name}", local_defaults),
             (f"preset {self.preset}", preset),
         ):
-            found |= {name: source for name, value in values.items() if plain.get(name) == value}
-        return found
+            origin_by_field |= {
+                name: source for name, value in values.items() if plain.get(name) == value
+            }
+        return origin_by_field
 
     def origins(self) -> dict[str, str]:
         """Return where fields have their values from.
@@ -163,12 +165,12 @@ class Job(Limited):
         That is a flag, a variable of the environment, a file, the preset or the method. Fields at
         the job's own defaults have no entry.
         """
-        found = self.sources()
+        origin_by_field = self.sources()
         for name in flat(self.plain()):
             place = origin(name.split("."), self._layers)
             if place != name:
-                found[name] = place.removesuffix(f": {name}")
-        return found
+                origin_by_field[name] = place.removesuffix(f": {name}")
+        return origin_by_field
 
     def plain(self) -> dict[str, Any]:
         """Return the job as nested dicts of JSON types."""
@@ -188,8 +190,8 @@ class Job(Limited):
             for part in parts:
                 table = table[part]
             table.pop(last)
-        own = self.training.engine == "stacked"
-        return plain | {"training": self.training.model_dump() if own else EXACT}
+        stacked = self.training.engine == "stacked"
+        return plain | {"training": self.training.model_dump() if stacked else EXACT}
 
 
 for part in Job.model_fields.values():

@@ -44,9 +44,9 @@ def no_switch(value: Any, annotation: Any) -> Any:
     Raises ValueError for these, which would otherwise count as 1 and 0.
     """
     kinds = set(kinds_of(annotation))
-    given = value if isinstance(value, list | tuple) else [value]
+    values = value if isinstance(value, list | tuple) else [value]
     if kinds & {int, float} and bool not in kinds:
-        for one in given:
+        for one in values:
             if isinstance(one, bool):
                 raise ValueError(f"takes a number, got {str(one).lower()}")
     return value
@@ -65,5 +65,5 @@ def limits(field: FieldInfo) -> str:
         bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())
     ]
     named = [(type(bound).__name__, bound) for bound in (*field.metadata, *inner)]
-    known = [(SIGNS[n], getattr(bound, n.lower())) for n, bound in named if n in SIGNS]
-    return ", ".join(dict.fromkeys(f"{sign} {value:g}" for sign, value in known if value != MOST))
+    bounds = [(SIGNS[n], getattr(bound, n.lower())) for n, bound in named if n in SIGNS]
+    return ", ".join(dict.fromkeys(f"{sign} {value:g}" for sign, value in bounds if value != MOST))

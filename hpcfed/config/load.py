@@ -86,7 +86,7 @@ def load(
     argv: Sequence[str],
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
     environ: Mapping[str, str] = os.environ,
-    given: Given = NOTHING,
+    arguments: Given = NOTHING,
     only: Importable | None = None,
 ) -> Job:
     """Return the checked job of a command line or of a call in Python.
@@ -97,12 +97,12 @@ def load(
     the method's own defaults of [local], defaults. A preset that flags or the environment name
     overrides the job files. Without job files the embedded job is used; with `--resume` they
     override the stored job of that run (`stored(path)`).
-    given: what a call in Python gives in place of flags and of a file.
+    arguments: what a call in Python gives in place of flags and of a file.
     only: limits the methods and models of the user's own; None: those of a run's stored job are
     limited to those that flags, environment or job files name too.
     Raises ConfigError with all mistakes in one message.
     """
-    job = resolve(CommandLine.parse(argv), stored, environ, given, only).job
+    job = resolve(CommandLine.parse(argv), stored, environ, arguments, only).job
     check(job, stored=bool(job.resume))
     return job
 
@@ -147,11 +147,11 @@ def resolve(
     words: CommandLine,
     stored: Callable[[Path], dict[str, Any]],
     environ: Mapping[str, str] = os.environ,
-    given: Given = NOTHING,
+    arguments: Given = NOTHING,
     only: Importable | None = None,
 ) -> Resolved:
     """Return the job of a command line, with each field checked by itself."""
-    sources = layers_of(words, stored, environ, given, only)
+    sources = layers_of(words, stored, environ, arguments, only)
     model = job_model(sources.method)
     words.check(model)
     job = fill_local_defaults(checked(model, sources.layers))
@@ -164,17 +164,17 @@ def layers_of(
     words: CommandLine,
     stored: Callable[[Path], dict[str, Any]],
     environ: Mapping[str, str] = os.environ,
-    given: Given = NOTHING,
+    arguments: Given = NOTHING,
     only: Importable | None = None,
 ) -> Sources:
     """Return the sources of a job's values, one over another; see `load`."""
     check_environment(environ)
     flags, variables = words.layer(), environment(environ)
-    call = Layer(CALL, given.fields)
+    call = Layer(CALL, arguments.fields)
     upper = [spelt(layer) for layer in (call, flags, variables)]
     files = read(*words.files)
-    if given.job:
-        table = with_registered_name(given.job)
+    if arguments.job:
+        table = with_registered_name(arguments.job)
         files = [*drop_other_method(files, table), Layer("the job", table)]
     named = files  # by the user
     resume = text_at([*upper, *files[::-1]], "resume")
@@ -255,8 +255,8 @@ def checked(model: type[Job], layers: Sequence[Layer]) -> Job:
 
 def fill_local_defaults(job: Job) -> Job:
     """Return the job with its method's own defaults of [local] where nothing else was set."""
-    own = job.algorithm.local_defaults
-    missing = {name: own[name] for name in own if name not in job.local.model_fields_set}
+    defaults = job.algorithm.local_defaults
+    missing = {name: defaults[name] for name in defaults if name not in job.local.model_fields_set}
     return job.model_copy(update={"local": job.local.model_copy(update=missing)})
 
 
@@ -271,17 +271,17 @@ def user_names(layers: Iterable[Layer]) -> set[str]:
     return {name for text in texts for name in MODULE.findall(text)}
 
 
-def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
+def again(stored: dict[str, Any], where: str, importable: Collection[str] = ()) -> Job:
     """Return the job of a run as its results have it; flags and environment do not count.
 
-    where: name of the run in messages.  own: methods and models outside hpcfed that may be
+    where: name of the run in messages.  importable: methods and models outside hpcfed that may be
     imported.
     Raises ConfigError if this version of hpcfed does not accept the job.
     """
     layer = Layer(below_name(where), stored)
-    refuse_import([stored["algorithm"]["name"]], own, layer.name, OWN)
+    refuse_import([stored["algorithm"]["name"]], importable, layer.name, OWN)
     job = fill_local_defaults(checked(job_model(stored["algorithm"]["name"]), [layer]))
-    refuse_import(models_of(job), own, layer.name, OWN)
+    refuse_import(models_of(job), importable, layer.name, OWN)
     return job
 
 
@@ -294,11 +294,12 @@ def check_environment(environ: Mapping[str, str]) -> None:
         # on Linux another name, which other nodes would not get
         if name != name.upper():
             raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
-        first, *others = name.removeprefix(PREFIX).lower().split("__")
-        if first not in Job.model_fields:
-            raise ConfigError(f"environment variable {name}: {no_field(first, Job)}")
-        table = first == "algorithm" or section(Job, [first])
+        table_name, *others = name.removeprefix(PREFIX).lower().split("__")
+        if table_name not in Job.model_fields:
+            raise ConfigError(f"environment variable {name}: {no_field(table_name, Job)}")
+        table = table_name == "algorithm" or section(Job, [table_name])
         if others and not (table and len(others) == 1):
             raise ConfigError(
-                f"environment variable {name}: {first} has no fields of that kind; see --help all"
+                f"environment variable {name}: {table_name} has no fields of that kind; see "
+                f"--help all"
             )

@@ -12,13 +12,13 @@ from hpcfed.config.layers import Layer, origin
 from hpcfed.core.errors import nearest
 
 
-def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
+def no_field(name: str, fields: type[BaseModel] | Iterable[str]) -> str:
     """Return the message for a field that does not exist: the nearest fields, and all of them."""
-    if isinstance(known, type):
-        takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in known.model_fields.items())
-        names, takes = list(known.model_fields), f"\n  {known.__name__} takes: {takes}"
+    if isinstance(fields, type):
+        takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in fields.model_fields.items())
+        names, takes = list(fields.model_fields), f"\n  {fields.__name__} takes: {takes}"
     else:
-        names, takes = list(known), "\n  all fields: --help all"
+        names, takes = list(fields), "\n  all fields: --help all"
     near = nearest(name, names)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"no field {name!r}{hint}{takes}"

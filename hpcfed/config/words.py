@@ -84,8 +84,8 @@ class CommandLine:
         """
         values: dict[str, Any] = {}
         for each in self.flags.values():
-            own = each.name.startswith(METHOD) and each.name.count(".") == 1
-            if not own and each.name not in NAMES:
+            of_method = each.name.startswith(METHOD) and each.name.count(".") == 1
+            if not of_method and each.name not in NAMES:
                 raise ConfigError(f"{COMMAND_LINE}: {no_field(each.name, NAMES)}")
             *tables, last = each.name.split(".")
             inner = values

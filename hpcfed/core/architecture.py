@@ -56,8 +56,8 @@ class Architecture:
     @cache
     def parse(text: str) -> Architecture:
         """Return the parts of a name. Raises ConfigError for text that is no such name."""
-        own, _, proxy = text.partition("+")
-        changed, _, width = own.partition("@")
+        main, _, proxy = text.partition("+")
+        changed, _, width = main.partition("@")
         model, *variants = changed.split("~")
         return Architecture(
             *parse_model(model),

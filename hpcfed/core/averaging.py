@@ -66,15 +66,15 @@ class Quotients:
             return
         j, stop = i - self.first, start + len(total)
         weight = self.weights[j % self.first]
-        whole = np.broadcast_to(weight, self.means[j].shape)
-        weight = weight.reshape(()) if weight.size == 1 else whole.flat[start:stop]
-        seen = weight > 0
-        if seen.all():  # the usual case: a division without a mask takes a third of the time
+        full = np.broadcast_to(weight, self.means[j].shape)
+        weight = weight.reshape(()) if weight.size == 1 else full.flat[start:stop]
+        positive = weight > 0
+        if positive.all():  # the usual case: a division without a mask takes a third of the time
             np.divide(total, weight, out=total)
             return
-        np.divide(total, weight, out=total, where=seen)
+        np.divide(total, weight, out=total, where=positive)
         old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
-        np.copyto(total, _numpy(old), where=~seen)
+        np.copyto(total, _numpy(old), where=~positive)
 
     def mean(self) -> Params:
         """Return the means by name, with the type and device of the values that they replace."""
@@ -126,12 +126,12 @@ class Row(Sequence[np.ndarray]):
         if not is_weight:
             piece = self.product(name).to(device)
         else:
-            given = (
+            factor = (
                 self.weight[name].detach().to(device, torch.float64)
                 if isinstance(self.weight, Params)
                 else torch.ones((), dtype=torch.float64, device=device)
             )
-            piece = given.broadcast_to(weight_shape(tuple(self.value[name].shape), self.per))
+            piece = factor.broadcast_to(weight_shape(tuple(self.value[name].shape), self.per))
         return zero_pad_tensor(piece, shape, self.axes(name, is_weight))
 
     def entry(self, i: int) -> tuple[str, bool]:
@@ -166,10 +166,10 @@ class Row(Sequence[np.ndarray]):
         shape = self.shape(name, True)
         if name not in self.value:
             return np.zeros(shape)
-        given = (
+        factor = (
             _numpy(self.weight[name].double()) if isinstance(self.weight, Params) else np.ones(())
         )
-        piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
+        piece = np.broadcast_to(factor, weight_shape(tuple(self.value[name].shape), self.per))
         return zero_pad(piece, shape, self.axes(name, True))
 
     def product(self, name: str) -> Tensor:
@@ -187,9 +187,9 @@ def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> 
     """
     if not len(axes):
         return piece
-    whole = np.zeros(shape, piece.dtype)
-    whole[np.ix_(*map(np.asarray, axes))] = piece
-    return whole
+    padded = np.zeros(shape, piece.dtype)
+    padded[np.ix_(*map(np.asarray, axes))] = piece
+    return padded
 
 
 def zero_pad_tensor(piece: Tensor, shape: tuple[int, ...], axes: Sequence[Any]) -> Tensor:
@@ -205,11 +205,11 @@ def zero_pad_tensor(piece: Tensor, shape: tuple[int, ...], axes: Sequence[Any]) 
             raise IndexError(
                 f"mean: positions {index.min()}..{index.max()} of a dimension of {size} entries"
             )
-    whole = torch.zeros(shape, dtype=piece.dtype, device=piece.device)
-    whole[tuple(torch.tensor(index.astype(np.int64), device=piece.device) for index in indices)] = (
-        piece
-    )
-    return whole
+    padded = torch.zeros(shape, dtype=piece.dtype, device=piece.device)
+    padded[
+        tuple(torch.tensor(index.astype(np.int64), device=piece.device) for index in indices)
+    ] = piece
+    return padded
 
 
 def _numpy(value: Tensor) -> np.ndarray:

@@ -94,13 +94,13 @@ def source(thing: Any) -> str:
     members = sorted(vars(thing).items())
     bases = " ".join(base.__name__ for base in thing.__bases__)
     plain = [f"{name} = {value!r}" for name, value in members if isinstance(value, PLAIN)]
-    own = [
+    functions = [
         source(getattr(value, "__func__", value))
         for _, value in members
         if inspect.isfunction(getattr(value, "__func__", value))
         and getattr(value, "__module__", None) == thing.__module__
     ]
-    return "\n".join([f"{thing.__name__}({bases})", *plain, *own])
+    return "\n".join([f"{thing.__name__}({bases})", *plain, *functions])
 
 
 def compiled(code: CodeType) -> str:

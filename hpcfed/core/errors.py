@@ -109,11 +109,11 @@ def plain(text: object, names: Iterable[object] = ()) -> str:
 
     names: strings in the text whose newlines do not end a line, such as names of folders.
     """
-    whole = str(text)
+    escaped = str(text)
     for name in filter(None, map(str, names)):
         if not name.isprintable():
-            whole = whole.replace(name, printable(name))
-    lines = whole.split("\n")
+            escaped = escaped.replace(name, printable(name))
+    lines = escaped.split("\n")
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
 
@@ -160,23 +160,23 @@ def first_bad(values: np.ndarray, bad: np.ndarray, where: str, help: str) -> Non
         raise DataError(f"{where}: value {values[index]} at index {at}; {help}")
 
 
-def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:
+def unknown(what: str, name: str, valid: Iterable[str], see: str = "") -> str:
     """Return the message for an unknown name, with the nearest known ones.
 
     If few names are known, all of them are listed.
     see: the command that lists all names, if they are many.
     """
-    known = sorted(known)
-    near = nearest(name, known)
+    valid = sorted(valid)
+    near = nearest(name, valid)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    if len(known) <= FEW:
-        return f"no {what} {name!r}{hint}\n  valid: {', '.join(known)}"
+    if len(valid) <= FEW:
+        return f"no {what} {name!r}{hint}\n  valid: {', '.join(valid)}"
     return f"no {what} {name!r}{hint}" + (f"\n  all names: {see}" if see else "")
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
+def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """Return up to three of the known names that are most similar to this one, ignoring case."""
     by_case: dict[str, str] = {}
-    for other in known:
+    for other in valid:
         by_case.setdefault(other.lower(), other)
     return [by_case[other] for other in get_close_matches(name.lower(), by_case, n=3)]

@@ -114,7 +114,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     ends = Counter(path.parts[-n:] for path in set(paths) for n in range(1, len(path.parts) + 1))
 
     def name(path: Path) -> str:
-        own = (n for n in range(1, len(path.parts)) if ends[path.parts[-n:]] == 1)
-        return str(Path(*path.parts[-next(own, len(path.parts)) :]))
+        unique = (n for n in range(1, len(path.parts)) if ends[path.parts[-n:]] == 1)
+        return str(Path(*path.parts[-next(unique, len(path.parts)) :]))
 
     return list(map(name, paths))

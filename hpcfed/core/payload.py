@@ -71,8 +71,8 @@ def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
     """
     tree = on_device(tree, device)
     kind: Any = like if isinstance(like, type) else type(like)
-    whole = is_dataclass(kind)
-    return kind(**tree) if whole else kind(tree)
+    structured = is_dataclass(kind)
+    return kind(**tree) if structured else kind(tree)
 
 
 def nbytes(value: Any) -> int:
@@ -125,23 +125,23 @@ def extremes(values: Iterable[Tensor]) -> list[tuple[float, float]]:
     together, in one copy.
     values: real numbers of any type, read one after the other.
     """
-    found: list[tuple[float, float]] = []
+    ranges: list[tuple[float, float]] = []
     ends: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
     places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
     for i, tensor in enumerate(values):
         if not tensor.numel():
-            found.append((0.0, 0.0))
+            ranges.append((0.0, 0.0))
             continue
         low, high = tensor.detach().aminmax()
         if low.device.type in AT_HAND:
-            found.append((low.item(), high.item()))
+            ranges.append((low.item(), high.item()))
         else:
-            found.append((0.0, 0.0))  # for the time being
+            ranges.append((0.0, 0.0))  # for the time being
             ends.setdefault(low.device, {}).setdefault(low.dtype, []).extend((low, high))
             places.setdefault(low.device, {}).setdefault(low.dtype, []).append(i)
     for device, by_type in ends.items():
         pairs = torch.cat([torch.stack(some).double() for some in by_type.values()])
         order = [i for some in places[device].values() for i in some]
         for i, (low, high) in zip(order, pairs.view(-1, 2).tolist(), strict=True):
-            found[i] = low, high
-    return found
+            ranges[i] = low, high
+    return ranges

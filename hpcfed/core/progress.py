@@ -71,9 +71,15 @@ def display() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    own = interactive(sys.stdout)  # if stdout is a terminal too, its text is printed above the bars
+    redirect = interactive(
+        sys.stdout
+    )  # if stdout is a terminal too, its text is printed above the bars
     with Progress(
-        *columns, console=on_stderr(), transient=True, redirect_stdout=own, redirect_stderr=True
+        *columns,
+        console=on_stderr(),
+        transient=True,
+        redirect_stdout=redirect,
+        redirect_stderr=True,
     ) as shown:
         SHOWN.append(shown)
         try:

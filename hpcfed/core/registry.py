@@ -47,17 +47,17 @@ def find(what: str, name: str, entries: Mapping[str, E]) -> E:
 
 
 def refuse_import(
-    names: Iterable[str | None], own: Collection[str], where: str, advice: str
+    names: Iterable[str | None], importable: Collection[str], where: str, advice: str
 ) -> None:
     """Raise ConfigError for a "module:attribute" that only a file names.
 
     Importing a module runs its code, so the user must name it too.
     names: names from the file.
-    own: names that the user gives.
+    importable: names that the user gives.
     where: names the file.
     advice: says how the user gives a name.
     """
-    for base in (base for name in names for base in outside(name) if base not in own):
+    for base in (base for name in names for base in outside(name) if base not in importable):
         raise ConfigError(
             f"{where} names {base}: its module would be imported, and what it says run; "
             f"hpcfed does that only where you name it yourself: {advice} {base}"

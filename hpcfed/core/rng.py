@@ -76,14 +76,14 @@ def scoped(
     inside: ranks that are threads enter one after the other.
     Yields a function that returns whether anything has been drawn in the block.
     """
-    own, generators = (
+    state_seed, generators = (
         number(seed, *key) % 2**63,
         [torch.random.default_generator, *_on(torch.device(device))],
     )
     with _GLOBAL:
         before = [generator.get_state() for generator in generators]
         for generator in generators:
-            generator.manual_seed(own)
+            generator.manual_seed(state_seed)
         begin = [generator.get_state() for generator in generators]
 
         def drawn() -> bool:

@@ -65,7 +65,7 @@ def load(field: str, name: str, form: str) -> Any:
         # `algorithms.hook_check` refuses such fields with a message of its own
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
-            found = import_module(module)
+            loaded = import_module(module)
     except HpcfedError:
         raise
     except ModuleNotFoundError as error:
@@ -74,13 +74,13 @@ def load(field: str, name: str, form: str) -> Any:
         raise ConfigError(f"{where}: {refusal(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {refusal(error)}") from error
-    if not hasattr(found, attribute):
-        names = [other for other in vars(found) if not other.startswith("_")]
+    if not hasattr(loaded, attribute):
+        names = [other for other in vars(loaded) if not other.startswith("_")]
         near = get_close_matches(attribute, names, n=1)
         hint = f"; did you mean {module}:{near[0]}?" if near else ""
-        file = display_path(getattr(found, "__file__", None) or module)
+        file = display_path(getattr(loaded, "__file__", None) or module)
         raise ConfigError(f"{where}: {file} has no {attribute!r}{hint}")
-    return getattr(found, attribute)
+    return getattr(loaded, attribute)
 
 
 @contextmanager
@@ -112,8 +112,8 @@ def file_of(thing: Any) -> str:
         return inspect.getfile(getattr(thing, "func", thing))  # the function of a functools.partial
     functions = (inspect.unwrap(fn) for fn in vars(thing).values())
     # pydantic adds functions of its own to a class
-    own = (fn for fn in functions if getattr(fn, "__module__", None) == thing.__module__)
-    code = (getattr(fn, "__code__", None) for fn in own)
+    methods = (fn for fn in functions if getattr(fn, "__module__", None) == thing.__module__)
+    code = (getattr(fn, "__code__", None) for fn in methods)
     return next((c.co_filename for c in code if c), None) or inspect.getfile(thing)
 
 
@@ -240,10 +240,10 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     if isinstance(error, SyntaxError):
         place = f"{display_path(error.filename)}, line {error.lineno}" if error.filename else file
         return f"{place}: {error.msg}"
-    own = frames(error)
-    place = place_of(own[-1]) if own else file
+    user_frames = frames(error)
+    place = place_of(user_frames[-1]) if user_frames else file
     if isinstance(error, PydanticUserError):
-        return field_refusal(error, own[-1] if own else None, place)
+        return field_refusal(error, user_frames[-1] if user_frames else None, place)
     if isinstance(error, PydanticUndefinedAnnotation):
         return f"{place}: a field has the type {error.name}, which is not imported"
     if isinstance(error, SystemExit):
@@ -262,10 +262,10 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
             f"{place}: a field has the type {name[1]}, which a job cannot hold; a field is a "
             f"number, a text, true or false, or a tuple of these; tensors belong into the state"
         )
-    found = NOT_ANNOTATED.search(error.message)
-    if error.code != "model-field-missing-annotation" or not found:
+    match = NOT_ANNOTATED.search(error.message)
+    if error.code != "model-field-missing-annotation" or not match:
         return f"{place}: {error.message.splitlines()[0]}"
-    field = found[1]
+    field = match[1]
     node = find_assignment(frame.filename, field, frame.lineno or 0) if frame else None
     if frame is None or node is None:
         return f"{place}: the field {field} has no type; write `{field}: float = ...`"
@@ -280,7 +280,7 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
 
 def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
     """Return the assignment to a name in the class whose body contains this line, or None."""
-    found = [
+    assignments = [
         node
         for cls in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
         if isinstance(cls, ast.ClassDef) and cls.lineno <= line <= (cls.end_lineno or line)
@@ -288,7 +288,7 @@ def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
         if isinstance(node, ast.Assign)
         and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
     ]
-    return found[0] if found else None
+    return assignments[0] if assignments else None
 
 
 @contextmanager
@@ -317,18 +317,18 @@ def explain_error(error: BaseException) -> str:
 
     Only frames in the user's files are shown; "" if there are none.
     """
-    own = frames(error)
-    if not own:
+    user_frames = frames(error)
+    if not user_frames:
         return ""
     from pydantic import ValidationError  # imported here because a saved model is loaded without it
 
-    last = own[-1]
+    last = user_frames[-1]
     place = f"{place_of(last)}, in {last.name}"
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
         return f"{place}: {explain_assignment(error.errors()[0]['loc'][0])}"
-    told = str(error).strip() or "no message"
-    lines = [f"{place}: {type(error).__name__}: {told}", "  in your files:"]
-    for frame in own:
+    message = str(error).strip() or "no message"
+    lines = [f"{place}: {type(error).__name__}: {message}", "  in your files:"]
+    for frame in user_frames:
         lines += [f"    {place_of(frame)}, in {frame.name}"]
         lines += [f"      {frame.line}"] if frame.line else []
     inner = extract_tb(error.__traceback__)[-1]

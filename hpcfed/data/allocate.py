@@ -59,19 +59,19 @@ def _whole(
 
     Clients come in random order, and their classes with the largest fraction first.
     """
-    whole = np.floor(got + EPS).astype(np.int64)
-    left, missing = supply - whole.sum(0), size - whole.sum(1)
-    for k in g.permutation(len(whole)):
-        order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
+    counts = np.floor(got + EPS).astype(np.int64)
+    left, missing = supply - counts.sum(0), size - counts.sum(1)
+    for k in g.permutation(len(counts)):
+        order = [c for c in np.argsort(counts[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
         # first one of each class, then more
         for c, most in chain(((c, 1) for c in order), ((c, size) for c in order)):
             if not missing[k]:
                 break
             extra = min(missing[k], left[c], most)
-            whole[k, c] += extra
+            counts[k, c] += extra
             left[c] -= extra
             missing[k] -= extra
-    return whole
+    return counts
 
 
 def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list[np.ndarray]:

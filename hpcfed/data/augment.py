@@ -52,8 +52,8 @@ def views(
     """
     if policy not in POLICIES:
         raise ConfigError(unknown("augmentation", policy, POLICIES))
-    made = POLICIES[policy].apply(x, g, n_views, sizes or [len(x)])
-    return list(prepare_(made, mean, std).chunk(n_views))
+    images = POLICIES[policy].apply(x, g, n_views, sizes or [len(x)])
+    return list(prepare_(images, mean, std).chunk(n_views))
 
 
 def simclr(
@@ -79,11 +79,11 @@ def simclr(
         orders.append(shuffled(4, g))
         boxes.append(uniform(g, n_views * n, crop.DRAWS, x.device))
         colours.append(uniform(g, n_views * n, colour.DRAWS, x.device))
-    made = crop.resized_crop(floats(x), by_view(boxes, n_views), flip)
+    images = crop.resized_crop(floats(x), by_view(boxes, n_views), flip)
     if len(orders) == 1:
-        return colour.jitter_(made, orders[0], colours[0])
+        return colour.jitter_(images, orders[0], colours[0])
     each = [order for order, n in zip(orders, sizes, strict=True) for _ in range(n)]
-    return colour.jitter_each_(made, each * n_views, by_view(colours, n_views))
+    return colour.jitter_each_(images, each * n_views, by_view(colours, n_views))
 
 
 def crop_flip(

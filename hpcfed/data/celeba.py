@@ -39,8 +39,8 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     Raises DataError.
     """
     folder = root / FOLDER
-    there = [folder / IDENTITY, folder / ATTRIBUTES, folder / IMAGES]
-    if not all(map(os.path.exists, there)):
+    paths = [folder / IDENTITY, folder / ATTRIBUTES, folder / IMAGES]
+    if not all(map(os.path.exists, paths)):
         missing = absent(
             name,
             root,
@@ -97,8 +97,8 @@ def faces(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     if who.keys() != smiles.keys() or not who:
         raise DataError(f"{folder}: {IDENTITY} and {ATTRIBUTES} name other images; copy them again")
     ids, number = np.unique(list(who.values()), return_counts=True)
-    kept = set(ids[number >= LEAST].tolist())
-    files = sorted(file for file, user in who.items() if user in kept)
+    chosen = set(ids[number >= LEAST].tolist())
+    files = sorted(file for file, user in who.items() if user in chosen)
     if not files or any(os.path.basename(file) != file for file in files):
         raise DataError(
             f"{folder / IDENTITY}: no celebrity has {LEAST} images, or a name is a path"

@@ -77,9 +77,11 @@ def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
             f"an attribute vocabulary"
         )
     with np.errstate(over="ignore"):
-        made = x.astype(np.float32)
-    first_bad(x, ~np.isfinite(made), where, "numbers must be finite; mend the example, or mark it")
-    return made
+        converted = x.astype(np.float32)
+    first_bad(
+        x, ~np.isfinite(converted), where, "numbers must be finite; mend the example, or mark it"
+    )
+    return converted
 
 
 def flags(x: np.ndarray, n: int, where: str) -> np.ndarray:
@@ -137,15 +139,16 @@ def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
     return x.astype(np.int32)
 
 
-def vocabulary(given: object, where: str) -> int:
+def vocabulary(stated: object, where: str) -> int:
     """Return the number of different tokens that a file states; 0 for images.
 
     Raises DataError for anything else.
     """
-    number = np.asarray(given)
+    number = np.asarray(stated)
     if number.shape != () or number.dtype.kind not in "iu" or not 0 <= number <= MOST:
         raise DataError(
-            f"{where}: is {str(given)[:50]}; store one whole number, the number of different tokens"
+            f"{where}: is {str(stated)[:50]}; store one whole number, the number of different "
+            f"tokens"
         )
     return int(number)
 

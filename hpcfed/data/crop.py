@@ -109,12 +109,12 @@ def _boxes(
     ratio = torch.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
     w, h = torch.sqrt(area * ratio).round(), torch.sqrt(area / ratio).round()  # [B, ATTEMPTS]
     fits = (0 < w) & (w <= width) & (0 < h) & (h <= height)
-    first = fits.int().argmax(1, keepdim=True)
-    found = fits.any(1)
+    attempt = fits.int().argmax(1, keepdim=True)
+    any_fits = fits.any(1)
     # no attempt fits: the largest central crop whose ratio is allowed
-    h = torch.where(found, h.gather(1, first)[:, 0], min(height, round(width / RATIO[0])))
-    w = torch.where(found, w.gather(1, first)[:, 0], min(width, round(height * RATIO[1])))
+    h = torch.where(any_fits, h.gather(1, attempt)[:, 0], min(height, round(width / RATIO[0])))
+    w = torch.where(any_fits, w.gather(1, attempt)[:, 0], min(width, round(height * RATIO[1])))
     place = draws[:, 2 * ATTEMPTS : 2 * ATTEMPTS + 2]
-    top = torch.where(found, (place[:, 0] * (height - h + 1)).floor(), (height - h) // 2)
-    left = torch.where(found, (place[:, 1] * (width - w + 1)).floor(), (width - w) // 2)
+    top = torch.where(any_fits, (place[:, 0] * (height - h + 1)).floor(), (height - h) // 2)
+    left = torch.where(any_fits, (place[:, 1] * (width - w + 1)).floor(), (width - w) // 2)
     return top, left, h, w

@@ -103,8 +103,8 @@ class Split:
     def take(self, rows: np.ndarray | slice) -> Split:
         """Return the examples of these rows."""
         users = None if self.users is None else self.users[rows]
-        there = {name: v[rows] for name, v in self.present.items()}
-        return Split(each(self.x, lambda v: v[rows]), self.y[rows], users, there)
+        present = {name: v[rows] for name, v in self.present.items()}
+        return Split(each(self.x, lambda v: v[rows]), self.y[rows], users, present)
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,12 @@ class DataSet:
         """
         for name in names:
             if name not in self.modalities:
-                held = ", ".join(self.modalities) or "one kind of input, without a name"
-                raise ConfigError(f"modality {name!r}: {self.name} has {held}; name one of those")
-        kept = [name for name in self.modalities if name in names]
-        pick = lambda d: {name: d[name] for name in kept if name in d}  # noqa: E731
+                available = ", ".join(self.modalities) or "one kind of input, without a name"
+                raise ConfigError(
+                    f"modality {name!r}: {self.name} has {available}; name one of those"
+                )
+        wanted = [name for name in self.modalities if name in names]
+        pick = lambda d: {name: d[name] for name in wanted if name in d}  # noqa: E731
         return replace(
             self,
             train=replace(self.train, x=pick(self.train.x), present=pick(self.train.present)),
@@ -212,9 +214,9 @@ def several(
     tokens = dict.fromkeys(train.x, 0) | dict(vocabulary or {})
     mean, std = {}, {}
     for part, x in train.x.items():
-        there = train.present.get(part)
-        known = x if there is None or not there.any() else x[there]
-        mean[part], std[part] = ((), ()) if tokens[part] else moments(known)
+        present = train.present.get(part)
+        values = x if present is None or not present.any() else x[present]
+        mean[part], std[part] = ((), ()) if tokens[part] else moments(values)
     train, test = fill_absent(train, mean), fill_absent(test, mean)
     return DataSet(name, train, test, tuple(classes), mean, std, 0, tokens, **facts)
 
@@ -225,11 +227,11 @@ def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
     Tokens are filled with padding, uint8 with 0.
     """
     filled = dict(split.x)
-    for name, there in split.present.items():
+    for name, present in split.present.items():
         x = filled[name].copy()
-        x[~there] = 0
+        x[~present] = 0
         if mean[name] and x.dtype != np.uint8:
-            x[~there] = np.array(mean[name], x.dtype).reshape(-1, *[1] * (x.ndim - 2))
+            x[~present] = np.array(mean[name], x.dtype).reshape(-1, *[1] * (x.ndim - 2))
         filled[name] = x
     return replace(split, x=filled)
 
@@ -268,9 +270,9 @@ def from_arrays(arrays: Arrays) -> DataSet:
 
     def split(part: str) -> Split:
         x = {name: arrays[f"{part}_x/{name}"] for name in names} if names else arrays[f"{part}_x"]
-        held = {name: arrays.get(f"{part}_present/{name}") for name in names}
-        there = {name: v for name, v in held.items() if v is not None}
-        return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), there)
+        flags = {name: arrays.get(f"{part}_present/{name}") for name in names}
+        present = {name: v for name, v in flags.items() if v is not None}
+        return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), present)
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
     facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns", "user_names")}

@@ -51,26 +51,26 @@ def read(name: str, root: Path, download: bool, how: Reading) -> DataSet:
 
         return hugging_face.load(name, download, how)
     path = Path(os.path.expanduser(name))
-    found = next((place for place in (path, Path(root) / path) if os.path.exists(place)), None)
-    if found is not None and os.path.isdir(found):
+    data_path = next((place for place in (path, Path(root) / path) if os.path.exists(place)), None)
+    if data_path is not None and os.path.isdir(data_path):
         from hpcfed.data import image_folder
 
-        return image_folder.read(found, how)
+        return image_folder.read(data_path, how)
     if not name.endswith(ARRAYS + TABLES):
         raise ConfigError(
             unknown("data set", name, DATASETS, "hpcfed list datasets")
             + f", or a path that ends in {', '.join(ARRAYS + TABLES)}, or of a folder of images"
         )
-    if found is None:
+    if data_path is None:
         also = "" if path.is_absolute() else f", nor in {root} (data.root)"
         raise DataError(f"{path}: no such file{also}; check --data.name")
     if name.endswith(TABLES):
         from hpcfed.data import tables
 
-        return tables.read(found, how)
+        return tables.read(data_path, how)
     from hpcfed.data import files
 
-    return files.read(found, how)
+    return files.read(data_path, how)
 
 
 def load_for(job: Job, name: str) -> DataSet:

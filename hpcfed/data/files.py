@@ -120,13 +120,13 @@ def _dataset(path: Path, file: File, how: Reading) -> DataSet:
     if file.tables:
         train, test = file.tables
         columns = how.columns
-        own = {
+        roles = {
             "label": columns.label or file.label,
             "client": columns.client or next((u for u in USERS if u in train.names), ""),
         }
-        numbered = own["label"] == file.label and train.columns[file.label].dtype != object
+        numbered = roles["label"] == file.label and train.columns[file.label].dtype != object
         names = file.classes if numbered else None
-        how = replace(how, columns=columns.model_copy(update=own))
+        how = replace(how, columns=columns.model_copy(update=roles))
         stated = file.task.name if file.task else ""
         return to_dataset(path.stem, train, test, how, names, numbered, stated)
     return _assemble(path, replace(file, channels=how.channels), how)
@@ -169,10 +169,10 @@ def _read_npz(path: Path, file: Mapping[str, np.ndarray], how: Reading) -> File:
     if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
         named = file["columns"].tolist() if "columns" in file else None
         missing = how.missing_words
-        made = [
+        tables = [
             _table(path, _endings(file, p), "x", ("y",), named, "{}_" + p, missing) for p in parts
         ]
-        pair = (made[0], made[1] if len(made) > 1 else None)
+        pair = (tables[0], tables[1] if len(tables) > 1 else None)
         return File(None, None, classes, tables=pair, label="y")
     client, modal = how.columns.client, any(name.startswith("x_train/") for name in file)
     raws = [
@@ -187,8 +187,8 @@ def _read_npz(path: Path, file: Mapping[str, np.ndarray], how: Reading) -> File:
         for name in (raws[0].x if modal else ())
     }
     test = raws[1] if len(raws) > 1 else None
-    own = _own_tests(f"{path}: own_tests", file.get("own_tests", 0), raws[0], test)
-    return File(raws[0], test, classes, size, sizes, own_tests=own)
+    separate_tests = _own_tests(f"{path}: own_tests", file.get("own_tests", 0), raws[0], test)
+    return File(raws[0], test, classes, size, sizes, own_tests=separate_tests)
 
 
 def _npz_classes(path: Path, file: Mapping[str, np.ndarray]) -> list[str] | None:
@@ -231,15 +231,15 @@ def _read_hdf5(path: Path, how: Reading) -> File:
     with hdf5(path) as opened:
         file = Nodes(opened)
         if "train" not in file:
-            held = ", ".join(file) or "nothing"
+            content = ", ".join(file) or "nothing"
             raise DataError(
-                f"{path}: holds {held}, but no group 'train'; store train/images, train/labels"
+                f"{path}: holds {content}, but no group 'train'; store train/images, train/labels"
             )
         stored = attribute(opened, "classes")
         names = None if stored is None else parse_json(stored, "attribute 'classes'")
-        if (found := _hdf5_tables(path, file, opened, how)) is not None:
+        if (tables := _hdf5_tables(path, file, opened, how)) is not None:
             task = _task(path, attribute(opened, "task", ""), names)
-            return File(None, None, names, task=task, tables=found[:2], label=found[2])
+            return File(None, None, names, task=task, tables=tables[:2], label=tables[2])
         train = _raw_group(path, file, "train", how.columns.client)
         test = _raw_group(path, file, "test", how.columns.client) if "test" in file else None
         vocabulary = check.vocabulary(
@@ -253,8 +253,8 @@ def _read_hdf5(path: Path, how: Reading) -> File:
         }
         task = _task(path, attribute(opened, "task", ""), names)
         own_tests = attribute(opened, "own_tests", 0)
-    own = _own_tests(f"{path}: attribute own_tests", own_tests, train, test)
-    return File(train, test, names, vocabulary, vocabularies, task, own)
+    separate_tests = _own_tests(f"{path}: attribute own_tests", own_tests, train, test)
+    return File(train, test, names, vocabulary, vocabularies, task, separate_tests)
 
 
 def _task(path: Path, stored: object, names: Any) -> Task | None:
@@ -298,17 +298,17 @@ def _hdf5_tables(
     """
     if not isinstance(file["train"], h5py.Group) or attribute(opened, "vocabulary", 0):
         return None
-    held = {part: file[part] for part in ("train", "test") if part in file}
+    parts = {part: file[part] for part in ("train", "test") if part in file}
     inputs = next((name for name in INPUTS if f"train/{name}" in file), "")
     labels = next((name for name in LABELS if f"train/{name}" in file), "")
     nodes = [file[f"train/{name}"] if name else None for name in (inputs, labels)]
     if not is_table(*nodes):
         return None
-    given = (attribute(opened, name) for name in ("columns", "features"))
-    stored = next((value for value in given if value is not None), None)
+    attributes = (attribute(opened, name) for name in ("columns", "features"))
+    stored = next((value for value in attributes if value is not None), None)
     named = None if stored is None else parse_json(stored, "attribute 'columns'")
-    made = []
-    for part, group in held.items():
+    tables = []
+    for part, group in parts.items():
         if not isinstance(group, h5py.Group):
             raise DataError(f"{path}: {part} is no group; store {part}/{inputs}, {part}/{labels}")
         arrays = {
@@ -316,8 +316,10 @@ def _hdf5_tables(
             for name in group
             if isinstance(node := file[f"{part}/{name}"], h5py.Dataset)
         }
-        made.append(_table(path, arrays, inputs, (labels,), named, part + "/{}", how.missing_words))
-    return made[0], made[1] if len(made) > 1 else None, labels
+        tables.append(
+            _table(path, arrays, inputs, (labels,), named, part + "/{}", how.missing_words)
+        )
+    return tables[0], tables[1] if len(tables) > 1 else None, labels
 
 
 def _table(
@@ -346,30 +348,30 @@ def _table(
             f"{where}: has {x.shape[1]} columns, but their names are {names!s:.80}; store as many "
             f"different names, or none"
         )
-    found: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for i, name in enumerate(map(str, names)):
-        found[name] = x[:, i].astype(np.float64)
+        columns[name] = x[:, i].astype(np.float64)
     odd = {}
-    for name, given in arrays.items():
+    for name, array in arrays.items():
         if name == inputs:
             continue
-        values = given[:, 0] if given.ndim == 2 and given.shape[1:] == (1,) else given
+        values = array[:, 0] if array.ndim == 2 and array.shape[1:] == (1,) else array
         if values.shape != (len(x),):
             if name in (*labels, *USERS):
                 raise DataError(
-                    f"{path}: {place.format(name)}: shape {list(given.shape)}, but there are "
+                    f"{path}: {place.format(name)}: shape {list(array.shape)}, but there are "
                     f"{len(x)} examples; store one an example"
                 )
-            odd[name] = f"{given.dtype} {list(given.shape)}"
+            odd[name] = f"{array.dtype} {list(array.shape)}"
         elif values.dtype.kind in "biuf":
-            found[name] = values.astype(np.float64)
+            columns[name] = values.astype(np.float64)
         elif values.dtype.kind in "OSU":
-            told = check.texts(values, f"{path}: {place.format(name)}")
-            told[[text.strip().lower() in missing for text in told]] = None
-            found[name] = told
+            words = check.texts(values, f"{path}: {place.format(name)}")
+            words[[text.strip().lower() in missing for text in words]] = None
+            columns[name] = words
         else:
             odd[name] = str(values.dtype)
-    return Table(f"{path}: {place.split('/')[0].strip('{}_')}", found, len(x), odd)
+    return Table(f"{path}: {place.split('/')[0].strip('{}_')}", columns, len(x), odd)
 
 
 def _raw_group(path: Path, file: Nodes, part: str, client: str = "") -> Raw:
@@ -396,11 +398,11 @@ def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
         check_modality(f"{path}: {place}/{name}", name)
     arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
     present = f"{part}/present"
-    there = {
+    flags = {
         name: _values(path, file, f"{present}/{name}")
         for name in (sorted(file[present]) if present in file else ())
     }
-    for name in there:
+    for name in flags:
         if name not in arrays:
             raise DataError(f"{path}: {part}/present/{name}: there is no {place}/{name}")
     key = next((k for k in ("labels", "y") if f"{part}/{k}" in file), None)
@@ -409,7 +411,7 @@ def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
     users = users_place(path, file, part + "/{}", client)
     ids = _values(path, file, users) if users in file else None
     y = _values(path, file, f"{part}/{key}")
-    return Raw(arrays, y, ids, (place, f"{part}/{key}", users), there)
+    return Raw(arrays, y, ids, (place, f"{part}/{key}", users), flags)
 
 
 def users_place(path: Path, arrays: Mapping, place: str, client: str) -> str:
@@ -457,8 +459,8 @@ def _first(path: Path, arrays: Mapping, places: list[str]) -> str:
 
 
 def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
-    found = arrays[name]
-    return found if isinstance(found, np.ndarray) else whole(found, f"{path}: {name}")
+    node = arrays[name]
+    return node if isinstance(node, np.ndarray) else whole(node, f"{path}: {name}")
 
 
 def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
@@ -554,20 +556,22 @@ def encode_labels(path: Path, file: File, task: Task) -> File:
     return replace(file, train=encoded[0], test=(*encoded, None)[1], classes=list(names))
 
 
-def _alike(path: Path, x: Any, first: Any) -> None:
+def _alike(path: Path, x: Any, reference: Any) -> None:
     """Raise DataError if the test split has other modalities, or other shapes of them."""
     kinds = [
         {name: (v.shape[1:], v.dtype) for name, v in part.items()}
         if isinstance(part, Mapping)
         else {}
-        for part in (x, first)
+        for part in (x, reference)
     ]
     for name in sorted(kinds[0].keys() | kinds[1].keys()):
-        found, wanted = (kind.get(name) for kind in kinds)
-        if found != wanted:
-            told = [f"{v[1]} {list(v[0])} an example" if v else "missing" for v in (found, wanted)]
+        actual, wanted = (kind.get(name) for kind in kinds)
+        if actual != wanted:
+            forms = [
+                f"{v[1]} {list(v[0])} an example" if v else "missing" for v in (actual, wanted)
+            ]
             raise DataError(
-                f"{path}: test/x/{name} is {told[0]}, but train/x/{name} is {told[1]}; make them "
+                f"{path}: test/x/{name} is {forms[0]}, but train/x/{name} is {forms[1]}; make them "
                 f"alike"
             )
 
@@ -578,22 +582,22 @@ def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:
     y = task.check(raw.y, n, f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, n, f"{path}: {raw.names[2]}")
     part = raw.names[0].removesuffix("/x")
-    x, there = {}, {}
-    for name, given in raw.x.items():
+    x, present = {}, {}
+    for name, values in raw.x.items():
         where = f"{path}: {raw.names[0]}/{name}"
-        if not given.ndim or len(given) != n:
-            raise DataError(f"{where}: shape {list(given.shape)}, but there are {n} labels")
+        if not values.ndim or len(values) != n:
+            raise DataError(f"{where}: shape {list(values.shape)}, but there are {n} labels")
         if name in raw.present:
-            there[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
-            given = given.copy()
-            given[~there[name]] = 0  # missing values may be nan
+            present[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
+            values = values.copy()
+            values[~present[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
         x[name] = (
-            check.tokens(given, tokens, where)
+            check.tokens(values, tokens, where)
             if tokens
-            else check.numbers(given, where, file.channels)
+            else check.numbers(values, where, file.channels)
         )
-    return Split(x, y, users, there)
+    return Split(x, y, users, present)
 
 
 def _split(path: Path, raw: Raw, file: File, task: Task) -> Split:
@@ -616,11 +620,11 @@ def number_users(splits: list[Split]) -> list[Split]:
 
     Users with text ids are numbered, consistently in both splits.
     """
-    known = [split.users for split in splits if split.users is not None]
-    if not all(ids.dtype.kind in "iu" for ids in known):
-        names = np.unique(np.concatenate([ids.astype(str) for ids in known]))
-        known = [np.searchsorted(names, ids.astype(str)) for ids in known]
-    numbers = iter(known)
+    user_ids = [split.users for split in splits if split.users is not None]
+    if not all(ids.dtype.kind in "iu" for ids in user_ids):
+        names = np.unique(np.concatenate([ids.astype(str) for ids in user_ids]))
+        user_ids = [np.searchsorted(names, ids.astype(str)) for ids in user_ids]
+    numbers = iter(user_ids)
     return [
         s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits
     ]

@@ -118,7 +118,7 @@ def read(folder: Path, part: str) -> Split:
 def table(path: Path) -> np.ndarray:
     """Return the numbers of a text file, [n, columns]; raises DataError."""
     with readable(path, "unpack it again"):
-        found = np.loadtxt(regular(path), ndmin=2)
-    if not found.size or not np.isfinite(found).all():
+        numbers = np.loadtxt(regular(path), ndmin=2)
+    if not numbers.size or not np.isfinite(numbers).all():
         raise DataError(f"{path}: is empty or not finite; unpack it again")
-    return found
+    return numbers

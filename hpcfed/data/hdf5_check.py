@@ -24,15 +24,15 @@ CGROUP = "/sys/fs/cgroup/memory.max"  # the limit of the control group that this
 
 def memory() -> int:
     """Return the bytes of memory that this machine has, or that this process may use of it."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    found += [limit] if limit != resource.RLIM_INFINITY else []
+    limits += [limit] if limit != resource.RLIM_INFINITY else []
     try:
         with open(CGROUP) as file:  # of a container, or of a batch job
-            found.append(int(file.read()))
+            limits.append(int(file.read()))
     except (OSError, ValueError):  # there is none, or it is "max"
         pass
-    return min(found)
+    return min(limits)
 
 
 def read(name: str, node: h5py.Group | h5py.Dataset) -> None:

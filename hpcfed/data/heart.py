@@ -145,16 +145,16 @@ def prepare(table: np.ndarray, hospital: int) -> tuple[Patients, Patients]:
     test = stratified(y, hospital)
     if not len(y) or test.all() or not test.any():
         raise DataError(f"heart-disease: {HOSPITALS[hospital]} has {len(y)} rows without gaps")
-    made = []
+    inputs = []
     for column in range(USED):
         if column in KINDS:
-            made += [x[:, column] == kind for kind in KINDS[column][1:]]
+            inputs += [x[:, column] == kind for kind in KINDS[column][1:]]
         else:
-            made.append(x[:, column])
-    features = np.stack(made, 1).astype(np.float64)
-    known = features[~test]
-    std = known.std(0, ddof=1 if len(known) > 1 else 0)
-    features = (features - known.mean(0)) / np.where(std > 0, std, 1)
+            inputs.append(x[:, column])
+    features = np.stack(inputs, 1).astype(np.float64)
+    training = features[~test]
+    std = training.std(0, ddof=1 if len(training) > 1 else 0)
+    features = (features - training.mean(0)) / np.where(std > 0, std, 1)
     rows = features.astype(np.float32)
     who = np.full(len(y), hospital)
     return (rows[~test], y[~test], who[~test]), (rows[test], y[test], who[test])

@@ -53,9 +53,9 @@ def load(name: str, download: bool, how: Reading) -> DataSet:
         test = None
     share = {"data.held_out"} if test is None and not how.columns.test else set()
     if image := image_column(library, name, train, how):
-        own = {"data.image_size"}
-        own |= {f"columns.{what}" for what in ("image", "client", "positive", *tables.ROLES)}
-        how.refuse_others(name, "images" + (" with tests" if not share else ""), own | share)
+        allowed = {"data.image_size"}
+        allowed |= {f"columns.{what}" for what in ("image", "client", "positive", *tables.ROLES)}
+        how.refuse_others(name, "images" + (" with tests" if not share else ""), allowed | share)
         return of_images(library, name, train, test, image, how)
     without = "" if share else " with test examples"
     how.refuse_others(name, f"a data set without images{without}", share | set(COLUMNS))
@@ -79,15 +79,15 @@ def title(name: str) -> str:
 
 def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]:
     """Return the splits of a data set by name; raises DataError if there is none."""
-    given = name.removeprefix(START)
-    folder = os.path.expanduser(given)
+    address = name.removeprefix(START)
+    folder = os.path.expanduser(address)
     try:
         if os.path.isdir(folder):
-            found = library.load_from_disk(folder)
+            dataset = library.load_from_disk(folder)
         else:
-            base, _, configuration = given.partition(":")
+            base, _, configuration = address.partition(":")
             with nullcontext() if download else offline(library):
-                found = library.load_dataset(
+                dataset = library.load_dataset(
                     base, configuration or None, download_mode="reuse_dataset_if_exists"
                 )
     except Exception as error:  # the hub's client raises exceptions of any type
@@ -101,7 +101,7 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
             f"{name}: `datasets` cannot load it: {why}; {hint}: hf:NAME, hf:NAME:CONFIGURATION, or "
             f"hf:FOLDER of save_to_disk"
         ) from error
-    parts = dict(found) if isinstance(found, dict) else {TRAIN: found}
+    parts = dict(dataset) if isinstance(dataset, dict) else {TRAIN: dataset}
     if TRAIN not in parts:
         raise DataError(f"{name}: has no split train, but {join_few(list(parts), FEW)}")
     return parts
@@ -160,9 +160,9 @@ def table_of(library: ModuleType, part: Any, where: str, how: Reading) -> tables
     """Return all columns as a table, except images and other media."""
     plain = [c for c, kind in part.features.items() if not hasattr(kind, "decode_example")]
     plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
-    kept = [c for c in part.column_names if c in plain]
+    columns = [c for c in part.column_names if c in plain]
     fits(part.data.nbytes, where)
-    return tables.from_arrow(arrow(part.select_columns(kept), where), where, how.missing_words)
+    return tables.from_arrow(arrow(part.select_columns(columns), where), where, how.missing_words)
 
 
 def arrow(part: Any, where: str) -> Any:
@@ -178,20 +178,20 @@ def of_images(
 ) -> DataSet:
     """Make a data set whose inputs are the images of one column."""
     both = [train] if test is None else [train, test]
-    made = [
+    parsed = [
         table_of(library, part, f"{name}: {which}", how)
         for part, which in zip(both, ("train", "test"), strict=False)
     ]
-    task = tables.stated_task(how, made[0].where)
-    columns = tables.label_columns(made[0], how, task)
+    task = tables.stated_task(how, parsed[0].where)
+    columns = tables.label_columns(parsed[0], how, task)
     role = tables.Roles(columns, how.columns.client, (), task)
     if column := how.columns.client:
-        tables.known(made[0], "client", column)
-    for table in made:
+        tables.known(parsed[0], "client", column)
+    for table in parsed:
         tables.known(table, "label", *columns)
     classes = names_of(library, train, columns)
-    y, names, task = tables.labels(made, role, how, classes)
-    users, user_names = tables.clients(made, how.columns.client)
+    y, names, task = tables.labels(parsed, role, how, classes)
+    users, user_names = tables.clients(parsed, how.columns.client)
     for part, which in zip(both, ("train", "test"), strict=False):
         if not len(part):
             raise DataError(f"{name}: the split of {which} examples is empty; save it with rows")
@@ -208,11 +208,11 @@ def of_images(
     if test is None:
         rows = tables.held_out(name, task.strata(splits[0].y), users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
-    own = all(ids is not None for ids in users)
-    train, held = splits
+    separate_tests = all(ids is not None for ids in users)
+    train, tests = splits
     numbers = moments(train.x)
-    facts: Any = {"task": task, "own_tests": own, "user_names": user_names}
-    return DataSet(title(name), train, held, names, *numbers, **facts)
+    facts: Any = {"task": task, "own_tests": separate_tests, "user_names": user_names}
+    return DataSet(title(name), train, tests, names, *numbers, **facts)
 
 
 class Images:
@@ -233,10 +233,10 @@ class Images:
     def __call__(self, part: Any) -> Iterator[tuple[str, Image.Image]]:
         """Yield the images of a split. Raises DataError."""
         rows = part.select_columns([self.column])
-        for first in range(0, len(rows), BATCH):
-            some = rows.select(range(first, min(first + BATCH, len(rows))))
+        for start in range(0, len(rows), BATCH):
+            some = rows.select(range(start, min(start + BATCH, len(rows))))
             cells = arrow(some, self.name).column(self.column).to_pylist()
-            for i, cell in enumerate(cells, start=first):
+            for i, cell in enumerate(cells, start=start):
                 where = f"{self.name}: image {i}"
                 yield where, self.decode(cell, where, part.features[self.column].mode)
 
@@ -253,10 +253,10 @@ class Images:
 
     def source(self, cell: Any, where: str) -> Path | BytesIO:
         """Return the bytes of a row's image, or its file in a cache."""
-        found = cell if isinstance(cell, dict) else {}
-        if isinstance(found.get("bytes"), bytes):
-            return BytesIO(found["bytes"])
-        if not (path := found.get("path")):
+        value = cell if isinstance(cell, dict) else {}
+        if isinstance(value.get("bytes"), bytes):
+            return BytesIO(value["bytes"])
+        if not (path := value.get("path")):
             raise DataError(f"{where}: is empty; leave the row out")
         if "\0" not in path and "://" not in path:
             file = Path(path).resolve()

@@ -100,8 +100,8 @@ def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     files, labels = [], []
     for label, name in enumerate(classes):
         place = folder / name
-        held = os.listdir(place) if place.is_dir() else []  # a class may have no test images
-        mine = sorted(file for file in held if file.lower().endswith(ENDS))
+        entries = os.listdir(place) if place.is_dir() else []  # a class may have no test images
+        mine = sorted(file for file in entries if file.lower().endswith(ENDS))
         files += [place / file for file in mine]
         labels += [label] * len(mine)
     return files, np.array(labels, np.int64)
@@ -160,16 +160,16 @@ def survey(images: Iterable[tuple[str, Image.Image]], wanted: int) -> tuple[bool
     images: one at least, each with its place for messages.
     wanted: the width and height that the job sets; 0: images must be of one size. Raises DataError.
     """
-    grey, first, size = True, "", None
+    grey, reference, size = True, "", None
     for where, image in images:
         grey = grey and image.mode in GREY
         if size is None:
-            first, size = where, image.size
+            reference, size = where, image.size
         if not wanted and image.size != size:
             sizes = [f"{w}x{h}" for w, h in (size, image.size)]
             raise DataError(
-                f"{where}: has {sizes[1]} pixels, {first} {sizes[0]}; set data.image_size, as in "
-                f"--data.image_size 32, to scale all images to one size"
+                f"{where}: has {sizes[1]} pixels, {reference} {sizes[0]}; set data.image_size, as "
+                f"in --data.image_size 32, to scale all images to one size"
             )
     assert size is not None
     return grey, (wanted, wanted) if wanted else size

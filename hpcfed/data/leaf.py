@@ -103,8 +103,8 @@ def codes(texts: list[str]) -> np.ndarray:
 
 def known(x: np.ndarray, y: np.ndarray, users: np.ndarray) -> Split:
     """Return the examples whose next character is in the alphabet, with labels from 0."""
-    kept = y > 0
-    return Split(x[kept], y[kept].astype(np.int64) - 1, users[kept])
+    valid = y > 0
+    return Split(x[valid], y[valid].astype(np.int64) - 1, users[valid])
 
 
 Users = tuple[list[Any], list[Any], np.ndarray]  # x, y and the number of the user of each example
@@ -113,8 +113,8 @@ Users = tuple[list[Any], list[Any], np.ndarray]  # x, y and the number of the us
 def users_of(name: str, root: Path) -> Iterator[Users]:
     """Yield all examples of the training files, then of the test files; users numbered by name."""
     folders = [root / name / part for part in PARTS]
-    found = [sorted(f.glob("*.json")) if os.path.isdir(f) else [] for f in folders]
-    if not all(found):
+    paths = [sorted(f.glob("*.json")) if os.path.isdir(f) else [] for f in folders]
+    if not all(paths):
         raise absent(
             name,
             root,
@@ -123,7 +123,7 @@ def users_of(name: str, root: Path) -> Iterator[Users]:
             SOURCE.format(name),
         )
     numbers: dict[str, int] = {}
-    for files in found:
+    for files in paths:
         data: dict[str, Any] = {}
         for file in files:
             data |= read(file)
@@ -143,12 +143,12 @@ def read(path: Path) -> dict[str, Any]:
     """Return one file's `user_data`; raises DataError."""
     with readable(path, "run LEAF's script again"):
         fits(12 * os.stat(regular(path)).st_size, str(path))  # memory of the parsed numbers
-        held = json.loads(path.read_text(encoding="utf-8"))
-    data = held.get("user_data") if isinstance(held, dict) else None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    data = content.get("user_data") if isinstance(content, dict) else None
     if not isinstance(data, dict):
         raise DataError(f"{path}: has no 'user_data'; run LEAF's script again")
-    for user, own in data.items():
-        x, y = (own.get(k) if isinstance(own, dict) else None for k in ("x", "y"))
+    for user, examples in data.items():
+        x, y = (examples.get(k) if isinstance(examples, dict) else None for k in ("x", "y"))
         if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
             raise DataError(f"{path}: user {user!r:.50} has no lists x and y of one length")
     return data

@@ -53,12 +53,12 @@ def assign(
         if settings.clients == "listed":
             return options[k % len(options)]
         if settings.clients == "natural":
-            if not (own := natural(k)):
+            if not (modalities := natural(k)):
                 raise ConfigError(
                     f"client {k} has none of {', '.join(names)} in its training examples; use "
                     f"more modalities (modalities.use), or leave its users out"
                 )
-            return own
+            return modalities
         if settings.clients == "all":
             return names
         g = stream(seed, "modalities", k)
@@ -68,22 +68,25 @@ def assign(
             else some(names, settings.rate, g)
         )
 
-    own = tuple(map(one, range(clients)))
+    of_clients = tuple(map(one, range(clients)))
     if not settings.missing:
-        return Held(own, own)
+        return Held(of_clients, of_clients)
     left = 1 - settings.missing
     return Held(
-        own,
-        tuple(some(held, left, stream(seed, "missing", k)) for k, held in enumerate(own)),
+        of_clients,
+        tuple(
+            some(modalities, left, stream(seed, "missing", k))
+            for k, modalities in enumerate(of_clients)
+        ),
     )
 
 
 def some(names: Set, rate: float, g: np.random.Generator) -> Set:
     """Draw each name with probability `rate`; if none is drawn, draw one of them."""
-    kept = tuple(
+    chosen = tuple(
         name for name, draw in zip(names, g.random(len(names)), strict=True) if draw < rate
     )
-    return kept or (names[g.integers(len(names))],)
+    return chosen or (names[g.integers(len(names))],)
 
 
 def parse(text: str, names: Set) -> Set:
@@ -130,13 +133,13 @@ def labelled(
 
     Each client keeps at least one.
     """
-    kept = []
+    remaining = []
     for k, rows in enumerate(parts):
         draws = g(k).random(len(rows))
         keep = draws >= share
         keep[draws.argmax()] = True
-        kept.append(rows[keep])
-    return kept
+        remaining.append(rows[keep])
+    return remaining
 
 
 def check_idle(data: DataSet, settings: Modalities) -> None:

@@ -92,8 +92,8 @@ def exponential(pool: Split, s: Data, clients: int, g: np.random.Generator) -> C
 
 def inner_dirichlet(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
     """Fill given sizes by class, with each client's own draw from Dirichlet(alpha)."""
-    given = s.client_sizes or (len(pool.y) // clients,) * clients
-    return schemes.inner_dirichlet(pool.y, clients, s.alpha, given, g)
+    n_examples = s.client_sizes or (len(pool.y) // clients,) * clients
+    return schemes.inner_dirichlet(pool.y, clients, s.alpha, n_examples, g)
 
 
 def pathological(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
@@ -154,8 +154,8 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
             for k, part in enumerate(train)
         )
     if settings.missing_labels:
-        known = lambda k: stream(seed, "missing labels", k)  # noqa: E731
-        train = tuple(labelled(train, settings.missing_labels, known))
+        generator = lambda k: stream(seed, "missing labels", k)  # noqa: E731
+        train = tuple(labelled(train, settings.missing_labels, generator))
     return Partition(train, test, apart)
 
 
@@ -175,13 +175,13 @@ def _frequent(train: Split, pool: np.ndarray, settings: Data) -> np.ndarray:
             f"and data that name users; leave it away"
         )
     ids, number = np.unique(train.users[pool], return_counts=True)
-    kept = pool[np.isin(train.users[pool], ids[number >= settings.least])]
-    if not len(kept):
+    frequent = pool[np.isin(train.users[pool], ids[number >= settings.least])]
+    if not len(frequent):
         raise DataError(
             f"data.least = {settings.least}, but no user has more than {number.max()} examples; "
             f"set less"
         )
-    return kept
+    return frequent
 
 
 def check_groups(data: DataSet, settings: Data) -> None:

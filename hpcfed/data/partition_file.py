@@ -84,9 +84,9 @@ class Partition:
         with readable(path, "write it with Partition.save, or check data.partition_file"):
             check_seal(path)
             with hdf5(path) as file:
-                if differ(run_id, found := file.attrs.get(RUN_ID, "")):
+                if differ(run_id, owner := file.attrs.get(RUN_ID, "")):
                     raise DataError(
-                        f"{path}: is of another run ({found}) than the results of this folder "
+                        f"{path}: is of another run ({owner}) than the results of this folder "
                         f"({run_id}); put it back to where it belongs, or run the job again"
                     )
                 for name in _NAMES:
@@ -133,7 +133,7 @@ def check_seal(path: Path) -> None:
             return
         raw.seek(0)
         try:
-            checksum.verify_checksum(path, raw, whole=True)
+            checksum.verify_checksum(path, raw, verify_all=True)
         except DamagedError as error:
             raise DataError(
                 f"{error}; restore it from a copy, resume its run, which writes it anew, or write "
@@ -169,18 +169,18 @@ def _cut(arrays: dict[str, np.ndarray], name: str, path: Path) -> tuple[np.ndarr
 
 
 def _disjoint(partition: Partition, path: Path) -> None:
-    held, times = np.unique(
+    rows, times = np.unique(
         np.concatenate([*partition.train, partition.public]), return_counts=True
     )
     if (times > 1).any():
-        twice = held[times > 1][0]
+        twice = rows[times > 1][0]
         holders = [f"client {k}" for k, part in enumerate(partition.train) if twice in part]
         holders += ["the public data"] * (twice in partition.public)
         where = " and ".join(holders)
         raise DataError(f"{path}: training example {twice} is there twice, in {where}; keep one")
     for k, part in enumerate(partition.test):
-        held, times = np.unique(part, return_counts=True)
+        rows, times = np.unique(part, return_counts=True)
         if (times > 1).any():
             raise DataError(
-                f"{path}: test example {held[times > 1][0]} is there twice, in client {k}; keep one"
+                f"{path}: test example {rows[times > 1][0]} is there twice, in client {k}; keep one"
             )

@@ -71,11 +71,11 @@ def make() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         p = 0.5 * common[state[i]] + 0.5 / CONDITIONS
         has[i, g.choice(CONDITIONS, g.integers(1, 4), replace=False, p=p)] = True
         n = lengths[i]
-        own = np.concatenate([groups[c] for c in np.flatnonzero(has[i])])
-        visits[i, -n:] = 1 + np.where(g.random(n) < SPECIAL, g.choice(own, n), plain[i, :n])
+        codes = np.concatenate([groups[c] for c in np.flatnonzero(has[i])])
+        visits[i, -n:] = 1 + np.where(g.random(n) < SPECIAL, g.choice(codes, n), plain[i, :n])
     score = has[:, :3] @ np.array([2.2, 1.6, 1.2]) + 0.5 * (brand == 2) - 0.012 * (age - 55)
-    for first, second in ((3, 4), (5, 6)):
-        score += 1.5 * (has[:, first] & has[:, second])
+    for one, second in ((3, 4), (5, 6)):
+        score += 1.5 * (has[:, one] & has[:, second])
     score += g.normal(0, NOISE, PATIENTS)
     y = np.zeros(PATIENTS, np.int64)
     y[np.argsort(-score, kind="stable")[:POSITIVE]] = 1

@@ -27,10 +27,10 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
     Returns [C], int64; each is its exact quota rounded down or up.
     """
     quota = total * weights / weights.sum()
-    whole = np.floor(quota + 1e-9).astype(np.int64)
-    missing = total - whole.sum()
-    whole[np.argsort(whole - quota, kind="stable")[:missing]] += 1
-    return whole
+    numbers = np.floor(quota + 1e-9).astype(np.int64)
+    missing = total - numbers.sum()
+    numbers[np.argsort(numbers - quota, kind="stable")[:missing]] += 1
+    return numbers
 
 
 def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarray:
@@ -75,8 +75,8 @@ def hold_out(
     Returns both parts, sorted.
     """
     n = int(share * len(part) + 1e-9)
-    held = part[limit(labels[part], n, g)] if n else part[:0]
-    return np.setdiff1d(part, held), np.sort(held)
+    validation = part[limit(labels[part], n, g)] if n else part[:0]
+    return np.setdiff1d(part, validation), np.sort(validation)
 
 
 def public(labels: np.ndarray, size: int, g: np.random.Generator) -> np.ndarray:

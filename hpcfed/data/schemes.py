@@ -276,10 +276,10 @@ def pathological(
     Deviations: a class's examples are shared out in random order, theirs in the data's order.
     """
     supply = np.bincount(labels)
-    there = np.flatnonzero(supply)
-    C = len(there)
+    present = np.flatnonzero(supply)
+    C = len(present)
     _check_classes(per_client, C)
-    held = np.zeros((clients, len(supply)), bool)
+    holds = np.zeros((clients, len(supply)), bool)
     for k in range(clients):
         if how == "deterministic":
             mine = (k + np.arange(per_client)) % C
@@ -288,10 +288,10 @@ def pathological(
             mine = np.append(g.choice(others, per_client - 1, replace=False), k % C)
         else:
             mine = g.choice(C, per_client, replace=False)
-        held[k, there[mine]] = True
+        holds[k, present[mine]] = True
     counts = np.zeros((clients, len(supply)), np.int64)
-    for c in there:
-        holders = np.flatnonzero(held[:, c])
+    for c in present:
+        holders = np.flatnonzero(holds[:, c])
         if len(holders) > supply[c]:
             raise ConfigError(
                 f"data.partition = 'pathological': {len(holders)} clients hold class {c}, which "
@@ -333,8 +333,8 @@ def distribution(
     Without rescale, preassigned is refused; theirs ignores it.
     """
     supply = np.bincount(labels)
-    there = np.flatnonzero(supply)
-    C = len(there)
+    present = np.flatnonzero(supply)
+    C = len(present)
     _check_classes(per_client, C)
     if clients % C:
         raise ConfigError(
@@ -354,8 +354,8 @@ def distribution(
             f"{clients} clients with {per_client} of {C} classes each need {C} rows of {m}"
         )
     counts = np.zeros((clients, len(supply)), np.int64)
-    for row, c in zip(table, there, strict=True):
-        place = int(np.searchsorted(there, c))
+    for row, c in zip(table, present, strict=True):
+        place = int(np.searchsorted(present, c))
         holders = [k for k in range(clients) if (place - k) % C < per_client]
         free = int(supply[c]) - m * preassigned
         if rescale and (free < 0 or row.sum() <= 0):
@@ -409,8 +409,8 @@ def sort_by_labels(parts: ClientRows, labels: np.ndarray) -> ClientRows:
 
     Clients that are alike in both stay in their order.
     """
-    own = [labels[part] for part in parts]
-    keys = [(int(np.bincount(y).argmax()), float(y.mean())) for y in own]
+    labels_by_client = [labels[part] for part in parts]
+    keys = [(int(np.bincount(y).argmax()), float(y.mean())) for y in labels_by_client]
     return [parts[k] for k in sorted(range(len(parts)), key=keys.__getitem__)]
 
 

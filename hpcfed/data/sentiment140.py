@@ -60,12 +60,12 @@ def read(path: Path) -> Split:
     """
     try:
         with regular(path).open(encoding="latin-1", newline="") as file:
-            kept = list(_rows(csv.reader(file), path))
+            polar = list(_rows(csv.reader(file), path))
     except (OSError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read: {error}; copy or download it again") from error
-    if not kept:
+    if not polar:
         raise DataError(f"{path}: holds no text of polarity 0 or 4; copy or download it again")
-    y, users, x = zip(*kept, strict=True)
+    y, users, x = zip(*polar, strict=True)
     return Split(np.array(x, object), np.array(y, np.int64), np.array(users, object))
 
 
@@ -93,10 +93,10 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response, archive.open("wb") as file:
             shutil.copyfileobj(response, file)
         with archive.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             raise DataError(
-                f"{url}: has the checksum {found}, not {sha256}; it is another file, or damaged"
+                f"{url}: has the checksum {digest}, not {sha256}; it is another file, or damaged"
             )
         with zipfile.ZipFile(archive) as packed:
             for name in FILES:

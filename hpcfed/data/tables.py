@@ -76,8 +76,8 @@ class Table:
 
     def take(self, rows: np.ndarray) -> Table:
         """Return the table with these rows alone."""
-        found = {name: values[rows] for name, values in self.columns.items()}
-        return replace(self, columns=found, n=len(next(iter(found.values()), rows)))
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, columns=columns, n=len(next(iter(columns.values()), rows)))
 
 
 def read(path: Path, how: Reading) -> DataSet:
@@ -136,9 +136,9 @@ def read_csv(path: Path, how: Reading) -> Table:
     """Return the columns of a CSV file whose first row holds their names."""
     csv.field_size_limit(CELL)
     with open_text(path, how.columns.encoding) as file:
-        first = file.readline()
+        line = file.readline()
         file.seek(0)
-        mark = max(DELIMITERS, key=first.count)
+        mark = max(DELIMITERS, key=line.count)
         lines = csv.reader(file, delimiter=mark)
         names = [name.strip() for name in next(lines, [])]
         rows = []
@@ -154,12 +154,12 @@ def read_csv(path: Path, how: Reading) -> Table:
     check_names(path, names)
     if not rows:
         raise DataError(f"{path}: holds no rows; {ADVICE}")
-    found, commas = {}, set()
+    columns, commas = {}, set()
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        found[name], with_commas = to_column(values, how.missing_words)
+        columns[name], with_commas = to_column(values, how.missing_words)
         commas |= {name} if with_commas else set()
-    found.pop("Unnamed: 0", None)
-    return Table(str(path), found, len(rows), commas=frozenset(commas))
+    columns.pop("Unnamed: 0", None)
+    return Table(str(path), columns, len(rows), commas=frozenset(commas))
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
     """
     import pyarrow as pa
 
-    found, odd = {}, {}
+    columns, odd = {}, {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = column.type
         if pa.types.is_dictionary(kind):
@@ -249,21 +249,21 @@ def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
             continue  # the row numbers that pandas writes
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
             numbers = column.cast(pa.float64(), safe=False)
-            found[name] = numbers.to_numpy().astype(np.float64)
+            columns[name] = numbers.to_numpy().astype(np.float64)
         elif pa.types.is_decimal(kind):
-            found[name] = column.cast(pa.float64()).to_numpy().astype(np.float64)
+            columns[name] = column.cast(pa.float64()).to_numpy().astype(np.float64)
         elif pa.types.is_null(kind):
-            found[name] = np.full(len(column), np.nan)
+            columns[name] = np.full(len(column), np.nan)
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
             words = column.to_pylist()
             gone = [w is None or w.strip().lower() in missing for w in words]
-            found[name] = np.array(words, object)
-            found[name][gone] = None
+            columns[name] = np.array(words, object)
+            columns[name][gone] = None
         else:
             odd[name] = str(kind)
     if not table.num_rows:
         raise DataError(f"{where}: holds no rows; {ADVICE}")
-    return Table(where, found, table.num_rows, odd)
+    return Table(where, columns, table.num_rows, odd)
 
 
 def label_column(table: Table, wanted: str) -> str:
@@ -271,10 +271,10 @@ def label_column(table: Table, wanted: str) -> str:
     if wanted:
         known(table, "label", wanted)
         return wanted
-    found = [name for name in table.names if name.lower() in LABELS]
-    if len(found) == 1:
-        return found[0]
-    why = f"columns {join_few(found, FEW)} could" if found else "no column seems to"
+    candidates = [name for name in table.names if name.lower() in LABELS]
+    if len(candidates) == 1:
+        return candidates[0]
+    why = f"columns {join_few(candidates, FEW)} could" if candidates else "no column seems to"
     raise DataError(
         f"{table.where}: {why} hold the labels; name it: columns.label = one of "
         f"{join_few(table.names, 30)}"
@@ -340,8 +340,8 @@ def stated_task(how: Reading, where: str, stated: str = "") -> Task | None:
             if field_name != "label" and getattr(c, field_name):
                 names |= {name: f"columns.{field_name}"}
     if len(names) > 1:
-        told = [f"{source} ({name})" for name, source in names.items()]
-        raise DataError(f"{where}: {' and '.join(told)} name different tasks; leave one away")
+        claims = [f"{source} ({name})" for name, source in names.items()]
+        raise DataError(f"{where}: {' and '.join(claims)} name different tasks; leave one away")
     for name in names:
         return make(name)
     return None
@@ -434,7 +434,7 @@ def to_dataset(
     parts = [without_gaps(part, role, how, notes) for part in parts]
     y, names, task = labels(parts, role, how, classes, numbered)
     users, user_names = clients(parts, role.client)
-    own = all(ids is not None for ids in users)
+    separate_tests = all(ids is not None for ids in users)
     if test is None:
         rows = held_out(parts[0].where, task.strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
@@ -449,7 +449,12 @@ def to_dataset(
         x, mean, std = encode(parts, role, how, notes, described)
         one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
     columns = tuple(described[column] for column in order)
-    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes), "columns": columns}
+    facts: Any = {
+        "task": task,
+        "own_tests": separate_tests,
+        "notes": tuple(notes),
+        "columns": columns,
+    }
     facts["user_names"] = user_names
     return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
 
@@ -545,18 +550,18 @@ def words(table: Table, name: str) -> np.ndarray:
 def by_column(table: Table, name: str) -> tuple[Table, Table]:
     """Return the training and the test rows, as the column marks them."""
     values = table[name]
-    told = [kind_name(v).lower() for v in values]
-    for row, value in enumerate(told):
+    marks = [kind_name(v).lower() for v in values]
+    for row, value in enumerate(marks):
         if value not in TESTS:
             raise DataError(
                 f"{table.where}: columns.test: {name!r} is {value!r:.40} in row {row + 1}; it may "
                 f"be {', '.join(TESTS)}"
             )
-    tests = np.array([TESTS[value] for value in told])
+    tests = np.array([TESTS[value] for value in marks])
     if tests.all() or not tests.any():
         raise DataError(
-            f"{table.where}: columns.test: {name!r} says {told[0]} of all rows; leave columns.test "
-            f"away, and a share is held out"
+            f"{table.where}: columns.test: {name!r} says {marks[0]} of all rows; leave "
+            f"columns.test away, and a share is held out"
         )
     return table.take(np.flatnonzero(~tests)), table.take(np.flatnonzero(tests))
 
@@ -658,8 +663,8 @@ def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tup
         columns = [np.array([kind_name(v) for v in c], object) for c in columns]
     names = kinds(np.concatenate(columns)) if columns else []
     at = {value: i for i, value in enumerate(names)}
-    found = iter([np.array([at[v] for v in c.tolist()], np.int64) for c in columns])
-    numbers = [next(found) if name in part.names else None for part in parts]
+    numbered = iter([np.array([at[v] for v in c.tolist()], np.int64) for c in columns])
+    numbers = [next(numbered) if name in part.names else None for part in parts]
     return numbers, tuple(map(kind_name, names))
 
 
@@ -755,7 +760,7 @@ def encode(
     and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
     described: gets a line about each input by its name.
     """
-    made: list[tuple[np.ndarray, ...]] = []
+    features: list[tuple[np.ndarray, ...]] = []
     still: list[bool] = []
     fresh: dict[str, int] = {}
     for name in role.inputs:
@@ -779,7 +784,7 @@ def encode(
             commas = ", decimal commas" * any(name in part.commas for part in parts)
             described[name] = f"{name}: number{commas}{ending}"
             mean = one[~gaps(one)].mean()
-            made.append((np.where(gaps(one), mean, one), np.where(gaps(two), mean, two)))
+            features.append((np.where(gaps(one), mean, one), np.where(gaps(two), mean, two)))
             still.append(False)
             continue
         values = kinds(one)
@@ -799,11 +804,11 @@ def encode(
             fresh[name] = new
         if name in how.columns.codes:
             usual = np.bincount(codes[0][codes[0] >= 0]).argmax()
-            first, second = (np.where(v < 0, usual, v).astype(float) for v in codes)
-            made.append((first, second))
+            train, second = (np.where(v < 0, usual, v).astype(float) for v in codes)
+            features.append((train, second))
             still.append(False)
         else:
-            made += [tuple((v == i).astype(float) for v in codes) for i in range(len(values))]
+            features += [tuple((v == i).astype(float) for v in codes) for i in range(len(values))]
             still += [True] * len(values)
     if fresh:
         shown = join_few([f"{name} {n}" for name, n in fresh.items()], FEW)
@@ -812,9 +817,9 @@ def encode(
             f"kind that the training part does not have; such values count as missing ({shown})"
         )
     for part in parts:
-        fits(4 * part.n * len(made), part.where)
+        fits(4 * part.n * len(features), part.where)
     with np.errstate(over="ignore"):
-        x = [np.stack([pair[i] for pair in made], 1).astype(np.float32) for i in (0, 1)]
+        x = [np.stack([pair[i] for pair in features], 1).astype(np.float32) for i in (0, 1)]
     for rows, part in zip(x, parts, strict=True):
         if not np.isfinite(rows).all():
             raise DataError(f"{part.where}: values above 3.4e38 do not fit float32; scale them")

@@ -42,14 +42,14 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
     natural client, with test patients of its own.
     Raises DataError.
     """
-    found = [root / split for split in SPLITS if os.path.exists(root / split)]
-    if not (found and os.path.exists(root / FILE)):
+    splits = [root / split for split in SPLITS if os.path.exists(root / split)]
+    if not (splits and os.path.exists(root / FILE)):
         source = (
             f"both are in FLamby's repository, {URL}; its README has the terms to which who uses "
             f"them agrees"
         )
         raise absent(name, root, f"{FILE} and {SPLITS[0]}", source)
-    folds = read_folds(found[0])
+    folds = read_folds(splits[0])
     pids, x, y = read_patients(root / FILE)
     parts = [folds.get(pid, ("", -1)) for pid in pids]
     which, region = np.array([part for part, _ in parts]), np.array([k for _, k in parts])
@@ -67,7 +67,7 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
 
 def read_folds(path: Path) -> dict[str, tuple[str, int]]:
     """Return the part and region of each patient in FLamby's split: columns pid, fold, fold2."""
-    found = {}
+    folds = {}
     for number, line in enumerate(lines(path), start=2):
         fold = FOLD.fullmatch(line.get("fold2") or "")
         if not line.get("pid") or not fold:
@@ -75,8 +75,8 @@ def read_folds(path: Path) -> dict[str, tuple[str, int]]:
                 f"{path}: line {number}: fold2 is {line.get('fold2')!r}, not train_0 to train_5 or "
                 f"test_0 to test_5; {AGAIN}"
             )
-        found[line["pid"]] = (fold[1], int(fold[2]))
-    return found
+        folds[line["pid"]] = (fold[1], int(fold[2]))
+    return folds
 
 
 def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -97,8 +97,8 @@ def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
             raise DataError(f"{path}: line {i + 2}: {error}; {AGAIN}") from error
     x = values[:, :FEATURES].astype(np.float32)
     if not np.isfinite(x).all():
-        first = int(np.flatnonzero(~np.isfinite(x).all(1))[0]) + 2
-        raise DataError(f"{path}: line {first}: a feature is no finite number; {AGAIN}")
+        number = int(np.flatnonzero(~np.isfinite(x).all(1))[0]) + 2
+        raise DataError(f"{path}: line {number}: a feature is no finite number; {AGAIN}")
     y = Survival().check(values[:, [FEATURES + 1, FEATURES]], len(rows), f"{path}: T, E")
     return [line["pid"] for line in rows], x, y
 
@@ -106,7 +106,7 @@ def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 def lines(path: Path) -> list[dict[str, str]]:
     """Return the lines of a CSV file by column; raises DataError if there are none."""
     with readable(path, AGAIN), regular(path).open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    if not found:
+        rows = list(csv.DictReader(file))
+    if not rows:
         raise DataError(f"{path}: is empty; {AGAIN}")
-    return found
+    return rows

@@ -35,7 +35,7 @@ def tokenise(text: str) -> list[str]:
     text = html.unescape(text).lower()
     for pattern, replacement in RULES:
         text = pattern.sub(replacement, text)
-    return [found.group() for found in TOKEN.finditer(text)]
+    return [match.group() for match in TOKEN.finditer(text)]
 
 
 def numbers(texts: Iterable[list[str]], size: int) -> dict[str, int]:
@@ -49,15 +49,15 @@ def numbers(texts: Iterable[list[str]], size: int) -> dict[str, int]:
     return {token: i for i, token in enumerate(ranked[: size - 2], start=2)}
 
 
-def rows(texts: Sequence[list[str]], known: dict[str, int], length: int) -> np.ndarray:
+def rows(texts: Sequence[list[str]], codes: dict[str, int], length: int) -> np.ndarray:
     """Return texts as rows of `length` numbers, [n, length], int32.
 
     Longer texts are truncated at the end, shorter ones are padded with 0.
     """
     x = np.full((len(texts), length), PADDING, np.int32)
     for row, text in zip(x, texts, strict=True):
-        found = [known.get(token, UNKNOWN) for token in text[:length]]
-        row[: len(found)] = found
+        tokens = [codes.get(token, UNKNOWN) for token in text[:length]]
+        row[: len(tokens)] = tokens
     return x
 
 
@@ -68,8 +68,8 @@ def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], int]:
     Raises DataError if its texts hold no word.
     """
     texts = [[tokenise(example) for example in split.x] for split in splits]
-    known = numbers(texts[0], text.vocabulary)
-    if not known:
+    codes = numbers(texts[0], text.vocabulary)
+    if not codes:
         raise DataError("the training texts hold no word; store texts that are not empty")
-    coded = [replace(s, x=rows(t, known, text.tokens)) for s, t in zip(splits, texts, strict=True)]
-    return coded, len(known) + 2
+    coded = [replace(s, x=rows(t, codes, text.tokens)) for s, t in zip(splits, texts, strict=True)]
+    return coded, len(codes) + 2

@@ -108,11 +108,11 @@ def read_hdf5(path: Path) -> Arrays:
         for key in keys:
             if f"train/{key}" not in nodes or f"test/{key}" not in nodes:
                 raise DataError(f"{path}: has no train/{key} or no test/{key}; copy it again")
-        found = [
+        arrays = [
             np.concatenate([whole(nodes[f"{p}/{key}"], f"{path}: {p}/{key}") for p in PARTS])
             for key in keys
         ]
-    inertial, skeleton, y, subject, trial = found
+    inertial, skeleton, y, subject, trial = arrays
     n = len(y)
     wanted = {"inertial": (n, INERTIAL, 6), "skeleton": (n, SKELETON, JOINTS, 3)}
     for key, v in (("inertial", inertial), ("skeleton", skeleton)):
@@ -136,18 +136,18 @@ def read_matlab(inertial: Path, skeleton: Path) -> Arrays:
     """Read the authors' files as `read_hdf5`, with sequences resampled to one length."""
     rows = []
     for file in sorted(os.listdir(inertial)):
-        if (found := NAME.fullmatch(file)) is None:
+        if (match := NAME.fullmatch(file)) is None:
             continue
-        action, subject, trial = map(int, found.groups())
+        action, subject, trial = map(int, match.groups())
         if not 1 <= action <= len(CLASSES):
             raise DataError(f"{inertial / file}: there are actions 1 to {len(CLASSES)}")
         other = skeleton / file.replace("inertial", "skeleton")
-        moved = matrix(inertial / file, "d_iner", 2).T  # [6, T]
+        motion = matrix(inertial / file, "d_iner", 2).T  # [6, T]
         joints = matrix(other, "d_skel", 3)  # [20, 3, T]
-        if len(moved) != 6 or joints.shape[:2] != (JOINTS, 3):
+        if len(motion) != 6 or joints.shape[:2] != (JOINTS, 3):
             raise DataError(f"{inertial / file}: d_iner is [T, 6], and d_skel is [20, 3, T]")
         rows.append(
-            (stretch(moved, INERTIAL), stretch(joints, SKELETON), action - 1, subject, trial)
+            (stretch(motion, INERTIAL), stretch(joints, SKELETON), action - 1, subject, trial)
         )
     if not rows:
         raise DataError(f"{inertial}: holds no file as a1_s1_t1_inertial.mat; unpack it again")

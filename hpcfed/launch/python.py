@@ -105,7 +105,7 @@ def checked(call: Call, resume: bool | str | Path) -> Any:
             arguments = with_field(arguments, "resume", where_it_is(words, arguments))
         elif resume:
             arguments = with_field(arguments, "resume", str(resume))
-        job = load(words, folder.read_job, given=arguments)
+        job = load(words, folder.read_job, arguments=arguments)
     if job.dry_run:
         raise ConfigError(
             "hpcfed.run: dry_run: a call returns the results of a run, and a dry run has none; "
@@ -137,7 +137,7 @@ def with_field(arguments: Given, name: str, value: str | None) -> Given:
 
 def where_it_is(words: Sequence[str], arguments: Given) -> str | None:
     """Return the folder of the run that this job has begun; None if there is none to continue."""
-    place = load(words, folder.read_job, given=arguments).folder
+    place = load(words, folder.read_job, arguments=arguments).folder
     return str(place) if folder.holds(place) else None
 
 

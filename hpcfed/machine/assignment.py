@@ -56,14 +56,14 @@ def improve(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.
     loads, enough = np.bincount(placement, costs, ranks), ENOUGH * bound(costs, ranks, speeds)
     for _ in range(STEPS * ranks if len(costs) ** 2 <= PAIRS * ranks else 0):
         top = int((loads / speeds).argmax())
-        found = (
+        swap = (
             exchange(costs, placement, loads, speeds, top)
             if loads[top] / speeds[top] > enough
             else None
         )
-        if found is None:
+        if swap is None:
             break
-        a, b, rank = found
+        a, b, rank = swap
         placement[a] = rank
         if b is not None:
             placement[b] = top

@@ -100,8 +100,8 @@ def cap(device: torch.device, ranks: int) -> None:
     single rank.
     """
     if device.type == "cuda" and ranks > 1:
-        own = (share(device, ranks) - CONTEXT) / share(device, 1)
-        torch.cuda.set_per_process_memory_fraction(max(0.0, own), device)
+        fraction = (share(device, ranks) - CONTEXT) / share(device, 1)
+        torch.cuda.set_per_process_memory_fraction(max(0.0, fraction), device)
 
 
 def usable_bytes(device: torch.device) -> float:

@@ -49,7 +49,7 @@ def kind(error: BaseException) -> str:
         "diverged": isinstance(error, DivergedError),
         "data": isinstance(error, DataError | OSError),
     }
-    return next((name for name, found in kinds.items() if found), "")
+    return next((name for name, applies in kinds.items() if applies), "")
 
 
 def memory_allocated(device: torch.device) -> int:
@@ -99,8 +99,8 @@ def estimate(message: str, batch: int, total: int, peak: int, steady: int) -> st
     A step needs at least its share of the peak and the allocation that failed, so the right batch
     size may be smaller still.
     """
-    found = TRIED.search(message)
-    need = peak - steady + (float(found[1]) * UNITS[found[2]] if found else 0)
+    match = TRIED.search(message)
+    need = peak - steady + (float(match[1]) * UNITS[match[2]] if match else 0)
     fits = min(batch // 2, int(batch * max(0, total - steady) / max(1, need)))
     words = (
         f"this rank had {peak / 2**30:.2f} GiB of {total / 2**30:.2f} GiB at its peak, "

@@ -31,8 +31,8 @@ def visible(wanted: str) -> list[str]:
         return []
     mask = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     n = torch.cuda.device_count()
-    known = [getattr(torch.cuda.get_device_properties(i), "uuid", "") for i in range(n)]
-    return [gpu_name(i, mask, str(uuid)) for i, uuid in enumerate(known)]
+    uuids = [getattr(torch.cuda.get_device_properties(i), "uuid", "") for i in range(n)]
+    return [gpu_name(i, mask, str(uuid)) for i, uuid in enumerate(uuids)]
 
 
 def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
@@ -43,38 +43,38 @@ def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
     GPU. Without a uuid the number in the mask is used, which is right as long as the masks of all
     ranks of the node refer to the same GPUs.
     """
-    given = mask[i] if i < len(mask) else ""
-    if given.startswith("MIG-") or not uuid:
-        return given or str(i)
+    entry = mask[i] if i < len(mask) else ""
+    if entry.startswith("MIG-") or not uuid:
+        return entry or str(i)
     return uuid
 
 
-def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
+def take(gpus: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
     """Return the number of each rank's GPU, as that rank counts them.
 
     Ranks that see no GPU are left out.
-    seen: by rank, its node and the names of the GPUs that it sees.
+    gpus: by rank, its node and the names of the GPUs that it sees.
     Each rank takes the GPU with the fewest ranks so far. If all ranks of a node see the same GPUs,
     that is (local rank modulo GPUs); if each sees one, it is 0.
     """
     taken: Counter[tuple[int, str]] = Counter()
     numbers = {}
-    for rank, (node, names) in sorted(seen.items()):
+    for rank, (node, names) in sorted(gpus.items()):
         if names:
             numbers[rank] = min(range(len(names)), key=lambda i: (taken[node, names[i]], i))
             taken[node, names[numbers[rank]]] += 1
     return numbers
 
 
-def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int]]:
+def sharers(gpus: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int]]:
     """Return, by rank, the ranks that compute on its GPU, itself included.
 
     The list is empty for a rank without a GPU.
     """
-    gpu = {rank: (seen[rank][0], seen[rank][1][i]) for rank, i in take(seen).items()}
+    gpu = {rank: (gpus[rank][0], gpus[rank][1][i]) for rank, i in take(gpus).items()}
     return {
         rank: [other for other, name in gpu.items() if name == gpu.get(rank)]
-        for rank in sorted(seen)
+        for rank in sorted(gpus)
     }
 
 

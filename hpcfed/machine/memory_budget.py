@@ -11,7 +11,7 @@ def weights(kinds: Iterable[str], size: Mapping[str, int], stateless: bool) -> i
     kinds: the architectures of the rank's clients.
     size: bytes of the weights of each architecture.
     """
-    held = list(kinds)
-    return sum(4 * size[kind] for kind in set(held)) + (
-        0 if stateless else sum(size[kind] for kind in held)
+    architectures = list(kinds)
+    return sum(4 * size[kind] for kind in set(architectures)) + (
+        0 if stateless else sum(size[kind] for kind in architectures)
     )

@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from hpcfed.core.errors import ConfigError
 
 
-def of_ranks(given: Sequence[float], node_of: Sequence[int], lost: int = 0) -> list[float]:
+def of_ranks(factors: Sequence[float], node_of: Sequence[int], lost: int = 0) -> list[float]:
     """Return the speed of each rank, [R].
 
-    given: one factor for each rank, or one for each node; empty for equal speeds.
+    factors: one factor for each rank, or one for each node; empty for equal speeds.
     node_of: [R], the node of each rank.
     lost: the number of ranks that died. If factors were given by rank, they can no longer be
     assigned after a death, so all remaining ranks count as equal.
     Raises ConfigError for another number of factors.
     """
     ranks, nodes = len(node_of), len(set(node_of))
-    if len(given) == ranks and not lost:
-        return list(given)
-    if len(given) == nodes:
-        return [given[node] for node in node_of]
-    if given and not lost:
+    if len(factors) == ranks and not lost:
+        return list(factors)
+    if len(factors) == nodes:
+        return [factors[node] for node in node_of]
+    if factors and not lost:
         raise ConfigError(
-            f"run.speeds has {len(given)} values, but the run has {ranks} ranks on {nodes} nodes; "
-            "give one value a rank, or one a node"
+            f"run.speeds has {len(factors)} values, but the run has {ranks} ranks on {nodes} "
+            "nodes; give one value a rank, or one a node"
         )
     return [1.0] * ranks

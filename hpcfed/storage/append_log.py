@@ -78,13 +78,13 @@ class Journal:
                 right = read_block(file, path, head + file.read(SUM.size)) is not None
             return right and file.tell() == self.end and heads.digest() == self.heads.digest()
 
-    def append(self, first: int, block: Columns) -> None:
-        """Append a block, whose first round is `first`, and flush it to the disk.
+    def append(self, first_round: int, block: Columns) -> None:
+        """Append a block, whose first round is `first_round`, and flush it to the disk.
 
         Raises WriteError if that fails.
         """
         data = pack(block)
-        head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
+        head = HEAD.pack(first_round, len(data), hashlib.sha256(data).digest())
         with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "w+b") as file:
             file.seek(self.end)
             file.truncate()  # first, so that a killed writer leaves nothing but a short block
@@ -185,7 +185,7 @@ def user_block(path: Path) -> bytes:
 def stamp(path: Path) -> Stamp:
     """Return inode, size and modification time of a file; None if there is none."""
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return info.st_ino, info.st_size, info.st_mtime_ns

@@ -86,10 +86,10 @@ def put(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
+def open_file(path: Path, form: str, verify_all: bool = True) -> Iterator[h5py.File]:
     """Yield the file at `path`, open for reading, after checking its checksum, format and version.
 
-    whole: whether all data are checked now; otherwise each MiB when it is first read.
+    verify_all: whether all data are checked now; otherwise each MiB when it is first read.
     Raises DamagedError if the file is missing, cut short or altered, CheckpointError if it is of
     another format or of a version that this hpcfed does not read. A file that is replaced meanwhile
     stays readable as it was.
@@ -97,7 +97,7 @@ def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     try:
         with (
             uncached.open_existing(regular(path)) as raw,
-            h5py.File(verify_checksum(path, raw, whole), "r") as file,
+            h5py.File(verify_checksum(path, raw, verify_all), "r") as file,
         ):
             with convert_read_errors(path):
                 _check_format(path, file, form)
@@ -138,9 +138,9 @@ def _sync(folder: Path) -> None:
 
 
 def _check_format(path: Path, file: h5py.File, form: str) -> None:
-    found, version = attribute(file, "format"), attribute(file, "format_version")
-    if found != form:
-        raise CheckpointError(f"{path}: holds {found}, not {form}; give a file of that kind")
+    actual, version = attribute(file, "format"), attribute(file, "format_version")
+    if actual != form:
+        raise CheckpointError(f"{path}: holds {actual}, not {form}; give a file of that kind")
     if version != version_of(form):
         older = "the hpcfed that wrote it (results name its version)"
         who = "a newer hpcfed" if version > version_of(form) else older

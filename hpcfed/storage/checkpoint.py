@@ -40,14 +40,14 @@ class Reader:
 
     header: as it was written.
     rounds: how many rounds are done.
-    whole: whether parts are checked completely when they are opened, instead of each MiB when it is
-    read.
+    verify_all: whether parts are checked completely when they are opened, instead of each MiB when
+    it is read.
     Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if
     it is of another format.
     """
 
-    def __init__(self, path: Path, whole: bool = False):
-        self.path, self.whole = path, whole
+    def __init__(self, path: Path, verify_all: bool = False):
+        self.path, self.whole = path, verify_all
         self._stack, self._parts = ExitStack(), ExitStack()
         self._open: dict[str, h5py.File] = {}
         self._file = self._stack.enter_context(open_file(path, names.CHECKPOINT))
@@ -60,18 +60,18 @@ class Reader:
 
     def _read(self) -> None:
         """Read the index."""
-        found = Index(
+        index = Index(
             header=tree.read_json(self._file, "header"),
             rounds=number(self._file, "rounds"),
             names=tree.read_json(self._file, "names"),
             parts=tree.read_json(self._file, "parts"),
         )
-        check_header(found.header)
-        same_round(self.path, found.rounds)
-        self.header: dict[str, Any] = Table(found.header, self.path)
-        self.rounds = found.rounds
-        self._names, self._known = found.names, set(found.names)
-        self.parts: dict[str, str] = found.parts
+        check_header(index.header)
+        same_round(self.path, index.rounds)
+        self.header: dict[str, Any] = Table(index.header, self.path)
+        self.rounds = index.rounds
+        self._names, self._known = index.names, set(index.names)
+        self.parts: dict[str, str] = index.parts
 
     def __enter__(self) -> Self:
         return self
@@ -130,10 +130,10 @@ class Reader:
         if name not in self.parts:
             raise DamagedError(f"{self.path}: damaged: links to {name!r}, which is no part of it")
         try:
-            own = identity(path) == self.parts[name]
+            intact = identity(path) == self.parts[name]
         except OSError as error:
             raise DamagedError(f"{path}: cannot be read: {error}") from error
-        if not own:
+        if not intact:
             raise DamagedError(
                 f"{path}: damaged: another part than the one that {self.path.name} was written with"
             )
@@ -217,7 +217,7 @@ def newest_header(path: Path) -> dict[str, Any]:
 def advice(damaged: Path) -> str:
     """Return the advice to resume from the newest undamaged checkpoint of the folder."""
     for path in _saved(damaged.parent):
-        with suppress(CheckpointError), Reader(path, whole=True) as file:
+        with suppress(CheckpointError), Reader(path, verify_all=True) as file:
             file.check()
             return f"this one is whole: resume from it with --resume {path}"
     return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
@@ -271,9 +271,9 @@ def prune(run: Path, keep: int) -> None:
     with suppress(OSError):
         for index in saved(run)[keep:]:
             remove(index)
-        found = _parts(folder)
-        many = Counter(map(names.index_of, found))
-        for parts in found:
+        folders = _parts(folder)
+        many = Counter(map(names.index_of, folders))
+        for parts in folders:
             index = names.index_of(
                 parts
             )  # read only if there are several, because it takes a millisecond
@@ -318,8 +318,8 @@ def drop_after(run: Path, rounds: int) -> None:
 
 def _saved(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first; empty if there is no such folder."""
-    found = [path for path in glob_folder(folder, "round-*.h5") if NAME.fullmatch(path.name)]
-    return sorted(found, key=rounds_of, reverse=True)
+    paths = [path for path in glob_folder(folder, "round-*.h5") if NAME.fullmatch(path.name)]
+    return sorted(paths, key=rounds_of, reverse=True)
 
 
 def _parts(folder: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def write_part(folder: Path, rank: int, items: Items) -> Part:
 
 def compare(path: Path, items: Items) -> None:
     """Raise DamagedError unless the file holds these items."""
-    with open_file(path, names.PART, whole=False) as file, convert_read_errors(path):
+    with open_file(path, names.PART, verify_all=False) as file, convert_read_errors(path):
         for name, item in items():
             if not same(item, tree.read(subgroup(file, "items"), name)):
                 raise DamagedError(f"{name} is not what was to be written")

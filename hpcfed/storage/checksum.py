@@ -41,20 +41,22 @@ def write_checksum(raw: io.BufferedRandom) -> None:
     os.fsync(raw.fileno())
 
 
-def checksums(raw: io.BufferedIOBase, end: int, known: Mapping[int, int] | None = None) -> bytes:
+def checksums(
+    raw: io.BufferedIOBase, end: int, precomputed: Mapping[int, int] | None = None
+) -> bytes:
     """Return the table of checksums of a file whose data end at `end`.
 
-    known: checksums of whole chunks, by number; the others are computed from the file.
+    precomputed: checksums of whole chunks, by number; the others are computed from the file.
     """
-    memory, known, sums = memoryview(bytearray(CHUNK)), known or {}, []
+    memory, precomputed, sums = memoryview(bytearray(CHUNK)), precomputed or {}, []
     for i, start in enumerate(range(BLOCK, end, CHUNK)):
         size = min(CHUNK, end - start)
-        found = known.get(i) if size == CHUNK else None
-        if found is None:
+        total = precomputed.get(i) if size == CHUNK else None
+        if total is None:
             raw.seek(start)
             raw.readinto(memory[:size])
-            found = crc32(memory[:size])
-        sums.append(found)
+            total = crc32(memory[:size])
+        sums.append(total)
     return np.array(sums, dtype="<u4").tobytes()
 
 
@@ -70,10 +72,10 @@ def identity(path: Path) -> str:
     Raises OSError, or DamagedError if there is no checksum.
     """
     with open(path, "rb", opener=only_regular) as raw:
-        found = LINE.fullmatch(raw.read(BLOCK))
-    if not found:
+        match = LINE.fullmatch(raw.read(BLOCK))
+    if not match:
         raise foreign(path)
-    return found[2].decode()
+    return match[2].decode()
 
 
 def intact(path: Path, block: bytes | None = None) -> bool:
@@ -87,22 +89,22 @@ def intact(path: Path, block: bytes | None = None) -> bool:
             return False
         raw.seek(0)
         try:
-            verify_checksum(path, raw, whole=True)
+            verify_checksum(path, raw, verify_all=True)
         except DamagedError:
             return False
     return True
 
 
-def verify_checksum(path: Path, raw: io.BufferedReader, whole: bool) -> io.IOBase:
+def verify_checksum(path: Path, raw: io.BufferedReader, verify_all: bool) -> io.IOBase:
     """Return the file for HDF5 to read, after checking its checksum.
 
-    Raises DamagedError if the checksums, or with `whole` any of the data, have changed.
+    Raises DamagedError if the checksums, or with `verify_all` any of the data, have changed.
     """
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
-    found = LINE.fullmatch(block)
-    if not found:
+    match = LINE.fullmatch(block)
+    if not match:
         raise foreign(path)
-    end = min(int(found[1]), size)
+    end = min(int(match[1]), size)
     raw.seek(end)
     length = 4 * len(range(BLOCK, end, CHUNK))
     if size - end != length:  # before the table is read: the file may be large and empty
@@ -110,9 +112,9 @@ def verify_checksum(path: Path, raw: io.BufferedReader, whole: bool) -> io.IOBas
     table = raw.read()
     if text(end, table) != block or len(table) != length:
         raise checksum_error(path)
-    if whole and checksums(raw, end) != table:
+    if verify_all and checksums(raw, end) != table:
         raise checksum_error(path)
-    return raw if whole else Checked(path, raw, end, table)
+    return raw if verify_all else Checked(path, raw, end, table)
 
 
 class Checked(io.RawIOBase):
@@ -158,19 +160,19 @@ class Checked(io.RawIOBase):
 
         read: bytes just read from position `start`, which may include all of it.
         """
-        first = BLOCK + i * CHUNK
-        last = min(first + CHUNK, self.end)
-        inside = start <= first and last <= start + len(read)
+        begin = BLOCK + i * CHUNK
+        last = min(begin + CHUNK, self.end)
+        inside = start <= begin and last <= start + len(read)
         if (
-            crc32(read[first - start : last - start] if inside else self.stretch(first, last))
+            crc32(read[begin - start : last - start] if inside else self.stretch(begin, last))
             != self.table[i]
         ):
             raise checksum_error(self.path)
         self.good.add(i)
 
-    def stretch(self, first: int, last: int) -> bytes:
-        self.raw.seek(first)
-        return self.raw.read(last - first)
+    def stretch(self, begin: int, last: int) -> bytes:
+        self.raw.seek(begin)
+        return self.raw.read(last - begin)
 
 
 def foreign(path: Path) -> DamagedError:

@@ -48,9 +48,9 @@ def stack_rows(rows: list[dict[str, np.ndarray]]) -> Columns:
 
 def _column(cells: list[np.ndarray | None]) -> np.ndarray:
     """Stack cells of one shape as they are; otherwise as float64, padded with nan."""
-    known = [cell for cell in cells if cell is not None]
-    if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
-        return np.stack(known)
+    present = [cell for cell in cells if cell is not None]
+    if len(present) == len(cells) and len({cell.shape for cell in present}) == 1:
+        return np.stack(present)
     return pad_pieces([(1, None if cell is None else cell[None]) for cell in cells])
 
 
@@ -87,9 +87,9 @@ def _chain(counts: list[int], pieces: list[np.ndarray | None]) -> np.ndarray:
 
 
 def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
-    known = [piece for _, piece in pieces if piece is not None]
-    alike = len(known) == len(pieces) and len({piece.shape[1:] for piece in known}) == 1
-    return np.concatenate(known) if alike else pad_pieces(pieces)
+    present = [piece for _, piece in pieces if piece is not None]
+    alike = len(present) == len(pieces) and len({piece.shape[1:] for piece in present}) == 1
+    return np.concatenate(present) if alike else pad_pieces(pieces)
 
 
 def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
@@ -102,10 +102,10 @@ def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
     if len({len(shape) for shape in shapes}) > 1:
         raise DamagedError("a column has numbers in some rounds and rows of numbers in others")
     size = math.prod((sum(n for n, _ in pieces), *max(shapes))) * 8
-    known = sum(piece.nbytes for _, piece in pieces if piece is not None)
-    if size > max(PADDED, PADDING * known):
+    nbytes = sum(piece.nbytes for _, piece in pieces if piece is not None)
+    if size > max(PADDED, PADDING * nbytes):
         raise DamagedError(
-            f"a column has {known} bytes of numbers, and would take {size} with the gaps between "
+            f"a column has {nbytes} bytes of numbers, and would take {size} with the gaps between "
             "them"
         )
     column, t = np.full((sum(n for n, _ in pieces), *max(shapes)), np.nan), 0

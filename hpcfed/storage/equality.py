@@ -14,11 +14,11 @@ ABSENT = "absent"
 def same_job(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Raise CheckpointError, with the fields that differ, unless both jobs are the same."""
     here = flat(json.loads(json.dumps(ours)))  # tuples become lists, as in theirs
-    there = flat(theirs)
+    saved = flat(theirs)
     differences = [
-        f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name, ABSENT) != there.get(name, ABSENT)
+        f"{name}: {here.get(name, ABSENT)} here, {saved.get(name, ABSENT)} in the checkpoint"
+        for name in sorted(here.keys() | saved.keys())
+        if here.get(name, ABSENT) != saved.get(name, ABSENT)
     ]
     if differences:
         raise CheckpointError(

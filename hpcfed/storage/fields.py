@@ -10,7 +10,7 @@ Fields = dict[str, Any]
 
 def flat(tables: dict[str, Any]) -> Fields:
     """Return all values by dotted name, however deep the tables are nested."""
-    found: Fields = {}
+    values: Fields = {}
     left = [("", iter(tables.items()))]
     while left:
         above, items = left[-1]
@@ -18,10 +18,10 @@ def flat(tables: dict[str, Any]) -> Fields:
             if isinstance(value, dict) and value:
                 left.append((f"{above}{name}.", iter(value.items())))
                 break
-            found[f"{above}{name}"] = value
+            values[f"{above}{name}"] = value
         else:
             left.pop()
-    return found
+    return values
 
 
 def at(tables: Any, name: str) -> Any:

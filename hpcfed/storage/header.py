@@ -167,11 +167,11 @@ def check_header(header: Any) -> None:
 
 def first_mistake(error: ValidationError) -> str:
     """Return the place and the text of pydantic's first error."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"])) or "all of it"
-    if first["type"] == "string_unicode":
-        return f"{place}: {first['input']!r:.200} is no Unicode text"
-    return f"{place}: {first['msg'].lower()}"
+    mistake = error.errors(include_url=False)[0]
+    place = ".".join(map(str, mistake["loc"])) or "all of it"
+    if mistake["type"] == "string_unicode":
+        return f"{place}: {mistake['input']!r:.200} is no Unicode text"
+    return f"{place}: {mistake['msg'].lower()}"
 
 
 def check_own_header(header: dict[str, Any]) -> None:
@@ -203,12 +203,12 @@ def check_fields(fields: Fields) -> None:
 
 def leaves(part: type[BaseModel], above: str = "") -> list[str]:
     """Return the dotted names of a table's fields."""
-    found: list[str] = []
+    names: list[str] = []
     for name, field in part.model_fields.items():
         kind = field.annotation
         below = isinstance(kind, type) and issubclass(kind, BaseModel)
-        found += leaves(kind, f"{above}{name}.") if below else [above + name]  # type: ignore[arg-type]
-    return found
+        names += leaves(kind, f"{above}{name}.") if below else [above + name]  # type: ignore[arg-type]
+    return names
 
 
 FIELDS = tuple(leaves(Job))
@@ -241,20 +241,20 @@ def check_record(record: Record) -> None:
         raise DamagedError(f"{len(kinds)} architectures, but columns of {widths.pop()} clients")
     if K and kinds is not None and ID not in columns and len(kinds) != K:
         raise DamagedError(f"{len(kinds)} architectures of {K} clients")
-    held = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
+    nbytes = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
     many = len(kinds or ())
-    if record.rounds * many * 8 > max(PADDED, (SPARSE if sparse else PADDING) * held):
-        raise DamagedError(f"{record.rounds} rounds of {many} clients in {held} bytes")
-    for name, known in (
+    if record.rounds * many * 8 > max(PADDED, (SPARSE if sparse else PADDING) * nbytes):
+        raise DamagedError(f"{record.rounds} rounds of {many} clients in {nbytes} bytes")
+    for name, limit in (
         ("clients/id", K),
         ("clients/architecture", None if kinds is None else len(kinds)),
         ("clients/fault", len(header["faults"]) if "faults" in header else None),
     ):
         values = columns.get(name)
-        if values is not None and known is not None:
+        if values is not None and limit is not None:
             numbers = values[np.isfinite(values)]
-            if ((numbers < 0) | (numbers >= known)).any():
-                raise DamagedError(f"column {name!r} has numbers outside 0..{known - 1}")
+            if ((numbers < 0) | (numbers >= limit)).any():
+                raise DamagedError(f"column {name!r} has numbers outside 0..{limit - 1}")
     check_arrays(record.arrays, header)
 
 

@@ -164,9 +164,9 @@ def read(path: Path) -> Found | None:
 def parse_holder(text: bytes) -> Holder:
     """Return the holder that a lock file names."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        given = json.loads(text)
-        known = {field.name: type(field.default) for field in fields(Holder)}
-        values = {name: given[name] for name in known if type(given.get(name)) is known[name]}
+        content = json.loads(text)
+        types = {field.name: type(field.default) for field in fields(Holder)}
+        values = {name: content[name] for name in types if type(content.get(name)) is types[name]}
         holder = Holder(**values)
         if re.fullmatch("[0-9a-f]{32}", holder.token) and holder.process > 0:
             return holder
@@ -176,24 +176,24 @@ def parse_holder(text: bytes) -> Holder:
 def find_holder(run: Path) -> Holder | None:
     """Return the holder of a run folder's lock; None if there is none or it is known to be dead."""
     try:
-        found = read(names.lock_file(run))
+        entry = read(names.lock_file(run))
     except OSError:
         return None
-    return found.holder if found and not dead(found, time(), this_process("")) else None
+    return entry.holder if entry and not dead(entry, time(), this_process("")) else None
 
 
 def is_locked_by(run: Path, world: str) -> bool:
     """Return whether these ranks have the lock of the run folder that this machine sees."""
     try:
-        found = read(names.lock_file(run))
+        entry = read(names.lock_file(run))
     except OSError:
         return False
-    return found is not None and found.holder.world == world
+    return entry is not None and entry.holder.world == world
 
 
-def dead(found: Found, now: float, me: Holder) -> bool:
+def dead(entry: Found, now: float, me: Holder) -> bool:
     """Return whether a holder has ended, as far as `me` can know."""
-    holder, silent = found.holder, now - found.renewed
+    holder, silent = entry.holder, now - entry.renewed
     if holder.machine and holder.machine == me.machine:
         return not lives(holder)
     if holder.job and holder.job == me.job and holder.restart < me.restart:
@@ -251,11 +251,11 @@ class Lock:
         assert self.me is not None
         self.renewed = monotonic()
         with suppress(OSError):  # a disk that is gone for a while
-            found = read(self.path)
-            if found and found.holder.token == self.me.token:
+            entry = read(self.path)
+            if entry and entry.holder.token == self.me.token:
                 os.utime(self.path)
-            elif found:
-                self.lose(found.holder)
+            elif entry:
+                self.lose(entry.holder)
             else:
                 put(self.path, self.me)
 
@@ -275,8 +275,8 @@ class Lock:
         self.over.set()
         self.thread.join()
         with suppress(OSError):
-            found = read(self.path)
-            if found and found.holder.token == self.me.token:
+            entry = read(self.path)
+            if entry and entry.holder.token == self.me.token:
                 self.path.unlink()
         self.me = None
 
@@ -298,23 +298,23 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
     new, begun = candidate(path, me), monotonic()
     try:
         while not link_file(new, path):
-            found = read(path)
-            if found is None:  # it was released just now
+            entry = read(path)
+            if entry is None:  # it was released just now
                 continue
             os.utime(new)
             now = os.stat(new).st_mtime  # by the file system's clock, as the other file's time
-            mine = bool(me.world) and found.holder.world == me.world
-            here = bool(me.machine) and found.holder.machine == me.machine
+            mine = bool(me.world) and entry.holder.world == me.world
+            here = bool(me.machine) and entry.holder.machine == me.machine
             # renewed in the future: the clock was set back; a holder that lives renews it by then
-            silent, waited = now - found.renewed, monotonic() - begun
+            silent, waited = now - entry.renewed, monotonic() - begun
             forced = (
                 force and not here and (silent > ALIVE or (silent < -ALIVE and waited > 2 * BEAT))
             )
-            if mine or forced or dead(found, now, me):
-                if replace_holder(path, new, me, found.holder):
+            if mine or forced or dead(entry, now, me):
+                if replace_holder(path, new, me, entry.holder):
                     return
             elif waited > patience(here, force):
-                raise refusal(path, found, now, here, force)
+                raise refusal(path, entry, now, here, force)
             sleep(PAUSE)
     finally:
         discard(new)
@@ -332,8 +332,8 @@ def tidy(run: Path) -> None:
     me, now = this_process(""), time()
     for left in glob_folder(run, f"{names.lock_file(run).name}.*"):
         with suppress(OSError):
-            found = read(left)
-            if found and dead(found, now, me):
+            entry = read(left)
+            if entry and dead(entry, now, me):
                 left.unlink()
 
 
@@ -383,18 +383,18 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
     """
     mark = path.with_name(f"{path.name}.{old.token or 'unknown'}.old")
     if not link_file(new, mark):
-        found = read(mark)
-        if found and dead(found, os.stat(new).st_mtime, me):  # it was killed just then
+        entry = read(mark)
+        if entry and dead(entry, os.stat(new).st_mtime, me):  # it was killed just then
             more = candidate(mark, me)
             try:
-                if replace_holder(mark, more, me, found.holder):
+                if replace_holder(mark, more, me, entry.holder):
                     discard(mark)
             finally:
                 discard(more)
         return False
     try:
-        found = read(path)
-        if found is None or found.holder.token != old.token:
+        entry = read(path)
+        if entry is None or entry.holder.token != old.token:
             return False
         os.replace(new, path)
         return True
@@ -402,14 +402,14 @@ def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
         discard(mark)
 
 
-def refusal(path: Path, found: Found, now: float, here: bool, force: bool) -> ConfigError:
+def refusal(path: Path, entry: Found, now: float, here: bool, force: bool) -> ConfigError:
     """Return the error that names the holder of the folder and says what to do."""
-    last = strftime("%Y-%m-%d %H:%M:%S", localtime(found.renewed))
-    who = f"out: {path.parent}: another run has this folder: {found.holder}"
+    last = strftime("%Y-%m-%d %H:%M:%S", localtime(entry.renewed))
+    who = f"out: {path.parent}: another run has this folder: {entry.holder}"
     if here:
         return ConfigError(f"{who}; wait for its end, end it, or give another --out")
     heard = f"{who}, last heard of at {last}"
-    if force or abs(now - found.renewed) <= ALIVE:
+    if force or abs(now - entry.renewed) <= ALIVE:
         return ConfigError(f"{heard}; wait for its end, end it, or give another --out")
     return ConfigError(
         f"{heard}; whether it still goes on cannot be told from this machine: where it does not, "

@@ -120,12 +120,12 @@ def read(run: Path) -> Probe:
 
 
 def read_arrays(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
-    found = []
+    arrays = []
     for k in clients.tolist():
         node = child(group, str(k))
         budget.take(node)
-        found.append(array(node))
-    return found
+        arrays.append(array(node))
+    return arrays
 
 
 def check(probe: Probe) -> None:

@@ -74,11 +74,11 @@ def load(run: Path) -> Record:
             return record
 
 
-def _read(path: Path, whole: bool = True) -> Record:
+def _read(path: Path, strict: bool = True) -> Record:
     """Return the results at that path.
 
-    whole: whether a damaged journal raises DamagedError; otherwise the rounds before the damage are
-    returned.
+    strict: whether a damaged journal raises DamagedError; otherwise the rounds before the damage
+    are returned.
     """
     try:
         os.stat(path)
@@ -98,13 +98,13 @@ def _read(path: Path, whole: bool = True) -> Record:
     parts = [columns] if rounds else []
     try:
         with convert_read_errors(path):
-            for first, block in append_log.blocks(names.journal_file(path), path):
-                if first != rounds:  # the file has been made anew meanwhile
+            for start, block in append_log.blocks(names.journal_file(path), path):
+                if start != rounds:  # the file has been made anew meanwhile
                     break
                 parts.append(block)
                 rounds += length(block)
     except DamagedError as error:
-        if whole:
+        if strict:
             raise DamagedError(
                 f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
                 f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
@@ -154,17 +154,19 @@ def recover(run: Path, rounds: int = 0) -> Record:
     Raises DamagedError if all copies are damaged too, CheckpointError if the results are of another
     format or version.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     try:
-        found.append(_read(names.results_of(run), whole=False))
+        records.append(_read(names.results_of(run), strict=False))
     except DamagedError as error:
         damage = error
-    if not found or found[0].rounds < rounds:
+    if not records or records[0].rounds < rounds:
         copies = map(_readable, glob_folder(names.checkpoint_folder(run), "round-*/results.h5"))
-        found += [copy for copy in copies if copy and not (found and other_run(found[0], copy))]
-    if not found:
+        records += [
+            copy for copy in copies if copy and not (records and other_run(records[0], copy))
+        ]
+    if not records:
         raise damage
-    return max(found, key=lambda record: record.rounds)
+    return max(records, key=lambda record: record.rounds)
 
 
 def other_run(a: Record, b: Record) -> bool:
@@ -172,27 +174,27 @@ def other_run(a: Record, b: Record) -> bool:
     return differ(a.header.get(RUN_ID), b.header.get(RUN_ID))
 
 
-def differ(own: Any, other: Any) -> bool:
+def differ(identity: Any, other: Any) -> bool:
     """Return whether two runs' identities are known and differ."""
-    return bool(own and other) and own != other
+    return bool(identity and other) and identity != other
 
 
-def same_run(own: Header, other: Header, path: Path) -> None:
+def same_run(header: Header, other: Header, path: Path) -> None:
     """Raise CheckpointError if a file belongs to another run than the results beside it.
 
-    own: the header of the results.
+    header: the header of the results.
     other: the header of the file at `path`.
     """
-    if differ(own.get(RUN_ID), other.get(RUN_ID)):
+    if differ(header.get(RUN_ID), other.get(RUN_ID)):
         raise CheckpointError(
             f"{path}: is of another run ({other[RUN_ID]}) than the results of this folder "
-            f"({own[RUN_ID]}); put it back to where it belongs, or take a checkpoint of this run"
+            f"({header[RUN_ID]}); put it back to where it belongs, or take a checkpoint of this run"
         )
 
 
 def _readable(path: Path) -> Record | None:
     try:
-        return _read(path, whole=False)
+        return _read(path, strict=False)
     except CheckpointError:
         return None
 
@@ -201,13 +203,13 @@ def _datasets(group: h5py.Group, budget: Budget, depth: int = 0) -> dict[str, np
     """Return all datasets under a group, by path."""
     if depth > DEPTH:
         raise DamagedError(f"{group.name}: nested deeper than {DEPTH} levels")
-    found: dict[str, np.ndarray] = {}
+    datasets: dict[str, np.ndarray] = {}
     for name in sorted(group):
         node = child(group, name)
         budget.take(node)
         if isinstance(node, h5py.Group):
             below = _datasets(node, budget, depth + 1)
-            found |= {f"{name}/{path}": values for path, values in below.items()}
+            datasets |= {f"{name}/{path}": values for path, values in below.items()}
         else:
-            found[name] = array(node)
-    return found
+            datasets[name] = array(node)
+    return datasets

@@ -92,14 +92,14 @@ class Results:
         run: Path,
         rounds: int,
         header: Header,
-        known: Rows | None = None,
+        pending: Rows | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         memory: Record | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> Results:
         """Continue after the first `rounds` rounds of the run's result file; drop later rows.
 
-        known: rows that the file may lack, from `pending_rows`.
+        pending: rows that the file may lack, from `pending_rows`.
         header: replaces the old one; "history" keeps the old one's versions, hardware, ranks and
         batch job, and up to which round they hold.
         arrays: those of the file, in case neither it nor a copy can be read.
@@ -109,27 +109,27 @@ class Results:
         CheckpointError if the results are of another format or version, or for more rounds than any
         run has.
         """
-        known = known or {}
-        needed = next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0)
+        pending = pending or {}
+        needed = next((t for t in range(rounds, 0, -1) if str(t - 1) not in pending), 0)
         try:
             old = memory or recover(run, needed)
         except DamagedError:
             old = Record({}, dict(arrays or {}), {}, 0)
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        kept = {
+        carried = {
             name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")
         }
         history = [*old.header.get("history", []), past]
-        results = cls(run, {**header, "history": history}, kept, warn)
+        results = cls(run, {**header, "history": history}, carried, warn)
         written = min(rounds, old.rounds)
         results._blocks = [select_rounds(stored(old.columns), 0, written)] if written else []
-        first = min([int(t) for t in known if int(t) >= written] + [rounds])
-        if first > written:
-            results._lose(first - written)
-        for t in range(first, rounds):
-            if str(t) not in known:
+        start = min([int(t) for t in pending if int(t) >= written] + [rounds])
+        if start > written:
+            results._lose(start - written)
+        for t in range(start, rounds):
+            if str(t) not in pending:
                 results.lost.append(t + 1)
-            results.append(known.get(str(t), {LOST: 1.0}))
+            results.append(pending.get(str(t), {LOST: 1.0}))
         results.source = results.path if memory else old.path
         if results.lost and results.source != results.path:
             for path in (results.path, names.journal_file(results.path)):
@@ -177,8 +177,8 @@ class Results:
 
     def pending_rows(self) -> Rows:
         """Return the rows that are not on disk yet."""
-        first = self.rounds - len(self._rows)
-        return {str(first + i): row for i, row in enumerate(self._rows)}
+        start = self.rounds - len(self._rows)
+        return {str(start + i): row for i, row in enumerate(self._rows)}
 
     def append(self, row: Mapping[str, Cell]) -> None:
         """Append one round: by name one value per client [K], per rank [R], or one number.

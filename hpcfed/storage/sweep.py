@@ -145,10 +145,10 @@ def write(sweep: Sweep) -> None:
 
     Raises WriteError if the disk refuses.
     """
-    first = sweep.runs[0].fields
+    fields = sweep.runs[0].fields
     common = {
         name: value
-        for name, value in first.items()
+        for name, value in fields.items()
         if all(name in run.fields and run.fields[name] == value for run in sweep.runs)
     }
     runs = [
@@ -178,12 +178,19 @@ def read(folder: Path) -> Sweep:
                 f"{path}: {text['format']!r} of version {text['version']}, but this hpcfed reads "
                 f"{FORMAT!r} of version {VERSION}"
             )
-        found = Definition.model_validate(text)
+        definition = Definition.model_validate(text)
         runs = tuple(
-            Member(run.name, run.words, check_fields(found.job | run.job, path))
-            for run in found.runs
+            Member(run.name, run.words, check_fields(definition.job | run.job, path))
+            for run in definition.runs
         )
-        return Sweep(folder, found.words, found.directory, found.ranks, found.launcher, runs)
+        return Sweep(
+            folder,
+            definition.words,
+            definition.directory,
+            definition.ranks,
+            definition.launcher,
+            runs,
+        )
     except DamagedError:
         raise
     except OSError as error:

@@ -82,13 +82,13 @@ class Passing(io.FileIO):
         """
         stop = start + len(view)
         for i in range((start - BLOCK) // CHUNK, -(-(stop - BLOCK) // CHUNK)):
-            first = BLOCK + i * CHUNK
-            if start <= first and first + CHUNK <= stop:
-                self.sums[i] = crc32(view[first - start : first - start + CHUNK])
+            begin = BLOCK + i * CHUNK
+            if start <= begin and begin + CHUNK <= stop:
+                self.sums[i] = crc32(view[begin - start : begin - start + CHUNK])
             else:
                 self.sums.pop(i, None)
-                at = max(start, first)
-                part = view[at - start : first + CHUNK - start]
+                at = max(start, begin)
+                part = view[at - start : begin + CHUNK - start]
                 if os.pread(self.fileno(), len(part), at) != part:
                     raise OSError(errno.EIO, "what was written cannot be read back", str(self.name))
 

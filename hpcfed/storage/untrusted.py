@@ -80,18 +80,18 @@ def link(group: h5py.Group, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.E
 
     Raises DamagedError if there is none.
     """
-    found = group.get(name, getlink=True)
-    if found is None:
+    target = group.get(name, getlink=True)
+    if target is None:
         raise DamagedError(f"{where(group)}: there is no {name!r}")
-    return found
+    return target
 
 
 def subgroup(group: h5py.Group, name: str) -> h5py.Group:
     """Return a group in a group. Raises DamagedError if it is no group."""
-    found = child(group, name)
-    if not isinstance(found, h5py.Group):
-        raise DamagedError(f"{where(found)}: is no group")
-    return found
+    node = child(group, name)
+    if not isinstance(node, h5py.Group):
+        raise DamagedError(f"{where(node)}: is no group")
+    return node
 
 
 def declared_bytes(node: h5py.Dataset) -> int:
@@ -161,15 +161,15 @@ def attribute(node: h5py.Group | h5py.Dataset, name: str, default: Any = None) -
     """Return one number or text attached to a group or array; `default` if there is none."""
     if not h5py.h5a.exists(node.id, name.encode()):
         return default
-    found = h5py.h5a.open(node.id, name.encode())
-    if found.shape != () or found.dtype.kind not in NUMBERS + STRINGS:
+    opened = h5py.h5a.open(node.id, name.encode())
+    if opened.shape != () or opened.dtype.kind not in NUMBERS + STRINGS:
         raise DamagedError(f"{where(node)}: its attribute {name!r} is no number and no text")
     return node.attrs[name]
 
 
 def number(node: h5py.Group | h5py.Dataset, name: str) -> int:
     """Return an attribute that counts something: a whole number, 0 or more."""
-    found = attribute(node, name)
-    if not isinstance(found, int | np.integer) or not 0 <= found < LARGEST:
-        raise DamagedError(f"{where(node)}: its attribute {name!r} is {found!r}, which is no count")
-    return int(found)
+    value = attribute(node, name)
+    if not isinstance(value, int | np.integer) or not 0 <= value < LARGEST:
+        raise DamagedError(f"{where(node)}: its attribute {name!r} is {value!r}, which is no count")
+    return int(value)

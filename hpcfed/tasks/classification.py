@@ -182,9 +182,9 @@ class Classification(Task):
             only = names[int(number.argmax())]
             return [*odd, f"all training examples have the label {only}; there is nothing to learn"]
         if single := self.rare(number):
-            told = join_few([names[c] for c in single], FEW)
+            rare = join_few([names[c] for c in single], FEW)
             odd.append(
-                f"{len(single)} of {len(names)} classes have a single training example ({told}); "
+                f"{len(single)} of {len(names)} classes have a single training example ({rare}); "
                 f"leave them out, unless that is meant"
             )
         return odd

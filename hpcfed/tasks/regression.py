@@ -75,8 +75,8 @@ class Regression(Task):
     def output_names(
         self, names: Sequence[str] | None, parts: Sequence[np.ndarray], where: Sequence[str]
     ) -> tuple[str, ...]:
-        made = [f"target {i}" for i in range(1, parts[0].shape[1] + 1)]
-        return super().output_names(made if names is None else names, parts, where)
+        defaults = [f"target {i}" for i in range(1, parts[0].shape[1] + 1)]
+        return super().output_names(defaults if names is None else names, parts, where)
 
     def fit(self, train: np.ndarray, test: np.ndarray) -> tuple[Task, np.ndarray, np.ndarray]:
         mean, std = train.mean(0), train.std(0)

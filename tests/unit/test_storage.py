@@ -161,7 +161,7 @@ def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_wh
     body = bytearray(path.read_bytes())
     body[-CHUNK] ^= 1
     path.write_bytes(body)
-    with open_file(path, "test", whole=False) as file:
+    with open_file(path, "test", verify_all=False) as file:
         assert (file["first"][...] == values).all()
         with pytest.raises(DamagedError, match="a.h5: damaged"):
             file["last"][...]

@@ -143,7 +143,7 @@ def test_a_resumed_run_keeps_the_history_of_its_ranks(tmp_path):
 
 def test_rounds_without_a_record_are_lost_and_all_others_stay(tmp_path):
     run_of(tmp_path, 3)
-    going = Results.resume(tmp_path, 5, {}, known={"4": row(4)})
+    going = Results.resume(tmp_path, 5, {}, pending={"4": row(4)})
     going.write()
     record = load(tmp_path)
     assert (going.lost, record.rounds) == ([4], 5)

@@ -364,7 +364,7 @@ def test_resume_imports_a_method_only_where_the_user_names_it_too(tmp_path, evil
     (tmp_path / "job.toml").write_text(f'[algorithm]\nname = "{evil}"\n')
     for given in ([*words, "--algorithm.name", evil], [str(tmp_path / "job.toml"), *words]):
         assert load(given, lambda path: job, environ={}).algorithm.name == evil
-    assert mark.exists() and again(job, "run", own=[evil]).algorithm.name == evil
+    assert mark.exists() and again(job, "run", importable=[evil]).algorithm.name == evil
 
 
 def test_resume_imports_a_model_only_where_the_user_names_it_too(tmp_path, evil):
