@@ -102,7 +102,7 @@ class FedDF(RoundBased):
             "lr": self.server_lr,
             "schedule": self.schedule,
             "clip": self.clip,
-            "held": self.validation,
+            "holdout": self.validation,
             "patience": self.patience,
         }
         return fed.on_root(lambda: train_students(fed, new, cohort, teacher, self.tau, t, **how))
