@@ -257,7 +257,9 @@ def test_a_finished_run_has_its_last_checkpoint_alone_unless_the_job_says_how_ma
 
 
 def test_a_run_whose_end_is_not_on_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
-    refusing(monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "6" in str(path))
+    refusing(
+        monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000006" in str(path)
+    )
     assert whole_run(tmp_path) == RESUME_ME
     assert [*map(checkpoint.rounds_of, checkpoint.saved(tmp_path))] == [5, 4]
 
