@@ -151,12 +151,12 @@ def step(name: str, device: torch.device, batch: int) -> Replay:
     """Return a step of fused Adam on one client's objective."""
     import torch
 
-    module, given = objective(name, device), examples(batch, device)
+    module, data = objective(name, device), examples(batch, device)
     adam = torch.optim.Adam(module.parameters(), capturable=device.type == "cuda", fused=True)
 
     def run() -> Tensor:
         adam.zero_grad(set_to_none=False)
-        loss = module(*given)
+        loss = module(*data)
         loss.backward()
         adam.step()
         return loss.detach()
@@ -172,7 +172,7 @@ def stacked_step(name: str, device: torch.device, batch: int, clients: int) -> R
     first = objective(name, device)
     modules = [first, *(deepcopy(first) for _ in range(clients - 1))]
     params, buffers = stack_module_state(modules)
-    given = examples(batch, device, clients)
+    data = examples(batch, device, clients)
     weights = [p.detach().requires_grad_() for p in params.values()]
     adam = torch.optim.Adam(weights, capturable=device.type == "cuda", fused=True)
 
@@ -181,7 +181,7 @@ def stacked_step(name: str, device: torch.device, batch: int, clients: int) -> R
 
     def run() -> Tensor:
         named = {key: w.detach() for key, w in zip(params, weights, strict=True)}
-        gradient, value = vmap(grad_and_value(loss), randomness="different")(named, buffers, *given)
+        gradient, value = vmap(grad_and_value(loss), randomness="different")(named, buffers, *data)
         for weight, g in zip(weights, gradient.values(), strict=True):
             weight.grad = g
         adam.step()

@@ -83,8 +83,8 @@ class Evaluation:
         new = self.received(
             (k for k in cohort if not replay.turns(k) and replay.of(k).before is None), state
         )
-        for k, found in new.items():
-            replay.of(k).before = found
+        for k, result in new.items():
+            replay.of(k).before = result
         return {k: Score(*replay.of(k).before or NONE) for k in sorted(self.cohort)}
 
     def received(self, ks: Iterable[int], state: State, validate: bool = False) -> dict[int, Score]:
@@ -155,16 +155,16 @@ class Evaluation:
         is evaluated. None: models stay as they are.
         """
         self._t = t
-        own: Scores = {}
+        personal: Scores = {}
         received: Scores = {}
         for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
             if adapt:
-                own[client.id] = self._adapted(client, state, adapt)
+                personal[client.id] = self._adapted(client, state, adapt)
             elif not received_only:
-                own[client.id] = self._score(client, state)
+                personal[client.id] = self._score(client, state)
             received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
-        phases = {"_received": received} if received_only else {"": own, "_received": received}
+        phases = {"_received": received} if received_only else {"": personal, "_received": received}
         every = self.fed.comm.gather(
             {k: [value for scores in phases.values() for value in scores[k][:3]] for k in received}
         )
@@ -242,8 +242,8 @@ class Evaluation:
 
     def _receive(self, client: Client, state: State) -> None:
         """Load the model with which the client would start a round from this state."""
-        given = self.state_of(client.id, state)
-        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, given))
+        server_state = self.state_of(client.id, state)
+        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, server_state))
 
     def _adapted(
         self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
@@ -257,16 +257,16 @@ class Evaluation:
         with self._visit(client.id):
             if fed.store.stateless:
                 self._receive(client, state)
-            given = self.state_of(client.id, state)
+            server_state = self.state_of(client.id, state)
             with draws(fed, client):
-                predict = self.algorithm.predictor(fed, client, given)
+                predict = self.algorithm.predictor(fed, client, server_state)
             adapt(fed, client, self._t - 1)
             with draws(fed, client):
                 if predict is not client.model:
-                    predict = self.algorithm.predictor(fed, client, given)
-                found = score(fed, client, predict)
+                    predict = self.algorithm.predictor(fed, client, server_state)
+                result = score(fed, client, predict)
             self.save(client)
-        return found
+        return result
 
     def _score(self, client: Client, state: State, validate: bool = False) -> Score:
         """Return the score of the client's present model on its test set.
@@ -277,8 +277,8 @@ class Evaluation:
         if self.independent:
             return score(self.fed, client, client.model, validate)
         with client.borrowed(), draws(self.fed, client):
-            given = self.state_of(client.id, state)
-            predict = self.algorithm.predictor(self.fed, client, given)
+            server_state = self.state_of(client.id, state)
+            predict = self.algorithm.predictor(self.fed, client, server_state)
             return score(self.fed, client, predict, validate)
 
 
@@ -288,11 +288,11 @@ def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
     The last value is the class that its own model predicts for all test examples.
     The values are nan for a phase in which the client was not scored.
     """
-    seen = {k for scores in phases.values() for k in scores}
+    scored = {k for scores in phases.values() for k in scores}
     return {
         k: (
             *(x for scores in phases.values() for x in scores.get(k, NONE)[:2]),
             phases[""].get(k, NONE).one_class,
         )
-        for k in seen
+        for k in scored
     }
