@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hpcfed.comm.protocol import Comm
+from hpcfed.core import errors
 from hpcfed.core.errors import HpcfedError
 
 T = TypeVar("T")
@@ -12,33 +13,38 @@ T = TypeVar("T")
 def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
     """Return fn() on every rank, or raise the same error on all of them; collective.
 
-    If fn raises HpcfedError on any rank, all ranks raise the error of the lowest such rank. fn must
-    not communicate: a rank that fails would leave the others waiting.
+    If fn raises HpcfedError on any rank, all ranks raise the error of the lowest such rank: its
+    class, or the nearest base of it in core/errors.py, and its message. fn must not communicate: a
+    rank that fails would leave the others waiting.
     """
     value, error = None, None
     try:
         value = fn()
     except HpcfedError as raised:
         error = raised
-    reports: dict[int, Any] = comm.gather(
-        {comm.rank: [str(error) if error else "", bool(error and error.again)]}
-    )
-    messages = {rank: message for rank, (message, _) in reports.items()}
-    failed = [rank for rank, message in messages.items() if message]
-    if failed:
-        same = common_error(messages, failed[0], error)
-        same.again = reports[failed[0]][1]
-        raise same
+    report = [class_name(error), str(error), error.again] if error else []
+    reports: dict[int, Any] = comm.gather({comm.rank: report})
+    failures = {rank: report for rank, report in reports.items() if report}
+    if failures:
+        raise common_error(failures, comm.size)
     return value  # type: ignore[return-value]
 
 
-def common_error(messages: dict[int, str], rank: int, error: HpcfedError | None) -> HpcfedError:
+def class_name(error: HpcfedError) -> str:
+    """Return the name of the error's class, or of its nearest base, in core/errors.py."""
+    return next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
+
+
+def common_error(failures: dict[int, Any], ranks: int) -> HpcfedError:
     """Return the error that all ranks raise, made from that of the first failed rank.
 
     It names the rank unless that is rank 0 or all ranks have the same message.
+    failures: by rank, the name of the error's class, its message, and whether it may pass.
     """
-    message = messages[rank]
-    alike = rank == 0 or all(m == message for m in messages.values())
-    same = type(error or HpcfedError())(message if alike else f"rank {rank}: {message}")
-    same.everywhere = True
-    return same
+    first = min(failures)
+    name, message, again = failures[first]
+    alike = first == 0 or [report[1] for report in failures.values()] == ranks * [message]
+    error: HpcfedError = getattr(errors, name)(message if alike else f"rank {first}: {message}")
+    error.everywhere = True
+    error.again = again
+    return error

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Serial, spmd
-from hpcfed.core.errors import DataError, HpcfedError
+from hpcfed.core.errors import ConfigError, DataError, HpcfedError
 from hpcfed.data import datasets
 from hpcfed.engine import checks, decide
 from hpcfed.engine.decide import world
@@ -46,14 +46,15 @@ def test_ranks_of_a_node_share_the_examples_and_all_ranks_have_the_same_world():
 def test_a_job_that_cannot_be_run_is_refused_on_all_ranks_with_one_message():
     job = toy.job("fedavg", *MLP, "--evaluate.metrics", "c_index")
 
-    def refused(comm) -> str:
+    def refused(comm) -> tuple[type, str]:
         with pytest.raises(HpcfedError) as error:
             world(job, comm)
         assert error.value.everywhere
-        return str(error.value)
+        return type(error.value), str(error.value)
 
-    said = spmd(4, refused, nodes=2)
-    assert len(set(said)) == 1 and not said[0].startswith("rank ")
+    errors = spmd(4, refused, nodes=2)
+    assert len(set(errors)) == 1
+    assert errors[0][0] is ConfigError and not errors[0][1].startswith("rank ")
 
 
 def test_a_node_that_cannot_read_the_data_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch):
@@ -66,7 +67,7 @@ def test_a_node_that_cannot_read_the_data_is_named_on_all_ranks(monkeypatch: pyt
 
     def refused(comm) -> str:
         here.rank = comm.rank
-        with pytest.raises(HpcfedError) as error:
+        with pytest.raises(DataError) as error:
             world(job, comm)
         return str(error.value)
 
