@@ -29,378 +29,283 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "asynchronous": "asynchronous, in virtual time",
     "decentralised": "decentralised, without a server",
 }
+
+
+def methods(kind: str, **rows: tuple[str, ...]) -> dict[str, Entry]:
+    """Return the methods of one kind, a key of KINDS.
+
+    rows: class, line of description, and keys of references.bib, by the name of the method, which
+    is also that of its file.
+    """
+    folder = f"hpcfed.algorithms.{kind}"
+    return {name: Entry(f"{folder}.{name}:{cls}", *about) for name, (cls, *about) in rows.items()}
+
+
 ALGORITHMS = {
-    "local": Entry(
-        "hpcfed.algorithms.references.local:Local", "each client trains alone; nothing is exchanged"
-    ),
-    "central": Entry(
-        "hpcfed.algorithms.references.central:Central",
-        "one model on all clients' data pooled (upper bound)",
-    ),
-    "fedsgd": Entry(
-        "hpcfed.algorithms.references.fedsgd:FedSGD",
-        "one full-batch gradient per client and round",
-        "mcmahan2017",
-    ),
-    "fedavg": Entry(
-        "hpcfed.algorithms.global_model.fedavg:FedAvg",
-        "weighted mean of locally trained models",
-        "mcmahan2017",
-    ),
-    "fedprox": Entry(
-        "hpcfed.algorithms.global_model.fedprox:FedProx",
-        "FedAvg with a proximal term; stragglers count",
-        "li2020",
-    ),
-    "fednova": Entry(
-        "hpcfed.algorithms.global_model.fednova:FedNova",
-        "updates divided by their numbers of steps; stragglers count",
-        "wang2020",
-    ),
-    "feddyn": Entry(
-        "hpcfed.algorithms.global_model.feddyn:FedDyn",
-        "dynamic regularisation makes the clients' optima the common one",
-        "acar2021",
-    ),
-    "moon": Entry(
-        "hpcfed.algorithms.global_model.moon:MOON",
-        "representations drawn to the global model's and away from the own one's of before",
-        "li2021moon",
-    ),
-    "fedpan": Entry(
-        "hpcfed.algorithms.global_model.fedpan:FedPAN",
-        "FedAvg of networks whose units know their position",
-        "li2022fedpan",
-    ),
-    "fedrare": Entry(
-        "hpcfed.algorithms.global_model.fedrare:FedRare",
-        "FedAvg that contrasts rare classes in batches and with class vectors of all",
-        "wu2022fedrare",
-    ),
-    "fed2": Entry(
-        "hpcfed.algorithms.global_model.fed2:Fed2",
-        "upper layers in groups by classes, averaged over the clients that have these",
-        "yu2021fed2",
-    ),
-    "fedpd": Entry(
-        "hpcfed.algorithms.global_model.fedpd:FedPD",
-        "augmented Lagrangians with a dual variable a client; may skip communication",
-        "zhang2021fedpd",
-    ),
-    "fedsplit": Entry(
-        "hpcfed.algorithms.global_model.fedsplit:FedSplit",
-        "Peaceman-Rachford splitting: proximal steps from reflected variables",
-        "pathak2020",
-    ),
-    "reptile": Entry(
-        "hpcfed.algorithms.global_model.reptile:Reptile",
-        "FedAvg, then few steps and Adam on the server: a start that personalises well",
-        "jiang2019",
-    ),
-    "aruba": Entry(
-        "hpcfed.algorithms.global_model.aruba:ARUBA",
-        "FedAvg with a learned local rate for each weight",
-        "khodak2019",
-    ),
-    "semicyclic": Entry(
-        "hpcfed.algorithms.global_model.semicyclic:SemiCyclic",
-        "clients by time of day; a read-out of the common chain for each block",
-        "eichner2019",
-    ),
-    "fedclip": Entry(
-        "hpcfed.algorithms.global_model.fedclip:FedCLIP",
-        "a frozen dual encoder; an adapter on its images' features is trained and sent",
-        "lu2023fedclip,radford2021",
-    ),
-    "fedmd": Entry(
-        "hpcfed.algorithms.public_data.fedmd:FedMD",
-        "clients agree on their scores of public examples",
-        "li2019fedmd",
-    ),
-    "dsfl": Entry(
-        "hpcfed.algorithms.public_data.dsfl:DSFL",
-        "clients learn a sharpened mean of soft predictions",
-        "itahara2023",
-    ),
-    "feddf": Entry(
-        "hpcfed.algorithms.public_data.feddf:FedDF",
-        "FedAvg by architecture, then ensemble distillation",
-        "lin2020",
-    ),
-    "heterossfl": Entry(
-        "hpcfed.algorithms.public_data.heterossfl:HeteroSSFL",
-        "clients learn without labels; kernels of their representations are drawn to the mean",
-        "makhija2022ssfl",
-    ),
-    "fccl": Entry(
-        "hpcfed.algorithms.public_data.fccl:FCCL",
-        "clients correlate their scores of public examples, and forget neither others nor "
-        "themselves",
-        "huang2022",
-    ),
-    "fedet": Entry(
-        "hpcfed.algorithms.public_data.fedet:FedET",
-        "FedAvg by architecture; the small models teach a large one on the server",
-        "cho2022",
-    ),
-    "pfedhr": Entry(
-        "hpcfed.algorithms.public_data.pfedhr:PFedHR",
-        "new models put together of blocks of the clients' teach each client",
-        "wang2023",
-    ),
-    "fedasync": Entry(
-        "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
-        "asynchronous: models are merged as they come",
-        "xie2019",
-    ),
-    "fedbuff": Entry(
-        "hpcfed.algorithms.asynchronous.fedbuff:FedBuff",
-        "a new model of every K updates, which wait in a buffer",
-        "nguyen2022",
-    ),
-    "fedcompass": Entry(
-        "hpcfed.algorithms.asynchronous.fedcompass:FedCompass",
-        "steps by speed, so that clients arrive in groups",
-        "li2024fedcompass",
-    ),
-    "swift": Entry(
-        "hpcfed.algorithms.decentralised.swift:SWIFT",
-        "decentralised and wait-free, in virtual time",
-        "bornstein2023",
-    ),
-    "dsgd": Entry(
-        "hpcfed.algorithms.decentralised.dsgd:DSGD",
-        "decentralised in step: D-SGD, and PA-SGD and LD-SGD as its schedules",
-        "lian2017,li2019ldsgd",
-    ),
-    "fedclassavg": Entry(
-        "hpcfed.algorithms.common_head.fedclassavg:FedClassAvg",
-        "different architectures share their classifier; supervised contrastive local training",
-        "jang2022,khosla2020",
-    ),
-    "fedhenn": Entry(
-        "hpcfed.algorithms.public_data.fedhenn:FedHeNN",
-        "representations of common examples agree; different or one architecture",
-        "makhija2022,kornblith2019",
-    ),
-    "fedrep": Entry(
-        "hpcfed.algorithms.personal.fedrep:FedRep",
-        "a common body, personal heads, trained in turn",
-        "collins2021",
-    ),
-    "lgfedavg": Entry(
-        "hpcfed.algorithms.common_head.lgfedavg:LGFedAvg",
-        "a common head, personal bodies",
-        "liang2020",
-    ),
-    "fedproto": Entry(
-        "hpcfed.algorithms.common_head.fedproto:FedProto", "only class means travel", "tan2022"
-    ),
-    "fd": Entry(
-        "hpcfed.algorithms.common_head.fd:FD", "only mean outputs by class travel", "jeong2018"
-    ),
-    "fml": Entry(
-        "hpcfed.algorithms.proxies.fml:FML",
-        "own and common model learn from each other",
-        "shen2020,hinton2015",
-    ),
-    "fedkd": Entry(
-        "hpcfed.algorithms.proxies.fedkd:FedKD",
-        "own and common model learn from each other; the common one travels in small factors",
-        "wu2022",
-    ),
-    "ghn": Entry(
-        "hpcfed.algorithms.proxies.ghn:GHN",
-        "a common graph hyper-network makes the weights of each client's own model",
-        "litany2022",
-    ),
-    "fedkemf": Entry(
-        "hpcfed.algorithms.proxies.fedkemf:FedKEMF",
-        "own models and small knowledge networks, which the server fuses on public data",
-        "yu2022",
-    ),
-    "fedtype": Entry(
-        "hpcfed.algorithms.proxies.fedtype:FedType",
-        "private models imitate small proxies where conformal sets agree; proxies are aggregated "
-        "as in FedAvg, FedProx, pFedMe or pFedBayes",
-        "wang2024,angelopoulos2021",
-    ),
-    "scaffold": Entry(
-        "hpcfed.algorithms.global_model.scaffold:Scaffold",
-        "control variates against drift",
-        "karimireddy2020",
-    ),
-    "perfedavg": Entry(
-        "hpcfed.algorithms.personal.perfedavg:PerFedAvg",
-        "a start from which one step adapts",
-        "fallah2020",
-    ),
-    "pfedme": Entry(
-        "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
-    ),
-    "waffle": Entry(
-        "hpcfed.algorithms.personal.waffle:WAFFLe",
-        "weights are products of common factors; which of them count is each client's own",
-        "hao2020waffle",
-    ),
-    "ditto": Entry(
-        "hpcfed.algorithms.personal.ditto:Ditto",
-        "FedAvg, and personal models that stay near its model",
-        "li2021ditto",
-    ),
-    "pfedknow": Entry(
-        "hpcfed.algorithms.personal.pfedknow:PFedKnow",
-        "clients without labels prune their models; a server with labels and their peers teach",
-        "wang2023pfedknow",
-    ),
-    "mocha": Entry(
-        "hpcfed.algorithms.personal.mocha:MOCHA",
-        "linear models whose relations are learned; clients ascend the dual",
-        "smith2017",
-    ),
-    "heterofl": Entry(
-        "hpcfed.algorithms.widths.heterofl:HeteroFL",
-        "slices of one model by clients' widths",
-        "diao2021",
-    ),
-    "fedrolex": Entry(
-        "hpcfed.algorithms.widths.fedrolex:FedRolex",
-        "slices that roll through one model",
-        "alam2022",
-    ),
-    "feddropout": Entry(
-        "hpcfed.algorithms.widths.feddropout:FedDropout", "random parts of one model", "caldas2018"
-    ),
-    "fjord": Entry(
-        "hpcfed.algorithms.widths.fjord:FjORD",
-        "ordered dropout: nested slices of one model",
-        "horvath2021",
-    ),
-    "inclusivefl": Entry(
-        "hpcfed.algorithms.widths.inclusivefl:InclusiveFL",
-        "models of several depths; last layers of shallow ones learn from deeper ones",
-        "liu2022inclusivefl",
-    ),
-    "ktpfl": Entry(
-        "hpcfed.algorithms.public_data.ktpfl:KTpFL",
-        "personal mixtures of soft predictions",
-        "zhang2021,jang2022",
-    ),
-    "fedgh": Entry(
-        "hpcfed.algorithms.common_head.fedgh:FedGH",
-        "the server trains the head on class means",
-        "yi2023",
-    ),
-    "ifca": Entry(
-        "hpcfed.algorithms.clusters.ifca:IFCA",
-        "each client trains the best of several",
-        "ghosh2020,mansour2020",
-    ),
-    "fedgkt": Entry(
-        "hpcfed.algorithms.proxies.fedgkt:FedGKT",
-        "small clients and a large server teach each other",
-        "he2020",
-    ),
-    "fesem": Entry(
-        "hpcfed.algorithms.clusters.fesem:FeSEM",
-        "clients train on from the nearest centre",
-        "long2023",
-    ),
-    "feddane": Entry(
-        "hpcfed.algorithms.global_model.feddane:FedDANE",
-        "local training corrected by the mean gradient of a first exchange",
-        "li2019feddane",
-    ),
-    "feddist": Entry(
-        "hpcfed.algorithms.global_model.feddist:FedDist",
-        "FedAvg that goes part of the way; +WS by examples",
-        "long2023",
-    ),
-    "fedopt": Entry(
-        "hpcfed.algorithms.global_model.fedopt:FedOpt",
-        "the server steps by Adam, Yogi or Adagrad",
-        "reddi2021",
-    ),
-    "fedrs": Entry(
-        "hpcfed.algorithms.global_model.fedrs:FedRS",
-        "logits of classes that a client lacks are scaled down",
-        "li2021fedrs",
-    ),
-    "cyclic": Entry(
-        "hpcfed.algorithms.global_model.cyclic:Cyclic",
-        "one model goes from client to client",
-        "chang2018,flamby2022",
-    ),
-    "tkm": Entry(
-        "hpcfed.algorithms.clusters.tkm:TKM",
-        "clusters by trimmed K-means, with robust centres",
-        "ghosh2019,long2023",
-    ),
-    "cfl": Entry(
-        "hpcfed.algorithms.clusters.cfl:CFL",
-        "a cluster is cut in two where updates pull apart",
-        "sattler2021,long2023",
-    ),
-    "harmony": Entry(
-        "hpcfed.algorithms.multimodal.harmony:Harmony",
-        "modality-wise training, then fusion in clusters by how encoders moved",
-        "ouyang2023",
-    ),
-    "fedcovid": Entry(
-        "hpcfed.algorithms.multimodal.fedcovid:FedCovid",
-        "records with few positives: copies of them, a margin, logarithmic weights, large clients "
-        "first",
-        "wang2022",
-    ),
-    "fedbe": Entry(
-        "hpcfed.algorithms.bayesian.fedbe:FedBE",
-        "the mean model learns from models drawn around the clients'",
-        "chen2021",
-    ),
-    "pfedbayes": Entry(
-        "hpcfed.algorithms.bayesian.pfedbayes:PFedBayes",
-        "personal Gaussians over weights, near a common one",
-        "zhang2022",
-    ),
-    "fesemma": Entry(
-        "hpcfed.algorithms.clusters.fesemma:FeSEMMA",
-        "FeSEM with units matched before they are averaged",
-        "long2023,wang2020fedma",
-    ),
-    "ccvr": Entry(
-        "hpcfed.algorithms.global_model.ccvr:CCVR",
-        "FedAvg, then the head learns features drawn from a Gaussian of each class",
-        "luo2021",
-    ),
-    "otfusion": Entry(
-        "hpcfed.algorithms.matching.otfusion:OTFusion",
-        "units moved onto those of one model by optimal transport, then averaged",
-        "singh2020",
-    ),
-    "pfnm": Entry(
-        "hpcfed.algorithms.matching.pfnm:PFNM",
-        "units matched to as many as a beta process finds",
-        "yurochkin2019",
-    ),
-    "fedma": Entry(
-        "hpcfed.algorithms.matching.fedma:FedMA",
-        "units matched layer by layer; clients train the layers above on",
-        "wang2020fedma",
-    ),
-    "fedzkt": Entry(
-        "hpcfed.algorithms.data_free.fedzkt:FedZKT",
-        "any models and the server's teach one another on examples of a generator",
-        "zhang2022zkt",
-    ),
-    "zeroshot": Entry(
-        "hpcfed.algorithms.data_free.zeroshot:ZeroShot",
-        "FedAvg with made examples of the classes that clients lack, at these or at the server",
-        "hao2021zeroshot",
-    ),
-    "fedsynth": Entry(
-        "hpcfed.algorithms.data_free.fedsynth:FedSynth",
-        "clients send a few made examples whose gradient is their update",
-        "goetz2020",
+    **methods(
+        "references",
+        local=("Local", "each client trains alone; nothing is exchanged"),
+        central=("Central", "one model on all clients' data pooled (upper bound)"),
+        fedsgd=("FedSGD", "one full-batch gradient per client and round", "mcmahan2017"),
+    ),
+    **methods(
+        "global_model",
+        fedavg=("FedAvg", "weighted mean of locally trained models", "mcmahan2017"),
+        fedprox=("FedProx", "FedAvg with a proximal term; stragglers count", "li2020"),
+        fednova=(
+            "FedNova",
+            "updates divided by their numbers of steps; stragglers count",
+            "wang2020",
+        ),
+        feddyn=(
+            "FedDyn",
+            "dynamic regularisation makes the clients' optima the common one",
+            "acar2021",
+        ),
+        moon=(
+            "MOON",
+            "representations drawn to the global model's and away from the own one's of before",
+            "li2021moon",
+        ),
+        fedpan=("FedPAN", "FedAvg of networks whose units know their position", "li2022fedpan"),
+        fedrare=(
+            "FedRare",
+            "FedAvg that contrasts rare classes in batches and with class vectors of all",
+            "wu2022fedrare",
+        ),
+        fed2=(
+            "Fed2",
+            "upper layers in groups by classes, averaged over the clients that have these",
+            "yu2021fed2",
+        ),
+        fedpd=(
+            "FedPD",
+            "augmented Lagrangians with a dual variable a client; may skip communication",
+            "zhang2021fedpd",
+        ),
+        fedsplit=(
+            "FedSplit",
+            "Peaceman-Rachford splitting: proximal steps from reflected variables",
+            "pathak2020",
+        ),
+        reptile=(
+            "Reptile",
+            "FedAvg, then few steps and Adam on the server: a start that personalises well",
+            "jiang2019",
+        ),
+        aruba=("ARUBA", "FedAvg with a learned local rate for each weight", "khodak2019"),
+        semicyclic=(
+            "SemiCyclic",
+            "clients by time of day; a read-out of the common chain for each block",
+            "eichner2019",
+        ),
+        fedclip=(
+            "FedCLIP",
+            "a frozen dual encoder; an adapter on its images' features is trained and sent",
+            "lu2023fedclip,radford2021",
+        ),
+        scaffold=("Scaffold", "control variates against drift", "karimireddy2020"),
+        feddane=(
+            "FedDANE",
+            "local training corrected by the mean gradient of a first exchange",
+            "li2019feddane",
+        ),
+        feddist=("FedDist", "FedAvg that goes part of the way; +WS by examples", "long2023"),
+        fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad", "reddi2021"),
+        fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
+        cyclic=("Cyclic", "one model goes from client to client", "chang2018,flamby2022"),
+        ccvr=(
+            "CCVR",
+            "FedAvg, then the head learns features drawn from a Gaussian of each class",
+            "luo2021",
+        ),
+    ),
+    **methods(
+        "matching",
+        otfusion=(
+            "OTFusion",
+            "units moved onto those of one model by optimal transport, then averaged",
+            "singh2020",
+        ),
+        pfnm=("PFNM", "units matched to as many as a beta process finds", "yurochkin2019"),
+        fedma=(
+            "FedMA",
+            "units matched layer by layer; clients train the layers above on",
+            "wang2020fedma",
+        ),
+    ),
+    **methods(
+        "common_head",
+        fedclassavg=(
+            "FedClassAvg",
+            "different architectures share their classifier; supervised contrastive local training",
+            "jang2022,khosla2020",
+        ),
+        lgfedavg=("LGFedAvg", "a common head, personal bodies", "liang2020"),
+        fedproto=("FedProto", "only class means travel", "tan2022"),
+        fd=("FD", "only mean outputs by class travel", "jeong2018"),
+        fedgh=("FedGH", "the server trains the head on class means", "yi2023"),
+    ),
+    **methods(
+        "public_data",
+        fedmd=("FedMD", "clients agree on their scores of public examples", "li2019fedmd"),
+        dsfl=("DSFL", "clients learn a sharpened mean of soft predictions", "itahara2023"),
+        feddf=("FedDF", "FedAvg by architecture, then ensemble distillation", "lin2020"),
+        heterossfl=(
+            "HeteroSSFL",
+            "clients learn without labels; kernels of their representations are drawn to the mean",
+            "makhija2022ssfl",
+        ),
+        fccl=(
+            "FCCL",
+            "clients correlate their scores of public examples, "
+            "and forget neither others nor themselves",
+            "huang2022",
+        ),
+        fedet=(
+            "FedET",
+            "FedAvg by architecture; the small models teach a large one on the server",
+            "cho2022",
+        ),
+        pfedhr=(
+            "PFedHR",
+            "new models put together of blocks of the clients' teach each client",
+            "wang2023",
+        ),
+        fedhenn=(
+            "FedHeNN",
+            "representations of common examples agree; different or one architecture",
+            "makhija2022,kornblith2019",
+        ),
+        ktpfl=("KTpFL", "personal mixtures of soft predictions", "zhang2021,jang2022"),
+    ),
+    **methods(
+        "data_free",
+        fedzkt=(
+            "FedZKT",
+            "any models and the server's teach one another on examples of a generator",
+            "zhang2022zkt",
+        ),
+        zeroshot=(
+            "ZeroShot",
+            "FedAvg with made examples of the classes that clients lack, at these or at the server",
+            "hao2021zeroshot",
+        ),
+        fedsynth=(
+            "FedSynth",
+            "clients send a few made examples whose gradient is their update",
+            "goetz2020",
+        ),
+    ),
+    **methods(
+        "proxies",
+        fml=("FML", "own and common model learn from each other", "shen2020,hinton2015"),
+        fedkd=(
+            "FedKD",
+            "own and common model learn from each other; the common one travels in small factors",
+            "wu2022",
+        ),
+        ghn=(
+            "GHN",
+            "a common graph hyper-network makes the weights of each client's own model",
+            "litany2022",
+        ),
+        fedkemf=(
+            "FedKEMF",
+            "own models and small knowledge networks, which the server fuses on public data",
+            "yu2022",
+        ),
+        fedtype=(
+            "FedType",
+            "private models imitate small proxies where conformal sets agree; "
+            "proxies are aggregated as in FedAvg, FedProx, pFedMe or pFedBayes",
+            "wang2024,angelopoulos2021",
+        ),
+        fedgkt=("FedGKT", "small clients and a large server teach each other", "he2020"),
+    ),
+    **methods(
+        "widths",
+        heterofl=("HeteroFL", "slices of one model by clients' widths", "diao2021"),
+        fedrolex=("FedRolex", "slices that roll through one model", "alam2022"),
+        feddropout=("FedDropout", "random parts of one model", "caldas2018"),
+        fjord=("FjORD", "ordered dropout: nested slices of one model", "horvath2021"),
+        inclusivefl=(
+            "InclusiveFL",
+            "models of several depths; last layers of shallow ones learn from deeper ones",
+            "liu2022inclusivefl",
+        ),
+    ),
+    **methods(
+        "personal",
+        fedrep=("FedRep", "a common body, personal heads, trained in turn", "collins2021"),
+        perfedavg=("PerFedAvg", "a start from which one step adapts", "fallah2020"),
+        pfedme=("PFedMe", "personal models near a common one", "dinh2020"),
+        waffle=(
+            "WAFFLe",
+            "weights are products of common factors; which of them count is each client's own",
+            "hao2020waffle",
+        ),
+        ditto=("Ditto", "FedAvg, and personal models that stay near its model", "li2021ditto"),
+        pfedknow=(
+            "PFedKnow",
+            "clients without labels prune their models; a server with labels and their peers teach",
+            "wang2023pfedknow",
+        ),
+        mocha=(
+            "MOCHA",
+            "linear models whose relations are learned; clients ascend the dual",
+            "smith2017",
+        ),
+    ),
+    **methods(
+        "clusters",
+        ifca=("IFCA", "each client trains the best of several", "ghosh2020,mansour2020"),
+        fesem=("FeSEM", "clients train on from the nearest centre", "long2023"),
+        tkm=("TKM", "clusters by trimmed K-means, with robust centres", "ghosh2019,long2023"),
+        cfl=("CFL", "a cluster is cut in two where updates pull apart", "sattler2021,long2023"),
+        fesemma=(
+            "FeSEMMA",
+            "FeSEM with units matched before they are averaged",
+            "long2023,wang2020fedma",
+        ),
+    ),
+    **methods(
+        "bayesian",
+        fedbe=("FedBE", "the mean model learns from models drawn around the clients'", "chen2021"),
+        pfedbayes=("PFedBayes", "personal Gaussians over weights, near a common one", "zhang2022"),
+    ),
+    **methods(
+        "multimodal",
+        harmony=(
+            "Harmony",
+            "modality-wise training, then fusion in clusters by how encoders moved",
+            "ouyang2023",
+        ),
+        fedcovid=(
+            "FedCovid",
+            "records with few positives: copies of them, a margin, "
+            "logarithmic weights, large clients first",
+            "wang2022",
+        ),
+    ),
+    **methods(
+        "asynchronous",
+        fedasync=("FedAsync", "asynchronous: models are merged as they come", "xie2019"),
+        fedbuff=("FedBuff", "a new model of every K updates, which wait in a buffer", "nguyen2022"),
+        fedcompass=(
+            "FedCompass",
+            "steps by speed, so that clients arrive in groups",
+            "li2024fedcompass",
+        ),
+    ),
+    **methods(
+        "decentralised",
+        swift=("SWIFT", "decentralised and wait-free, in virtual time", "bornstein2023"),
+        dsgd=(
+            "DSGD",
+            "decentralised in step: D-SGD, and PA-SGD and LD-SGD as its schedules",
+            "lian2017,li2019ldsgd",
+        ),
     ),
 }
 
