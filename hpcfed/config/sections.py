@@ -108,9 +108,11 @@ class Data(Section):
         1.0, used_if={"partition": ("quantity", "distribution")}, refused=False
     )
     """Standard deviation of the logarithm of the client sizes."""
-    synthetic: tuple[NonNegative, NonNegative] = (1.0, 1.0)
+    synthetic: tuple[NonNegative, NonNegative] = field(
+        (1.0, 1.0), used_if={"name": "synthetic"}, refused=False
+    )
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
-    examples: PositiveInt | None = None
+    examples: PositiveInt | None = field(None, used_if={"name": "synthetic"}, refused=False)
     """Synthetic: training examples of each client, instead of log-normal sizes."""
     halve: Share = field(0.0, used_if=DIVIDED)
     """Share of the clients that keep only half of their examples."""

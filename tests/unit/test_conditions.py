@@ -229,6 +229,12 @@ VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
         (SKEWED, "--data.alpha 0.1", {}, []),
         (IID + "alpha = 0.5", "", {}, []),  # the default
         ("", "--data.shards_per_client 3", {}, ["data.shards_per_client = 3 has no effect with "]),
+        (
+            "",
+            "--data.examples 20",
+            {},
+            ["data.examples = 20 has no effect with data.name = 'digits'"],
+        ),
     ],
 )
 def test_a_field_of_another_partition_is_in_vain_where_it_is_set_beside_it(
