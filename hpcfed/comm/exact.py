@@ -105,12 +105,7 @@ def magnitude(array: np.ndarray) -> float:
 
     Returns nan or inf if the array has one, 0 if it is empty.
     """
-    return magnitude_between(float(array.min()), float(array.max())) if array.size else 0.0
-
-
-def magnitude_between(low: float, high: float) -> float:
-    """Return the largest absolute value of numbers whose smallest and largest are these."""
-    return max(high, -low)
+    return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
 def scale(peak: float, n: int) -> int:

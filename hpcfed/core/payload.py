@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from hpcfed.core.params import Mean
 
 LEAVES = (Tensor, np.ndarray)
 AT_HAND = {"cpu"}  # devices whose values are read without a wait
+AT_ONCE = 2**26  # bytes of tensors on a GPU that are examined at once
 
 
 @dataclass
@@ -103,45 +104,63 @@ def not_finite(value: Any) -> str | None:
     A value on a GPU is waited for once, however many tensors it has.
     """
     named = list(tensors(value))
-    ends = extremes(torch.as_tensor(tensor) for _, tensor in named)
-    for (name, _), (low, high) in zip(named, ends, strict=True):
-        if not (isfinite(low) and isfinite(high)):
-            return name
-    return None
+    peaks = magnitudes(torch.as_tensor(tensor) for _, tensor in named)
+    return next(
+        (name for (name, _), peak in zip(named, peaks, strict=True) if not isfinite(peak)), None
+    )
 
 
 def finite(tensor: Tensor) -> bool:
     """Return whether all values are finite.
 
-    This checks the extremes, which are nan if a value is: one pass, no copy.
+    This checks the largest magnitude, which is nan if a value is: one pass, no copy.
     """
     return not_finite(tensor) is None
 
 
-def extremes(values: Iterable[Tensor]) -> list[tuple[float, float]]:
-    """Return the smallest and the largest value of each tensor.
+def magnitudes(values: Iterable[Tensor]) -> list[float]:
+    """Return the largest absolute value of each tensor: 0 if it is empty, nan if it has a nan.
 
-    Both are 0 for an empty tensor, and nan for one that has a nan. From a GPU they come to the host
-    together, in one copy.
-    values: real numbers of any type, read one after the other.
+    On a GPU, tensors are examined together, by a few kernels, and all results come to the host in
+    one copy.
+    values: real numbers of any type, read one after the other; at most AT_ONCE bytes of them, or
+    one tensor, are used at once.
     """
-    ranges: list[tuple[float, float]] = []
-    ends: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
-    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    peaks: list[float] = []
+    batch: dict[int, Tensor] = {}
+    results: list[tuple[int, Tensor]] = []
+    size = 0
     for i, tensor in enumerate(values):
+        peaks.append(0.0)
         if not tensor.numel():
-            ranges.append((0.0, 0.0))
             continue
-        low, high = tensor.detach().aminmax()
-        if low.device.type in AT_HAND:
-            ranges.append((low.item(), high.item()))
-        else:
-            ranges.append((0.0, 0.0))  # for the time being
-            ends.setdefault(low.device, {}).setdefault(low.dtype, []).extend((low, high))
-            places.setdefault(low.device, {}).setdefault(low.dtype, []).append(i)
-    for device, by_type in ends.items():
-        pairs = torch.cat([torch.stack(some).double() for some in by_type.values()])
-        order = [i for some in places[device].values() for i in some]
-        for i, (low, high) in zip(order, pairs.view(-1, 2).tolist(), strict=True):
-            ranges[i] = low, high
-    return ranges
+        if tensor.device.type in AT_HAND:
+            low, high = tensor.detach().aminmax()
+            peaks[i] = max(high.item(), -low.item())
+            continue
+        if batch and size + tensor.nbytes > AT_ONCE:
+            results += peaks_on_device(batch)
+            batch, size = {}, 0
+        batch[i] = tensor.detach()
+        size += tensor.nbytes
+    results += peaks_on_device(batch)
+    if results:
+        on_host = torch.stack([peak for _, peak in results]).tolist()
+        for (i, _), peak in zip(results, on_host, strict=True):
+            peaks[i] = peak
+    return peaks
+
+
+def peaks_on_device(batch: Mapping[int, Tensor]) -> list[tuple[int, Tensor]]:
+    """Return the largest absolute value of each tensor, a float64 scalar on its device, by key."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for i, tensor in batch.items():
+        by_type.setdefault(tensor.dtype, []).append(i)
+    results: list[tuple[int, Tensor]] = []
+    for dtype, keys in by_type.items():
+        tensors = [batch[i] for i in keys]
+        if not dtype.is_floating_point:  # too few and too small to be worth fewer kernels
+            tensors = [tensor.double() for tensor in tensors]
+        peaks = torch.stack(torch._foreach_norm(tensors, inf)).double()
+        results += zip(keys, peaks.unbind(), strict=True)
+    return results

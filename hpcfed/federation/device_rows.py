@@ -1,15 +1,16 @@
 """Rows of an exact sum on a GPU, which puts them on the grid and adds them up.
 
-The host gets one copy of each message, which is this rank's share of it, and one of all extremes,
-however many clients the rank has. The bits are those of the rows on the host (`comm.exact`): the
-same numbers are multiplied in the same order, all operations are those of IEEE 754 in float64,
-which a GPU has as well, and the sums are of integers within 2**53, which are exact in any order.
+The host gets one copy of each message, which is this rank's share of it, and one of all largest
+values, however many clients the rank has. The bits are those of the rows on the host
+(`comm.exact`): the same numbers are multiplied in the same order, all operations are those of IEEE
+754 in float64, which a GPU has as well, and the sums are of integers within 2**53, which are exact
+in any order.
 
 During a sum the device holds, beside the uploads: the lines of one message in float64 (2 MiB; with
 so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, up to
-64 MiB (or one row) of rows that are computed at once, with a copy in their own type, and of
-every upload the one array that is being read, if it is no plain piece of memory (a weighted value,
-a piece in zeros, channels-last).
+64 MiB (or one row) of rows that are computed at once, with a copy in their own type, and up to
+64 MiB (or one array) of the arrays whose largest values are sought, if they are no plain pieces of
+memory (weighted values, pieces in zeros, channels-last).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.comm.exact import check_length, check_shape, diverged, magnitude_between, multipliers
+from hpcfed.comm.exact import check_length, check_shape, diverged, multipliers
 from hpcfed.comm.protocol import Lines, Rows
 from hpcfed.core.averaging import Row
-from hpcfed.core.payload import extremes
+from hpcfed.core.payload import magnitudes
 
 # types of devices that put rows on the grid. The CPU's tensors are NumPy's arrays, which are faster
 DEVICES = {"cuda"}
@@ -55,11 +56,11 @@ class DeviceRows(Rows):
 
         Raises what `exact.largest` raises.
         """
-        ends = iter(extremes(self._checked(shapes)))
+        magnitudes_of_rows = iter(magnitudes(self._checked(shapes)))
         peaks = np.zeros(len(shapes))
         for j, (row, factor) in enumerate(zip(self.rows, factors, strict=True)):
-            for i, (low, high) in enumerate(islice(ends, len(shapes))):
-                peak = magnitude_between(low, high) * abs(factor)
+            for i, magnitude in enumerate(islice(magnitudes_of_rows, len(shapes))):
+                peak = magnitude * abs(factor)
                 if not math.isfinite(peak):
                     raise diverged(j, i, row[i], factor)
                 peaks[i] = max(peaks[i], peak)

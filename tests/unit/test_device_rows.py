@@ -13,7 +13,7 @@ from hpcfed.core import payload
 from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
-from hpcfed.core.payload import extremes, not_finite
+from hpcfed.core.payload import magnitudes, not_finite
 from hpcfed.federation import device_rows, exchange
 from hpcfed.federation.device_rows import DeviceLines, DeviceRows
 from tests.contract import toy
@@ -181,7 +181,7 @@ def test_a_run_has_the_same_bits_with_batches_gathered_on_devices(
     assert toy.differences(toy.run(Serial(), job), want) == []
 
 
-def test_a_rank_waits_once_for_all_extremes_and_once_for_each_message(
+def test_a_rank_waits_once_for_all_magnitudes_and_once_for_each_message(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """However many clients and tensors it has. The CPU is taken for a GPU."""
@@ -217,14 +217,34 @@ def test_a_value_is_examined_for_nan_with_one_wait_and_the_first_bad_tensor_is_n
 
 
 @pytest.mark.parametrize("at_hand", [{"cpu"}, set()])
-def test_extremes_keep_the_order_of_tensors_of_different_types(
+def test_magnitudes_keep_the_order_of_tensors_of_different_types(
     at_hand: set[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(payload, "AT_HAND", at_hand)
     values = [torch.tensor([3, -4]), torch.tensor([0.5]), torch.zeros(0), torch.tensor([7, 7])]
-    assert extremes(iter(values)) == [(-4, 3), (0.5, 0.5), (0, 0), (7, 7)]
-    assert np.isnan(extremes([torch.tensor([1.0, float("nan")])])).all()
-    assert extremes([]) == []
+    assert magnitudes(iter(values)) == [4, 0.5, 0, 7]
+    assert np.isnan(magnitudes([torch.tensor([1.0, float("nan")])])).all()
+    assert magnitudes([torch.tensor([1.0, -float("inf")])]) == [float("inf")]
+    assert magnitudes([]) == []
+
+
+def test_tensors_on_a_gpu_are_examined_by_equally_many_launches_however_many(monkeypatch):
+    monkeypatch.setattr(payload, "AT_HAND", set())
+
+    def launches(tensors: int) -> int:
+        values = [torch.rand(10) for _ in range(tensors)]
+        with Launches() as counted:
+            magnitudes(values)
+        return counted.count
+
+    assert launches(2) == launches(40) < 10
+
+
+def test_tensors_that_are_not_examined_at_once_have_the_same_magnitudes(monkeypatch):
+    monkeypatch.setattr(payload, "AT_HAND", set())
+    monkeypatch.setattr(payload, "AT_ONCE", 100)
+    values = [torch.full((10,), float(-i)) for i in range(7)] + [torch.full((50,), 7.0)]
+    assert magnitudes(iter(values)) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def launches(rows: int) -> int:
