@@ -10,15 +10,19 @@ from hpcfed.core.registry import Entry
 
 @dataclass(frozen=True)
 class Scheme(Entry):
-    """One partition: its target is called as function(pool, settings, clients, g).
+    """One partition: its target is called as function(labels, clients, *values, g).
 
-    The target returns the clients' shares.
+    The target returns the clients' shares, as indices into the labels.
     complete: whether every example goes to some client.
     by_class: whether it goes by the classes of examples.
+    by_user: whether it goes by the users that the data name, who take the place of labels.
+    fields: of [data], whose values it takes.
     """
 
     complete: bool = False
     by_class: bool = False
+    by_user: bool = False
+    fields: tuple[str, ...] = ()
 
 
 def _vision(line: str, cite: str) -> Entry:
@@ -102,71 +106,86 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
 
 PARTITIONS = {
     "iid": Scheme(
-        "hpcfed.data.partition:iid", "at random, equal sizes", "mcmahan2017", complete=True
+        "hpcfed.data.schemes:iid", "at random, equal sizes", "mcmahan2017", complete=True
     ),
     "dirichlet": Scheme(
         "hpcfed.data.partition:dirichlet",
         "class proportions from Dirichlet(alpha); sizes equal (a few left over) or free",
         "hsu2019,yurochkin2019",
         by_class=True,
+        fields=("alpha", "sizes"),
     ),
     "classes": Scheme(
-        "hpcfed.data.partition:classes",
+        "hpcfed.data.schemes:classes",
         "classes_per_client classes a client, equal sizes as far as possible",
         "jang2022",
         by_class=True,
+        fields=("classes_per_client",),
     ),
     "shards": Scheme(
-        "hpcfed.data.partition:shards",
+        "hpcfed.data.schemes:shards",
         "sorted by label and cut; shards_per_client pieces a client",
         "mcmahan2017",
         complete=True,
         by_class=True,
+        fields=("shards_per_client",),
     ),
     "quantity": Scheme(
-        "hpcfed.data.partition:quantity", "log-normal sizes, labels at random", complete=True
+        "hpcfed.data.schemes:quantity",
+        "log-normal sizes, labels at random",
+        complete=True,
+        fields=("spread",),
     ),
     "natural": Scheme(
-        "hpcfed.data.partition:natural", "by the users that the data come from", complete=True
+        "hpcfed.data.schemes:natural",
+        "by the users that the data come from",
+        complete=True,
+        by_user=True,
     ),
     "sizes": Scheme(
-        "hpcfed.data.partition:sizes", "at random, client_sizes examples each", "flower"
+        "hpcfed.data.schemes:sizes",
+        "at random, client_sizes examples each",
+        "flower",
+        fields=("client_sizes",),
     ),
     "linear": Scheme(
-        "hpcfed.data.partition:linear",
+        "hpcfed.data.schemes:linear",
         "at random, sizes in proportion to 1, 2, 3, ...",
         "flower",
         complete=True,
     ),
     "square": Scheme(
-        "hpcfed.data.partition:square",
+        "hpcfed.data.schemes:square",
         "at random, sizes in proportion to 1, 4, 9, ...",
         "flower",
         complete=True,
     ),
     "exponential": Scheme(
-        "hpcfed.data.partition:exponential",
+        "hpcfed.data.schemes:exponential",
         "at random, sizes in proportion to e, e^2, e^3, ...",
         "flower",
         complete=True,
     ),
     "inner-dirichlet": Scheme(
-        "hpcfed.data.partition:inner_dirichlet",
+        "hpcfed.data.schemes:inner_dirichlet",
         "client_sizes examples each, drawn one by one from Dirichlet(alpha)",
         "acar2021,flower",
         by_class=True,
+        fields=("alpha", "client_sizes"),
     ),
     "pathological": Scheme(
-        "hpcfed.data.partition:pathological",
+        "hpcfed.data.schemes:pathological",
         "classes_per_client classes a client, chosen by class_choice; free sizes",
         "li2022,flower",
         by_class=True,
+        fields=("classes_per_client", "class_choice"),
     ),
     "distribution": Scheme(
-        "hpcfed.data.partition:distribution",
+        "hpcfed.data.schemes:distribution",
         "classes_per_client neighbouring classes a client, shares of a table or log-normal",
         "li2020,flower",
         complete=True,
         by_class=True,
+        fields=("classes_per_client", "distribution", "preassigned", "rescale", "spread"),
     ),
 }

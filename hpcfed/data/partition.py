@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.config.sections import Data
-from hpcfed.core.errors import ConfigError, DataError, unknown
-from hpcfed.core.paths import read_text
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.paths import regular
 from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, Scheme, schemes
@@ -18,106 +18,19 @@ from hpcfed.data.schemes import ClientRows
 from hpcfed.data.user_arrays import readable
 
 
-def iid(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Deal the examples at random.
-
-    pool: the examples to share out.
-    Returns K index arrays into the pool. The schemes below have the same parameters and result.
-    """
-    return schemes.iid(pool.y, clients, g)
-
-
-def dirichlet(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Draw class proportions from Dirichlet(alpha), with equal or free sizes.
-
-    Raises ConfigError for sizes that are neither "equal" nor "free".
-    """
-    draws = {"equal": schemes.dirichlet, "free": schemes.dirichlet_free}
-    if s.sizes not in draws:
-        raise ConfigError(unknown("value of data.sizes", s.sizes, draws))
-    return draws[s.sizes](pool.y, clients, s.alpha, g)
-
-
-def classes(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Give each client a fixed number of classes."""
-    return schemes.classes(pool.y, clients, s.classes_per_client, g)
-
-
-def shards(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Give each client a fixed number of label-sorted shards."""
-    return schemes.shards(pool.y, clients, s.shards_per_client, g)
-
-
-def quantity(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Draw log-normal sizes."""
-    return schemes.quantity(pool.y, clients, s.spread, g)
-
-
-def natural(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Group the examples by the users that the data name.
-
-    Raises DataError for data that name no users.
-    """
-    if pool.users is None:
-        raise DataError(
-            "data.partition is 'natural', but these data name no users; take another partition"
-        )
-    return schemes.natural(pool.users, clients, g)
-
-
-def sizes(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Deal the numbers of examples that the job gives at random.
-
-    Raises ConfigError if the job does not give them.
-    """
-    if not s.client_sizes:
-        raise ConfigError("data.partition = 'sizes' needs data.client_sizes, as [100, 50, 50]")
-    return schemes.sizes(pool.y, clients, s.client_sizes, g)
-
-
-def linear(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Deal sizes in proportion to 1, 2, 3, ..."""
-    return schemes.linear(pool.y, clients, g)
-
-
-def square(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Deal sizes in proportion to 1, 4, 9, ..."""
-    return schemes.square(pool.y, clients, g)
-
-
-def exponential(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Deal sizes in proportion to e, e^2, e^3, ..."""
-    return schemes.exponential(pool.y, clients, g)
-
-
-def inner_dirichlet(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Fill given sizes by class, with each client's own draw from Dirichlet(alpha)."""
-    n_examples = s.client_sizes or (len(pool.y) // clients,) * clients
-    return schemes.inner_dirichlet(pool.y, clients, s.alpha, n_examples, g)
-
-
-def pathological(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Give each client a fixed number of classes, chosen in one of three ways."""
-    return schemes.pathological(pool.y, clients, s.classes_per_client, s.class_choice, g)
-
-
-def distribution(pool: Split, s: Data, clients: int, g: np.random.Generator) -> ClientRows:
-    """Give each client neighbouring classes, in the shares of a table.
-
-    Raises DataError for a table that cannot be read.
-    """
-    table = None if s.distribution is None else read_shares(s.distribution)
-    n, many = s.classes_per_client, s.preassigned
-    return schemes.distribution(pool.y, clients, n, table, many, s.rescale, s.spread, g)
+def dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, sizes: str, g: np.random.Generator
+) -> ClientRows:
+    """Draw class proportions from Dirichlet(alpha), with equal or free sizes."""
+    draw = schemes.dirichlet if sizes == "equal" else schemes.dirichlet_free
+    return draw(labels, clients, alpha, g)
 
 
 def read_shares(path: Path) -> np.ndarray:
     """Return the numbers of a .csv file, [C, m]; raises DataError."""
     with readable(path, "write rows of numbers, separated by commas"):
-        lines = [line for line in read_text(path).splitlines() if line.strip()]
-        rows = [[float(value) for value in line.split(",")] for line in lines]
-        table = np.array(rows, np.float64)
-    if table.ndim != 2 or not np.isfinite(table).all() or (table < 0).any():
+        table = np.loadtxt(regular(path), delimiter=",", ndmin=2)
+    if not table.size or not np.isfinite(table).all() or (table < 0).any():
         raise DataError(f"{path}: data.distribution: numbers are finite and not below 0")
     return table
 
@@ -209,22 +122,23 @@ def check_groups(data: DataSet, settings: Data) -> None:
 def _draw(data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: int) -> ClientRows:
     """Return the clients' shares of the pool, as indices into the pool."""
     train, strata = data.train, data.strata
-    draw = find("partition", settings.partition, PARTITIONS).load()
+    scheme = find("partition", settings.partition, PARTITIONS)
     if not 1 <= clients <= len(pool):
         raise DataError(
             f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
         )
-    users = None if train.users is None else train.users[pool]
     labels = strata[pool]
-    if settings.partition_by == "client":
-        if users is None:
+    if scheme.by_user or settings.partition_by == "client":
+        if train.users is None:
+            why = "partition is 'natural'" if scheme.by_user else "partition_by is 'client'"
             raise DataError(
-                "data.partition_by is 'client', but these data name no users; set columns.client "
-                "to a column, or data.partition_by = 'label'"
+                f"data.{why}, but these data name no users; set columns.client to a column, or "
+                f"take another partition, by label"
             )
-        labels = np.unique(users, return_inverse=True)[1]
-    mine = Split(np.zeros(0), labels, users)
-    parts = draw(mine, settings, clients, stream(seed, "partition"))
+        labels = np.unique(train.users[pool], return_inverse=True)[1]
+    values = [getattr(settings, name) for name in scheme.fields]
+    values = [read_shares(value) if isinstance(value, Path) else value for value in values]
+    parts = scheme.load()(labels, clients, *values, stream(seed, "partition"))
     for k, part in enumerate(parts):
         if not len(part):
             raise DataError(

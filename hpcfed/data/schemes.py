@@ -230,7 +230,7 @@ def inner_dirichlet(
     filled late therefore deviate from their draw.
 
     alpha: > 0; smaller is more skewed.
-    wanted: [K], sizes; the remaining examples go to no client.
+    wanted: [K], sizes; the remaining examples go to no client. None: all alike.
     Raises ConfigError as `sizes`.
 
     Acar et al. (FedDyn), ICLR 2021, arXiv:2111.04263, as in their code; Flower Datasets,
@@ -238,6 +238,7 @@ def inner_dirichlet(
     Deviations: one alpha for all classes. A client whose classes are all exhausted takes from the
     others in proportion to what they have (theirs divides by 0).
     """
+    wanted = wanted or (len(labels) // clients,) * clients
     _check_sizes(wanted, clients, len(labels))
     left = np.bincount(labels)
     mix = g.dirichlet(np.full(len(left), _positive("alpha", alpha)), clients)

@@ -168,25 +168,15 @@ GUIDE = {  # what helps to choose a method, as text
 def data_fields(name: str, entry: Entry) -> dict[str, Any]:
     """Return the fields of [data] that apply only to one partition or data set.
 
-    Their help begins with its name.
+    A partition names its fields; the help of others begins with the data set's name and a colon.
     """
     from hpcfed.config.sections import Data
 
-    return {"parameters": [parameter(Data, n) for n in Data.model_fields if concerns(name, n)]}
-
-
-def concerns(name: str, field: str) -> bool:
-    """Return whether a field of [data] applies to this partition or data set.
-
-    Its condition then names it, or its help begins with names, followed by a colon.
-    """
-    from hpcfed.config.conditions import conditions
-    from hpcfed.config.sections import Data
-
-    names, colon, _ = (Data.model_fields[field].description or "").lower().partition(":")
-    checks = [pair for one in conditions(Data).get(field, ()) for pair in one.checks()]
-    partitions = [v for other, check in checks if other == "partition" for v in check.bound]
-    return name in partitions or (bool(colon) and name in names.split(", "))
+    fields = [*getattr(entry, "fields", ())]
+    for field, info in Data.model_fields.items():
+        if (info.description or "").lower().startswith(f"{name}:"):
+            fields.append(field)
+    return {"parameters": [parameter(Data, field) for field in fields]}
 
 
 def parameter(part: type[BaseModel], name: str) -> dict[str, Any]:
