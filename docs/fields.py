@@ -3,8 +3,9 @@
 from pydantic import BaseModel
 from text import anchored, code, joined, prose, table
 
+from hpcfed.config.fields import format_flag_value
 from hpcfed.config.job import FREE, Job
-from hpcfed.report.catalogue import format_flag_value, parameter
+from hpcfed.report.catalogue import parameter
 from hpcfed.storage.fields import covers
 
 HEAD = ("field", "type, limits", "default", "resume", "meaning")

@@ -15,10 +15,10 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
+from hpcfed.config.fields import format_flag_value
 from hpcfed.config.methods import by_kind
 from hpcfed.report.catalogue import (
     ACCEPTS,
-    format_flag_value,
     keys,
     needs_of,
     parameter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
-from hpcfed.config.effects import refuse_idle_fields
+from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.tasks import METRICS
@@ -283,11 +282,6 @@ def check_method(job: Job) -> None:
     raise ConfigError(
         f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}"
     )
-
-
-def format_value(value: Any) -> str:
-    """Return a value as it is written in a job file."""
-    return "none" if value is None else json.dumps(value)
 
 
 def refusal(algorithm: Method, job: Job) -> str | None:

@@ -107,3 +107,11 @@ def read_list(text: str) -> list[Any]:
         return next(csv.reader([text], skipinitialspace=True), [])
     except csv.Error:
         return text.split(",")
+
+
+def format_flag_value(value: Any) -> str:
+    """Return a value as flags take it: `true`, `none`, `mlp,cnn`."""
+    if isinstance(value, list):
+        return ",".join(map(format_flag_value, value)) or "none"
+    text = str(value) or "''"
+    return text.lower() if value is None or isinstance(value, bool) else text

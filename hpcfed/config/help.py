@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.conditions import meaning
-from hpcfed.config.fields import field_names, is_part, kind_of
+from hpcfed.config.fields import field_names, format_flag_value, is_part, kind_of
 from hpcfed.config.fields import section as class_at
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
 from hpcfed.config.layers import PREFIX, Layer, origin
@@ -238,11 +238,3 @@ def usual(info: FieldInfo) -> str:
         if default is PydanticUndefined
         else format_flag_value(to_jsonable_python(default))
     )
-
-
-def format_flag_value(value: Any) -> str:
-    """Return a value as flags take it: `true`, `none`, `mlp,cnn`."""
-    if isinstance(value, list):
-        return ",".join(map(format_flag_value, value)) or "none"
-    text = str(value) or "''"
-    return text.lower() if value is None or isinstance(value, bool) else text

@@ -12,6 +12,7 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
+from hpcfed.config.fields import format_flag_value
 from hpcfed.config.methods import ALGORITHMS, KINDS, bare, by_kind, kind_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
@@ -268,10 +269,3 @@ def page(facts: dict[str, Any]) -> RenderableType:
 def unwrap(text: str) -> str:
     """Return a docstring with one line for each paragraph, for the terminal to wrap."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-
-
-def format_flag_value(default: Any) -> str:
-    """Return a default as flags take it: `true`, `none`, `head`, `1.0,1.0`."""
-    if isinstance(default, list):
-        return ",".join(map(format_flag_value, default)) or "none"
-    return str(default).lower() if default is None or isinstance(default, bool) else str(default)

@@ -111,21 +111,6 @@ def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
         hpcfed.load_model(run, client=4)
 
 
-def test_results_without_facts_of_the_inputs_are_completed_from_the_data(tmp_path):
-    run = saved_run(tmp_path / "run", "fedclassavg", rounds=1)
-    new = hpcfed.load_model(run, client=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcfed.results.trained.from_checkpoint.record.recover", without_inputs)
-        old = hpcfed.load_model(run, client=2)
-    assert old.about == new.about and torch.equal(old(images()), new(images()))
-
-
-def without_inputs(run):
-    found = load(run)
-    found.header.pop("inputs")
-    return found
-
-
 class Guess(FedAvg):
     """A method that predicts in a way of its own."""
 

@@ -46,8 +46,8 @@ def traffic(runs: Sequence[Run]) -> Figure:
 def seconds(runs: Sequence[Run]) -> Figure:
     """Draw accuracy over virtual time. Raises ConfigError if none was recorded."""
     why = (
-        "no run recorded virtual time; give runs of this version (the job's [system] describes "
-        "devices and network)"
+        "no run recorded virtual time; give runs of which a round is done (the job's [system] "
+        "describes devices and network)"
     )
     return over(SECONDS, require_axis("time", SECONDS, numbers(runs), why))
 

@@ -54,7 +54,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     by_place = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
     if not by_place:
         raise ConfigError(
-            "memory: these runs have not recorded their ranks' peaks; give runs of this version "
+            "memory: these runs have not recorded their ranks' peaks; give runs "
             "of which a round is done"
         )
     texts = [run.title for run in runs]

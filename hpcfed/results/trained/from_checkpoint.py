@@ -22,7 +22,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
 from hpcfed.core.safe_read import convert_unfit_errors
-from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
+from hpcfed.core.shapes import Shapes, read_numbers, read_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
@@ -33,10 +33,8 @@ from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
 from hpcfed.storage.checkpoint import Reader
 from hpcfed.tasks import from_facts
-from hpcfed.tasks.classification import Classification
 
 T = TypeVar("T")
-CLASSES = Classification().facts()
 NOBODY = -1  # the rank of clients that were not asked for
 
 
@@ -61,7 +59,7 @@ class Saved:
         self.clients = select_clients(clients, self.job.clients)
         self.main_metric = main_metric(results)
         self.sources = Sources(self.job, run, results.header.get(record.RUN_ID, ""))
-        self.about = inputs(results.header, self.sources) | {
+        self.about = inputs(results.header, self.job) | {
             "job": self.job.plain(),
             "rounds": source.rounds,
         }
@@ -160,25 +158,19 @@ def select_clients(clients: Collection[int] | None, K: int) -> list[int]:
     return list(range(K)) if clients is None else sorted(set(clients))
 
 
-def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
-    """Return the facts about inputs that models need.
-
-    They come from the results, or from the data if the results are older than these fields.
-    """
-    models = sources.job.models
-    if not (facts := header.get("inputs")):
-        data = sources.data
-        facts = {
-            "shape": write_shape(data.shape),
-            "mean": data.mean,
-            "std": data.std,
-            "vocabulary": data.vocabulary,
-        }
-    rows: dict[str, Any] = {name: read_numbers(facts[name]) for name in ("mean", "std")}
-    rows["shape"] = read_shape(facts["shape"])
-    fixed = {"vocabulary": facts["vocabulary"], "classes": tuple(header["classes"])}
-    fixed["task"] = header.get("task_facts") or CLASSES
-    return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
+def inputs(header: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the facts about inputs that models need."""
+    facts = header["inputs"]
+    return {
+        "mean": read_numbers(facts["mean"]),
+        "std": read_numbers(facts["std"]),
+        "shape": read_shape(facts["shape"]),
+        "vocabulary": facts["vocabulary"],
+        "classes": tuple(header["classes"]),
+        "task": header["task_facts"],
+        "d": job.models.d,
+        "relu_head": job.models.relu_head,
+    }
 
 
 def federation(

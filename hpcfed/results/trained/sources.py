@@ -66,10 +66,7 @@ class Sources:
 
     @cached_property
     def shares(self) -> Partition:
-        """The partition, after checking that it fits these data.
-
-        An old file without checksums may be damaged.
-        """
+        """The partition, after checking that it fits these data."""
         rows, data = self.partition, self.data
         assert isinstance(rows, Partition)  # a population has no rows
         path = names.partition_file(self.run)
