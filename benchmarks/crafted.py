@@ -183,7 +183,6 @@ RARE = {"plot": 40, "report": 20, "models": 3, "probe": 4}  # that take long: on
 MOST = 4  # readers of a case, drawn; over all cases each reads each kind
 READERS: dict[str, dict[str, Callable[[Path], Any]]] = {
     "results": OF_RESULTS,
-    "journal": OF_RESULTS,
     "index": OF_CHECKPOINTS,
     "part": OF_CHECKPOINTS,
     "owned part": OF_CHECKPOINTS,
@@ -195,7 +194,6 @@ READERS: dict[str, dict[str, Callable[[Path], Any]]] = {
     "end": OF_SWEEPS,
 }
 WAYS = {
-    "journal": mutations.journal,
     "owned part": mutations.owned_part,
     "model": mutations.model,
 } | dict.fromkeys(("sweep", "end"), mutations.json_file)
@@ -207,7 +205,6 @@ def files(run: Path) -> dict[str, Path]:
     parts = names.parts_folder(index)
     return {
         "results": names.results_file(run),
-        "journal": names.journal_file(names.results_file(run)),
         "index": index,
         "part": names.part_file(parts, 0),
         "owned part": names.part_file(parts, 0),
@@ -227,7 +224,6 @@ def made(place: Path) -> Path:
         assert main.main([*SMALL.split(), "--out", str(run)]) == 0
         assert cli.main(["models", str(run)]) == 0
         assert cli.main(["probe", str(run), "--examples", "20"]) == 0
-    with_journal(run)
     fields = {"algorithm.name": "fedproto", "data.name": "digits", "rounds": 3, "seed": 0}
     about = {"words": [], "directory": str(place), "ranks": 1, "launcher": ""}
     member = {"name": run.name, "words": [], "job": {}}
@@ -245,17 +241,6 @@ def made(place: Path) -> Path:
         other.append({name: column[t] for name, column in found.columns.items()})
     other.finish()
     return run
-
-
-def with_journal(run: Path) -> None:
-    """Take the last round from the results into a journal."""
-    found = results.load(run)
-    writer = results.Results(run, found.header, dict(found.arrays))
-    for t in range(found.rounds):
-        writer.append({name: column[t] for name, column in found.columns.items()})
-        if t == found.rounds - 2:
-            writer.finish()
-    writer._extend(writer._journal)
 
 
 @contextmanager

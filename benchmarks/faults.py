@@ -230,11 +230,6 @@ def result_file(run: Path) -> list[Path]:
     return [path for path in [names.results_file(run)] if path.exists()]
 
 
-def journal(run: Path) -> list[Path]:
-    path = names.journal_file(names.results_file(run))
-    return [path] if path.exists() else []
-
-
 def partition(run: Path) -> list[Path]:
     return [path for path in [names.partition_file(run)] if path.exists()]
 
@@ -254,12 +249,6 @@ def newest(run: Path) -> list[Path]:
     index = checkpoint.newest(run)
     folders = [folder for folder in sorted(parts(run)) if names.index_of(folder) == index]
     return [index, *(part for folder in folders for part in sorted(folder.glob("rank-*.h5")))]
-
-
-def written(run: Path) -> list[Path]:
-    """The files of the results."""
-    results = names.results_file(run)
-    return [path for path in (results, names.journal_file(results)) if path.exists()]
 
 
 def chosen(files: list[Path], draw: Generator) -> Path:
@@ -403,7 +392,7 @@ FAULTS = {
         node,
         (KILLED,),
         rounds=SAVED,
-        after=partial(damaged, written),
+        after=partial(damaged, result_file),
     ),
 } | {
     name: Fault(what, strike, (DONE,), rounds=GOING_ON)
@@ -412,11 +401,6 @@ FAULTS = {
             "flip-results",
             "a flipped bit in results.h5 during the run",
             partial(during, flipped, result_file),
-        ),
-        (
-            "flip-journal",
-            "a flipped bit in the results' journal during the run",
-            partial(during, flipped, journal),
         ),
         (
             "flip-partition",
@@ -436,7 +420,7 @@ FAULTS = {
         (
             "damage-results",
             "results changed, cut or removed during the run",
-            partial(during, damaged, written),
+            partial(during, damaged, result_file),
         ),
         ("second-run", "a second run in the same folder", second_run),
     )
@@ -448,7 +432,7 @@ FAULTS |= {
         (KILLED, DONE),
         rounds=(1, ROUNDS - 3 * EVERY),
     )
-    for name in ("flip-results", "flip-journal", "flip-partition", "flip-part", "write-results")
+    for name in ("flip-results", "flip-partition", "flip-part", "write-results")
 }
 FAULTS |= {
     "flip-results-mirror": Fault(

@@ -42,8 +42,8 @@ MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """What was seen after so many rounds: seconds since the start, bytes of the result file with
-    its journal, and by rank bytes of memory and open files."""
+    """What was seen after so many rounds: seconds since the start, bytes of the result file,
+    and by rank bytes of memory and open files."""
 
     rounds: int
     seconds: float
@@ -58,8 +58,8 @@ def sample(leader: int, rounds: int, start: float, run: Path) -> Sample:
         r: int((p / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         for r, p in ranks.items()
     }
-    written = (names.results_file(run), names.journal_file(names.results_file(run)))
-    size = sum(path.stat().st_size for path in written if path.exists())
+    results = names.results_file(run)
+    size = results.stat().st_size if results.exists() else 0
     files = {r: len(list((p / "fd").iterdir())) for r, p in ranks.items()}
     return Sample(rounds, perf_counter() - start, size, resident, files)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.storage.append_log import HEAD, START, SUM, with_sum
 from hpcfed.storage.checksum import BLOCK, checksums, identity, text
 from hpcfed.storage.names import index_of
 
@@ -302,32 +300,6 @@ def put_text(file: h5py.File, name: str, text_: bytes) -> None:
     marks = dict(file[name].attrs)
     del file[name]
     file.create_dataset(name, data=np.bytes_(text_)).attrs.update(marks)
-
-
-def journal(path: Path, g: Draw) -> str:
-    """One change to a journal, with a checksum that fits or without."""
-    data = path.read_bytes()
-    if g.integers(3) == 0:
-        path.write_bytes(flipped(data, g))
-        return "bytes"
-    first, size, _ = HEAD.unpack_from(data, START)
-    block = data[START + HEAD.size + SUM.size :][:size]
-    about, _, values = block.partition(b"\n")
-    kind = int(g.integers(3))
-    if kind == 0:
-        block = flipped(block, g)
-    elif kind == 1:
-        block = dumped(json_changed(json.loads(about), g)) + b"\n" + values
-    else:
-        columns = json.loads(about)
-        column = choice(g, columns)
-        column[1] = choice(g, ("O", "S8", "V8", "f8", "M8[s]", "x", "c16", column[1]))
-        column[2] = choice(g, ([], [0], [-1], [2**40], [2, 2**61], [1e3], ["a"], column[2] + [1]))
-        block = dumped(columns) + b"\n" + values
-    first = choice(g, (first, first, 0, 2**63))
-    head = HEAD.pack(first, len(block), hashlib.sha256(block).digest())
-    path.write_bytes(data[:START] + with_sum(head) + block)
-    return "sealed"
 
 
 def model(path: Path, g: Draw) -> str:

@@ -138,9 +138,8 @@ def claim(job: Job, folder: Path) -> None:
                 f"out: {folder} holds a run already; continue it with --resume {folder}, "
                 "replace it with --overwrite, or give another --out"
             )
-        for old in (names.results_file(folder), names.journal_file(names.results_file(folder))):
-            with convert_write_errors(old):
-                old.unlink(missing_ok=True)
+        with convert_write_errors(names.results_file(folder)):
+            names.results_file(folder).unlink(missing_ok=True)
         if job.overwrite:
             shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     sweep(folder)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.errors import WriteError
-from hpcfed.storage.results import FINAL, Results
+from hpcfed.storage.results import FINAL, MANY, Results
 
 if TYPE_CHECKING:
     from hpcfed.engine.fault_tolerance.recover import Course
     from hpcfed.engine.rounds import Rounds
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
+
+COPIED = 100  # rounds that may wait in memory if ranks copy them to one another in every round
 
 
 class Output:
@@ -60,7 +62,7 @@ class Output:
         assert self.results is not None
         self.course.check()
         try:
-            self.results.write()
+            self.results.write(COPIED if self.course.buddy_copy else MANY)
         except WriteError as error:
             if self.rounds.fed.job.checkpoint.required:
                 raise
@@ -70,7 +72,7 @@ class Output:
             )
 
     def finish(self, ended: str) -> str:
-        """Write the final result file, without a journal beside it; collective.
+        """Write the final result file; collective.
 
         ended: how the run ended, for the header. Returns why the disk refused the file, "" if it
         did not.

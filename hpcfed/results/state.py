@@ -99,9 +99,7 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
         killed = os.path.exists(names.lock_file(folder)) and lock.find_holder(folder) is None
         fresh = now - max(signs) < SIGNS and not killed
         return (GOING_ON, None) if fresh else (STALE, max(signs))
-    last = max(
-        filter(None, map(modified_at, (record.path, names.journal_file(record.path)))), default=None
-    )
+    last = modified_at(record.path)
     if record.header.get("ended"):
         return STOPPED, last
     if record.header["job"].get("run", {}).get("watchdog"):

@@ -25,6 +25,7 @@ from hpcfed.storage.uncached import BLOCK, CHUNK, Passing, open_existing
 
 PLAIN = b"hpcfed crc32 "
 LINE = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
+Stamp = tuple[int, int, int] | None  # of a file: inode, bytes and time of its last change
 
 
 def write_checksum(raw: io.BufferedRandom) -> None:
@@ -93,6 +94,43 @@ def intact(path: Path, block: bytes | None = None) -> bool:
         except DamagedError:
             return False
     return True
+
+
+class Written:
+    """A file as it was written, which tells whether it has been changed since. Raises OSError."""
+
+    def __init__(self, path: Path):
+        self.path, self.stamp = path, stamp(path)
+        with open(path, "rb", opener=only_regular) as raw:
+            self.block = raw.read(BLOCK)
+
+    def changed(self, read: bool = False) -> bool:
+        """Return whether the file has been changed or removed.
+
+        read: whether to read all of it in any case; otherwise it is as it was written if its size
+        and modification time are.
+        """
+        now = stamp(self.path)
+        if now == self.stamp and not read:
+            return False
+        self.stamp = now
+        return not self.equals(self.path)
+
+    def equals(self, path: Path) -> bool:
+        """Return whether this file, or a copy of it, holds byte for byte what was written."""
+        try:
+            return intact(path, self.block)
+        except OSError:
+            return False
+
+
+def stamp(path: Path) -> Stamp:
+    """Return inode, size and modification time of a file; None if there is none."""
+    try:
+        info = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def verify_checksum(path: Path, raw: io.BufferedReader, verify_all: bool) -> io.IOBase:

@@ -38,8 +38,7 @@ def place_of(results: Path) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run, going on or not."""
-    results = results_file(folder)
-    files = (results, journal_file(results), lock_file(folder))
+    files = (results_file(folder), lock_file(folder))
     return any(map(os.path.exists, (*files, checkpoint_folder(folder), watch_folder(folder))))
 
 
@@ -50,11 +49,6 @@ def results_file(run: Path) -> Path:
 def results_copy(parts: Path) -> Path:
     """Return the path of a copy of the results, made with a checkpoint, beside its parts."""
     return parts / "results.h5"
-
-
-def journal_file(results: Path) -> Path:
-    """Return the path of the journal: the last rounds, until the result file has them."""
-    return results.with_name("results.journal")
 
 
 def partition_file(run: Path) -> Path:

@@ -14,9 +14,9 @@ import numpy as np
 from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.core.paths import glob_folder
 from hpcfed.core.safe_read import Table, convert_read_errors
-from hpcfed.storage import append_log, names, tree
+from hpcfed.storage import checksum, names, tree
 from hpcfed.storage.atomic import open_file
-from hpcfed.storage.columns import check_columns, concat_columns, for_readers, length
+from hpcfed.storage.columns import check_columns, for_readers
 from hpcfed.storage.header import check_header, check_record
 from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
 
@@ -56,30 +56,10 @@ class Record:
 def load(run: Path) -> Record:
     """Return the results in a run folder, or in the file at that path.
 
-    The run may still be going on. Raises CheckpointError if there are no results, or if the file or
-    its journal is damaged, of another format or of another version.
+    The run may still continue. Raises CheckpointError if there are no results, or if the file is
+    damaged, of another format or of another version.
     """
     path = names.results_of(run)
-    # again, if the files changed while they were read: then the journal may not be the one that
-    # the file had, and what looked like damage may be a block that was being written
-    while True:
-        before = stamp(path)
-        try:
-            record = _read(path)
-        except DamagedError:
-            if stamp(path) == before:
-                raise
-            continue
-        if stamp(path)[0] == before[0]:
-            return record
-
-
-def _read(path: Path, strict: bool = True) -> Record:
-    """Return the results at that path.
-
-    strict: whether a damaged journal raises DamagedError; otherwise the rounds before the damage
-    are returned.
-    """
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -95,25 +75,11 @@ def _read(path: Path, strict: bool = True) -> Record:
             check_columns(columns, rounds)
     except CheckpointError as error:
         raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
-    parts = [columns] if rounds else []
-    try:
-        with convert_read_errors(path):
-            for start, block in append_log.blocks(names.journal_file(path), path):
-                if start != rounds:  # the file has been made anew meanwhile
-                    break
-                parts.append(block)
-                rounds += length(block)
-    except DamagedError as error:
-        if strict:
-            raise DamagedError(
-                f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
-                f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
-            ) from error
     with convert_read_errors(path):
-        block = Table(concat_columns(parts), path)
         try:
             check_header(header)
-            record = Record(header, Table(arrays, path), for_readers(block, header), rounds, path)
+            block = for_readers(Table(columns, path), header)
+            record = Record(header, Table(arrays, path), block, rounds, path)
             check_record(record)
         except DamagedError as error:
             raise DamagedError(f"{path}: {error}; it was not written by hpcfed") from error
@@ -140,23 +106,22 @@ def _advice(folder: Path) -> str:
     )
 
 
-def stamp(run: Path) -> tuple[Any, ...]:
+def stamp(run: Path) -> checksum.Stamp:
     """Return a value that changes whenever the results of a run do, without reading them."""
-    path = names.results_of(run)
-    return append_log.stamp(path), append_log.stamp(names.journal_file(path))
+    return checksum.stamp(names.results_of(run))
 
 
 def recover(run: Path, rounds: int = 0) -> Record:
     """Return the results in a run folder, or a copy beside a checkpoint if they are damaged.
 
-    rounds: the number that they should have; with a damaged or missing journal they have fewer, and
-    copies are tried too. The record with most rounds is returned.
+    rounds: the number that they should have; if they have fewer, copies are tried too. The record
+    with most rounds is returned.
     Raises DamagedError if all copies are damaged too, CheckpointError if the results are of another
     format or version.
     """
     records: list[Record] = []
     try:
-        records.append(_read(names.results_of(run), strict=False))
+        records.append(load(run))
     except DamagedError as error:
         damage = error
     if not records or records[0].rounds < rounds:
@@ -194,7 +159,7 @@ def same_run(header: Header, other: Header, path: Path) -> None:
 
 def _readable(path: Path) -> Record | None:
     try:
-        return _read(path, strict=False)
+        return load(path)
     except CheckpointError:
         return None
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
-from hpcfed.storage.append_log import Journal
 from hpcfed.storage.atomic import convert_write_errors, replace_file
+from hpcfed.storage.checksum import Written
 from hpcfed.storage.columns import (
     LOST,
     PADDED,
@@ -33,7 +33,7 @@ from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 __all__ = ["Record", "Results", "load", "recover"]
 
 BUDGET = 0.02  # largest share of a run's time for rewriting the file
-MANY = 100  # rounds that may wait in memory
+MANY = 10_000  # rounds that may wait in memory
 FINAL = "final"  # arrays of a method's final step
 PAST = (
     "own",
@@ -53,15 +53,15 @@ class Results:
 
     All rounds stay in memory, each with the clients that it has rows of, and each write makes the
     whole file anew, so a killed process cannot damage it. That takes longer the more rounds there
-    are. If it would take too much of a run's time, new rounds are appended to a journal beside the
-    file instead, which `load` reads too; after `finish` the file is complete without it.
+    are, so new rounds wait in memory until it takes little of a run's time, or a checkpoint needs
+    them on disk.
 
-    While the run goes on, another program or the disk may change the files. Before each use they
-    are compared with what was written to them, and written again from memory if they differ.
+    While the run continues, another program or the disk may change the file. Before each use it is
+    compared with what was written to it, and written again from memory if it differs.
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and
     classes ...).
     arrays: data that do not change from round to round, such as label_counts [K, C].
-    warn: called with a message if files have changed.
+    warn: called with a message if the file has changed.
     Raises ConfigError for a header that could not be read again, such as one with a name that is no
     Unicode text.
     """
@@ -78,13 +78,11 @@ class Results:
         self.warn = warn
         self._blocks: list[Columns] = []  # rounds that are on disk
         self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
-        self._journal: Journal | None = None  # once there is a file that it continues
+        self._file: Written | None = None  # once there is one
         self.source = self.path  # the file from which the run was resumed
         self.lost: list[int] = []  # rounds, from 1, of which it had no record
-        self._written, self._took = (
-            monotonic(),
-            0.0,
-        )  # when the file was last written, and the seconds of a round in it
+        # when the file was last written, and the seconds of a round in it
+        self._written, self._took = monotonic(), 0.0
 
     @classmethod
     def resume(
@@ -132,9 +130,8 @@ class Results:
             results.append(pending.get(str(t), {LOST: 1.0}))
         results.source = results.path if memory else old.path
         if results.lost and results.source != results.path:
-            for path in (results.path, names.journal_file(results.path)):
-                with suppress(OSError):
-                    os.replace(path, set_aside(path))
+            with suppress(OSError):
+                os.replace(results.path, set_aside(results.path))
         return results
 
     def _lose(self, n: int) -> None:
@@ -160,11 +157,6 @@ class Results:
         """The number of rows."""
         return sum(map(length, self._blocks)) + len(self._rows)
 
-    @property
-    def rounds_on_disk(self) -> int:
-        """The number of rows on disk."""
-        return sum(map(length, self._blocks)) if self._journal else 0
-
     def row(self, t: int) -> dict[str, np.ndarray]:
         """Return round t, counted from 1, as readers see it; nan where other rounds have more."""
         for block in self._blocks:
@@ -187,41 +179,38 @@ class Results:
         """
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
-    def write(self, force: bool = False) -> None:
-        """Write new rows to the file, or to the journal if that takes over 2 % of the time.
+    def write(self, most: int = MANY) -> None:
+        """Write the file if that takes at most 2 % of the time since the last write.
 
-        Without force, the journal waits for a hundred rounds. Raises WriteError if the disk
-        refuses; rows then stay in memory.
+        most: rounds that may wait in memory until then.
+        Raises WriteError if the disk refuses; rows then stay in memory.
         """
-        if self._journal is None:
+        expected = self._took * self.rounds
+        due = expected <= BUDGET * (monotonic() - self._written) or len(self._rows) >= most
+        if due or self._file is None or self._changed(self._file):
             self.finish()
-        elif not self._journal.fits():
-            self._write_again()
-        elif self._expected() <= BUDGET * (monotonic() - self._written):
+
+    def secure(self, rounds: int) -> None:
+        """Make sure that so many rounds are on disk. Raises WriteError if that fails."""
+        missing = self.rounds - len(self._rows) < rounds
+        if missing or self._file is None or self._changed(self._file):
             self.finish()
-        elif self._rows and (force or len(self._rows) >= MANY):
-            self._extend(self._journal)
 
-    def _extend(self, journal: Journal) -> None:
-        """Append new rows to the journal."""
-        block = stack_rows(self._rows)
-        journal.append(self.rounds - len(self._rows), block)
-        self._blocks.append(block)
-        self._rows = []
+    def _changed(self, file: Written, read: bool = False) -> bool:
+        """Return whether the file is not as it was written, after a warning in that case.
 
-    def _write_again(self) -> None:
-        """Write the file anew after it, or its journal, was changed or removed."""
+        read: whether to read it in any case.
+        """
+        if not file.changed(read):
+            return False
         self.warn(
-            f"{self.path}: this file, or its journal, is not as the run wrote it: it was changed "
-            "or removed by another program or the disk; it is written again from memory"
+            f"{self.path}: this file is not as the run wrote it: it was changed or removed by "
+            "another program or the disk; it is written again from memory"
         )
-        self.finish()
+        return True
 
     def finish(self) -> None:
-        """Write the complete file, up to the last row, and remove the journal.
-
-        Raises WriteError as `write` does.
-        """
+        """Write the complete file, up to the last row. Raises WriteError as `write` does."""
         begin = monotonic()
         columns = self._columns()
         try:
@@ -231,46 +220,25 @@ class Results:
             self._written = monotonic()  # after a refusal too: the next try costs as much
             self._took = (self._written - begin) / max(1, self.rounds)
         self._blocks, self._rows = [columns] if columns else [], []
-        journal = names.journal_file(self.path)
-        with suppress(OSError):  # it continues the old file, so that readers ignore it
-            journal.unlink(missing_ok=True)
-        self._journal = None  # the next write makes the file anew if it cannot be read now
+        self._file = None  # the next write makes the file anew if it cannot be read now
         with convert_write_errors(self.path):
-            self._journal = Journal(journal, self.path)
-
-    def secure(self, rounds: int) -> None:
-        """Make sure that so many rounds are on disk. Raises WriteError if that fails."""
-        if self._journal is None:
-            self.finish()
-        elif not self._journal.fits():
-            self._write_again()
-        elif self.rounds_on_disk < rounds:
-            self.write(force=True)
+            self._file = Written(self.path)
 
     def copy(self, path: Path) -> None:
-        """Copy the files on disk, and verify both the files and their copies; call `secure` first.
+        """Copy the file on disk, and verify both the file and its copy; call `secure` before.
 
-        Files that differ from what was written are written again first. Raises WriteError if that
+        A file that differs from what was written is written again before. Raises WriteError if that
         or the copy fails.
         """
-        for _ in range(2):  # the files may change just before they are copied
-            if self._journal is None or not self._journal.whole(self.path, self._journal.path):
-                self._write_again()
-            assert self._journal is not None  # that of the file that was just written
-            to = names.journal_file(path)
+        for _ in range(2):  # the file may change just before it is copied
+            if self._file is None or self._changed(self._file, read=True):
+                self.finish()
+            assert self._file is not None
             with convert_write_errors(path):
                 shutil.copyfile(self.path, path)
-                if self._journal.end:
-                    shutil.copyfile(self._journal.path, to)
-                else:
-                    to.unlink(missing_ok=True)
-            if self._journal.whole(path, to):
+            if self._file.equals(path):
                 return
         raise WriteError(f"{path}: is not what was written to it; check the disk")
-
-    def _expected(self) -> float:
-        """Return the seconds that it would take to write the file now."""
-        return self._took * self.rounds
 
     def _columns(self) -> Columns:
         """Return all rounds so far."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.storage import names
 from tests import limits
 from tests.attack.claims import TINY, command, refused, run
 from tests.attack.test_attack_data import saved
@@ -108,4 +107,3 @@ def test_a_run_keeps_its_files_to_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(*TINY, "--out", "run").status == 0
     assert sorted(os.listdir("run")) == ["checkpoints", "curves.png", "partition.h5", "results.h5"]
-    assert not names.journal_file(names.results_file(Path("run"))).exists()

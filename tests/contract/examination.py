@@ -162,7 +162,7 @@ class Examination:
                 if t == STOPPED:
                     watch.steps = counting.made
         save_restore.save(rounds, run)
-        results.write(force=True)
+        results.finish()
         watch.generators = before, global_generators()
         watch.messages = said.getvalue()
         if not self.event_based:  # whose rounds wait until enough clients have reported

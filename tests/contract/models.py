@@ -35,7 +35,7 @@ def saved_run(
         results.append(going.step()[0])
         if going.t in (saves or (rounds,)):
             save_restore.save(going, folder)
-    results.write(force=True)
+    results.finish()
     return folder
 
 

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
     results = Results(tmp_path / "run", header, {"label_counts": np.ones((2, 2), np.int64)})
     results.append({"clients/accuracy": np.array([0.25, 0.75]), "clients/cohort": np.ones(2, bool)})
     (tmp_path / "run").mkdir()
-    results.write(force=True)
+    results.finish()
     return tmp_path / "run"
 
 

@@ -65,7 +65,7 @@ def test_refresh_reads_what_has_come_and_says_whether_there_was_any(tmp_path):
     found = hpcfed.load(tmp_path)
     assert (found.refresh(), len(found)) == (False, 2)
     writer.append(records.row(3, 4, 2))
-    writer._extend(writer._journal)
+    writer.finish()
     assert (len(found), found.refresh(), len(found)) == (2, True, 3)
 
 

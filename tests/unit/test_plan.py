@@ -82,7 +82,7 @@ def trial(folder: Path, rows: int = 3, **header: Any) -> Path:
             }
         )
     folder.mkdir()
-    results.write(force=True)
+    results.finish()
     return folder
 
 

@@ -62,7 +62,7 @@ def run_of(folder: Path, rows: list[dict[str, object]], **about: object) -> Path
     )
     for cells in rows:
         results.append(cells)
-    results.write(force=True)
+    results.finish()
     return folder
 
 

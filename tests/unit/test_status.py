@@ -70,19 +70,6 @@ def test_a_run_with_fresh_signs_goes_on_and_the_time_left_is_told(tmp_path):
     assert (found.seconds, found.left, found.saved) == (2.0, 12.0, 3)
 
 
-def test_rounds_that_are_only_in_the_journal_count(tmp_path):
-    run = results(tmp_path / "run")
-    written(run, 1)
-    for _ in range(4):
-        run.append(row(0.75))
-    run._extend(run._journal)
-    assert names.journal_file(run.path).exists()
-    assert (states.state(tmp_path / "run").rounds, states.state(tmp_path / "run").accuracy) == (
-        5,
-        0.75,
-    )
-
-
 def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
     run = written(results(tmp_path / "run"), 4)
     sign(run, 1000)

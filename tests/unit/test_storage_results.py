@@ -12,7 +12,7 @@ import pytest
 
 import hpcfed
 from hpcfed.core.errors import CheckpointError, WriteError
-from hpcfed.storage import append_log, atomic, checkpoint, names, results, uncached
+from hpcfed.storage import atomic, checkpoint, names, results, uncached
 from hpcfed.storage.checkpoint_parts import About, write_index, write_part
 from hpcfed.storage.equality import same
 from hpcfed.storage.results import Results, load
@@ -35,7 +35,7 @@ def run_of(folder: Path, rounds: int, **header: object) -> Results:
     made = Results(folder, header, {"label_counts": np.ones((K, 4), np.int64)})
     for t in range(rounds):
         made.append(row(t))
-    made.write(force=True)
+    made.finish()
     return made
 
 
@@ -99,7 +99,7 @@ def test_a_cell_that_is_no_number_or_vector_is_refused(tmp_path, value):
 
 def test_unforced_writes_take_at_most_two_percent_of_the_time(tmp_path, monkeypatch):
     clock = iter(
-        [0.0, 1.0, 2.0, 50.9, 152.1, 152.1, 152.2]
+        [0.0, 1.0, 1.0, 2.0, 50.9, 152.1, 152.1, 152.2]
     )  # made; written from 1 to 2; skipped; written from 152.1
     monkeypatch.setattr(results, "monotonic", lambda: next(clock))
     made = Results(tmp_path, {}, {})
@@ -176,7 +176,7 @@ def test_results_of_a_newer_version_are_not_taken_for_lost(tmp_path, monkeypatch
         Results.resume(tmp_path, 2, {})
 
 
-def test_results_without_their_journal_are_replaced_by_the_copy_of_a_checkpoint(tmp_path):
+def test_results_that_lack_rounds_are_replaced_by_the_copy_of_a_checkpoint(tmp_path):
     run_of(tmp_path, 3)
     for rounds in (2, 4):
         copy = names.results_copy(names.parts_folder(names.checkpoint_file(tmp_path, rounds)))
@@ -217,13 +217,12 @@ def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
     return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
 
 
-def journaled(folder: Path, warn: Callable[[str], None]) -> Results:
-    """Results of 6 rounds, of which the file has the first and the journal the others."""
+def watched(folder: Path, warn: Callable[[str], None]) -> Results:
+    """Results of 6 rounds."""
     made = Results(folder, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))}, warn)
     for t in range(6):
         made.append(row(t))
-        made.write(force=True)
-    assert names.journal_file(made.path).exists()
+    made.finish()
     return made
 
 
@@ -239,22 +238,16 @@ def written_over(path: Path) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-@pytest.mark.parametrize("name", ["results.h5", "results.journal"])
 @pytest.mark.parametrize(
     "harm",
     [spoil_with_h5py, written_over, Path.unlink, lambda path: os.truncate(path, 700)],
     ids=["h5py", "bit", "unlink", "truncate"],
 )
-def test_no_copy_is_made_of_results_that_were_changed_during_the_run(
-    tmp_path, monkeypatch, name, harm
-):
+def test_no_copy_is_made_of_results_that_were_changed_during_the_run(tmp_path, harm):
     """They are written again from memory, and the copy is that."""
-    if name == "results.journal" and harm is spoil_with_h5py:
-        return
-    monkeypatch.setattr(results, "BUDGET", 0.0)
     said: list[str] = []
-    made = journaled(tmp_path / "run", said.append)
-    harm(tmp_path / "run" / name)
+    made = watched(tmp_path / "run", said.append)
+    harm(made.path)
     made.copy(tmp_path / "results.h5")
     assert len(said) == 1 and "it is written again from memory" in said[0]
     for path in (tmp_path / "run", tmp_path / "results.h5"):
@@ -265,24 +258,19 @@ def test_no_copy_is_made_of_results_that_were_changed_during_the_run(
     assert len(said) == 1
 
 
-def test_a_bit_flipped_anywhere_in_results_or_journal_is_in_no_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BUDGET", 0.0)
-    said: list[str] = []
-    made = journaled(tmp_path, said.append)
-    pair = made.path, names.journal_file(made.path)
-    whole = {path: path.read_bytes() for path in pair}
-    for path in pair:
-        for i, position in enumerate(np.linspace(0, len(whole[path]) - 1, 40).astype(int)):
-            path.write_bytes(flipped(whole[path], position, i % 8))
-            assert not made._journal.whole(*pair) and not made._journal.fits()
-            path.write_bytes(whole[path])
-    assert made._journal.whole(*pair) and made._journal.fits()
+def test_a_bit_flipped_anywhere_in_results_is_in_no_copy(tmp_path):
+    made = watched(tmp_path, print)
+    content = made.path.read_bytes()
+    for i, position in enumerate(np.linspace(0, len(content) - 1, 40).astype(int)):
+        made.path.write_bytes(flipped(content, position, i % 8))
+        assert made._file.changed()
+        made.path.write_bytes(content)
+    assert not made._file.changed() and not made._file.changed(read=True)
 
 
-def test_results_that_another_program_writes_to_are_mended_by_the_next_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BUDGET", 0.0)
+def test_results_that_another_program_writes_to_are_mended_by_the_next_round(tmp_path):
     said: list[str] = []
-    made = journaled(tmp_path, said.append)
+    made = watched(tmp_path, said.append)
     spoil_with_h5py(made.path)
     with pytest.raises(CheckpointError, match="damaged"):
         load(tmp_path)
@@ -291,10 +279,9 @@ def test_results_that_another_program_writes_to_are_mended_by_the_next_round(tmp
     assert len(said) == 1 and load(tmp_path).rounds == 7
 
 
-def test_a_file_that_was_only_touched_is_not_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BUDGET", 0.0)
+def test_a_file_that_was_only_touched_is_not_written_again(tmp_path):
     said: list[str] = []
-    made = journaled(tmp_path, said.append)
+    made = watched(tmp_path, said.append)
     os.utime(made.path)
     made.secure(6)
     (tmp_path / "copy").mkdir()
@@ -303,8 +290,7 @@ def test_a_file_that_was_only_touched_is_not_written_again(tmp_path, monkeypatch
 
 
 def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BUDGET", 0.0)
-    made = journaled(tmp_path / "run", lambda text: None)
+    made = watched(tmp_path / "run", lambda text: None)
 
     def copied(source: Path, to: Path) -> None:
         to.write_bytes(flipped(source.read_bytes(), 1000))
@@ -320,7 +306,7 @@ from hpcfed.storage.results import Results
 made = Results(pathlib.Path(sys.argv[1]), {}, {})
 for t in itertools.count():
     made.append({"clients/accuracy": np.full(1000, t), "rounds/seconds": t})
-    made.write(force=True)
+    made.secure(t + 1)
     print(t + 1, flush=True)
 """
 
@@ -399,23 +385,11 @@ def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch)
         file.check()
 
 
-def test_a_block_of_the_journal_that_is_lost_stays_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BUDGET", 0.0)
-    made = journaled(tmp_path, print)
-    made.append(row(6))
-    with monkeypatch.context() as patch:  # a disk that keeps nothing of the block
-        patch.setattr(append_log.os, "fsync", lambda number: os.truncate(number, 900))
-        with pytest.raises(WriteError, match="cannot be read back"):
-            made.write(force=True)
-    made.write(force=True)
-    assert load(tmp_path).rounds == 7
-
-
 def test_results_are_written_though_the_new_file_cannot_be_opened_at_once(tmp_path, monkeypatch):
     made = Results(tmp_path, {"job": {"seed": 1}}, {})
     made.append(row(0))
     with monkeypatch.context() as patch:
-        patch.setattr(append_log, "user_block", lambda path: (tmp_path / "stale").read_bytes())
+        patch.setattr(results, "Written", lambda path: (tmp_path / "stale").read_bytes())
         with pytest.raises(WriteError, match="stale"):
             made.write()
     made.append(row(1))

@@ -32,7 +32,6 @@ from hpcfed.data import files, user_arrays
 from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
-from hpcfed.storage.append_log import unpack
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.checkpoint import Reader
 from hpcfed.storage.checksum import BLOCK, identity
@@ -293,14 +292,6 @@ def test_groups_in_a_circle_and_objects_of_many_names_end():
 def test_a_file_that_lacks_a_field_says_which():
     with pytest.raises(DamagedError, match="a.json: does not say 'b'"):
         parse_json('{"a": 1}', "a.json")["b"]
-
-
-@pytest.mark.parametrize(
-    "about", ['[["x", "O", [1]]]', '[["x", "f8", [-1]]]', '[["x", "f8", [9999]]]', "[]", '[["x"]]']
-)
-def test_a_block_of_the_journal_that_declares_what_it_does_not_hold_is_refused(about):
-    with pytest.raises((DamagedError, ValueError)):
-        unpack(about.encode() + b"\n" + bytes(8))
 
 
 def test_gaps_of_a_column_take_no_more_memory_than_its_numbers_explain():
