@@ -66,7 +66,6 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.held": 0.3,
     "algorithm.encoder_rate": 0.5,
     "algorithm.small_epochs": 1.0,
-    "algorithm.longest": 2,
     "algorithm.samples": 1,
     "algorithm.prior": 10.0,
     "algorithm.rate": 0.3,

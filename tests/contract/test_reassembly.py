@@ -7,15 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpcfed.algorithms.public_data import pfedhr
+from hpcfed.algorithms.public_data import reassembly
 from hpcfed.algorithms.public_data.blocks import fits, nbytes
-from hpcfed.algorithms.public_data.pfedhr import Piece, Reassembly
+from hpcfed.algorithms.public_data.pfedhr import closest
+from hpcfed.algorithms.public_data.reassembly import Piece, Reassembly
 from hpcfed.comm import Serial, spmd
-from hpcfed.core.errors import ConfigError
 from hpcfed.engine.rounds import Rounds
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import predictor
 from tests.contract import toy
 from tests.contract.test_equalities import run
 
@@ -66,21 +67,25 @@ def test_labels_of_public_data_say_nothing_where_they_are_not_learnt():
 def test_the_distance_of_blocks_is_symmetric_and_least_for_a_block_and_itself():
     g = torch.Generator().manual_seed(0)
     a, b, c, d = (similarity.ready(torch.randn(9, n, generator=g)) for n in (3, 5, 4, 2))
-    assert pfedhr.dissimilarity(a, b, a, b) == pytest.approx(0.5, abs=1e-6)
-    assert pfedhr.dissimilarity(a, b, c, d) == pytest.approx(pfedhr.dissimilarity(c, d, a, b))
-    assert pfedhr.dissimilarity(a, b, c, d) > 0.5
+    assert reassembly.dissimilarity(a, b, a, b) == pytest.approx(0.5, abs=1e-6)
+    assert reassembly.dissimilarity(a, b, c, d) == pytest.approx(
+        reassembly.dissimilarity(c, d, a, b)
+    )
+    assert reassembly.dissimilarity(a, b, c, d) > 0.5
     both = float(similarity.agreement(a, c) + similarity.agreement(b, d))
-    assert pfedhr.dissimilarity(a, b, c, d) == pytest.approx(1 / both)
+    assert reassembly.dissimilarity(a, b, c, d) == pytest.approx(1 / both)
     still = similarity.ready(torch.ones(9, 3))  # constant: nothing to compare
-    assert pfedhr.dissimilarity(still, still, a, b) == pfedhr.FAR  # far, not near, as in the code
+    assert (
+        reassembly.dissimilarity(still, still, a, b) == reassembly.FAR
+    )  # far, not near, as in the code
 
 
 def test_equal_models_have_equal_distances_of_their_blocks():
     rounds = begun("--models.mix", "mlp")
     fed = rounds.fed
     start = fed.initial()
-    between = {k: pfedhr.features(fed, "mlp", start) for k in (0, 1)}
-    table = pfedhr.distances(fed, between)
+    between = {k: reassembly.features(fed, "mlp", start) for k in (0, 1)}
+    table = reassembly.distances(fed, between)
     assert table.shape == (6, 6) and torch.equal(table, table.T)
     assert torch.allclose(table.diagonal(), torch.full((6,), 0.5).double(), atol=1e-5)
     assert torch.equal(table[:3, :3], table[3:, 3:])
@@ -89,21 +94,21 @@ def test_equal_models_have_equal_distances_of_their_blocks():
 def test_blocks_are_grouped_around_the_one_that_is_nearest_to_the_others():
     places = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 9.0])
     distance = np.abs(places[:, None] - places) + 0.5
-    assert pfedhr.group(distance, 1) == [0] * 6
-    assert len(set(pfedhr.group(distance, 9))) == 6  # no more than there are blocks
-    three = pfedhr.group(distance, 3)
+    assert reassembly.group(distance, 1) == [0] * 6
+    assert len(set(reassembly.group(distance, 9))) == 6  # no more than there are blocks
+    three = reassembly.group(distance, 3)
     assert three[0] == three[1] == three[2] and three[3] == three[4]
     assert len(set(three)) == 3
-    assert pfedhr.group(np.full((4, 4), 0.5), 2) == [0] * 4  # an empty group is none
+    assert reassembly.group(np.full((4, 4), 0.5), 2) == [0] * 4  # an empty group is none
 
 
 # Candidates
 
 
-def every_row(possible: Reassembly, longest: int) -> set[tuple[Piece, ...]]:
+def every_row(possible: Reassembly) -> set[tuple[Piece, ...]]:
     """The candidates by the rules as they are written, of all rows of blocks that there are."""
     of = possible.pieces
-    rows = [r for n in range(1, longest + 1) for r in product(of, repeat=n)]
+    rows = [r for n in range(1, 5) for r in product(of, repeat=n)]
     kept = []
     for row in rows:
         natural = all(fits(a.block, b.block) for a, b in pairwise(row))
@@ -113,29 +118,28 @@ def every_row(possible: Reassembly, longest: int) -> set[tuple[Piece, ...]]:
     return {row for row, score in zip(kept, seen, strict=True) if score == max(seen)}
 
 
-@pytest.mark.parametrize("longest", [0, 2, 3])
-def test_candidates_are_all_rows_that_keep_the_rules(longest: int):
+def test_candidates_are_all_rows_that_keep_the_rules():
     fed = begun("--models.mix", "mlp,fedhenn-1,cnn", "--algorithm.groups", "3").fed
-    every = {kind: pfedhr.blocks(fed, kind) for kind in ("mlp", "fedhenn-1", "cnn")}
+    every = {kind: reassembly.blocks(fed, kind) for kind in ("mlp", "fedhenn-1", "cnn")}
     member = [0, 1, 2, 0, 2, 1, 0, 1, 2]  # of 3, 2 and 4 blocks
-    possible = Reassembly(every, member, longest)
+    possible = Reassembly(every, member)
     rows = list(possible)
-    assert set(rows) == every_row(possible, longest or 4) and len(rows) == possible.size
+    assert set(rows) == every_row(possible) and len(rows) == possible.size
     assert len(set(rows)) == len(rows)
     few = possible.draw(3, np.random.default_rng(0))
     assert len(set(few)) == min(3, len(rows)) and set(few) <= set(rows)
     largest = max(
         sum(nbytes(None if i == 0 else row[i - 1].block, p.block) for i, p in enumerate(row))
-        for row in every_row(Reassembly(every, [0] * 9, longest), longest or 4)
+        for row in every_row(Reassembly(every))
     )
-    assert Reassembly(every, longest=longest).most_bytes() >= largest
+    assert Reassembly(every).largest() >= largest
 
 
 def test_one_model_alone_is_put_together_again():
     fed = begun("--models.mix", "cnn").fed
-    blocks = pfedhr.blocks(fed, "cnn")
+    blocks = reassembly.blocks(fed, "cnn")
     assert list(Reassembly({0: blocks}, [0, 1, 2, 3])) == [
-        tuple(Piece(0, i, block, i) for i, block in enumerate(blocks))
+        tuple(Piece(0, block, i) for i, block in enumerate(blocks))
     ]
 
 
@@ -145,19 +149,13 @@ def test_the_best_of_equal_models_candidates_is_the_clients_own_function():
     start = fed.initial()
     models, kinds = dict.fromkeys((0, 2, 4), start), dict.fromkeys((0, 2, 4), "mlp")
     method = fed.job.algorithm
-    rows = list(pfedhr.reassembly(fed, kinds, models, 3, 0))
-    made = [method.make(fed, kinds, models, row, 0, i) for i, row in enumerate(rows)]
-    best = pfedhr.closest(fed, models, [logits for _, logits in made])
-    own = outputs(
-        fed, pfedhr.Row(pfedhr.blocks(fed, "mlp")).predictor(named(fed, start)), fed.public
-    )
+    rows = list(reassembly.reassembly(fed, kinds, models, 3))
+    made = [method.make(fed, models, row, 0, i) for i, row in enumerate(rows)]
+    best = closest(fed, models, [logits for _, logits in made])
+    own = outputs(fed, predictor(fed, "mlp", start), fed.public)
     for i in best.values():
         assert torch.equal(made[i][1], own)
     assert len(rows) >= 27  # a block of each depth, of any of three models
-
-
-def named(fed, params):
-    return pfedhr.Row(pfedhr.blocks(fed, "mlp")).named(params)
 
 
 def test_fine_tuning_a_candidate_changes_neither_models_nor_other_candidates():
@@ -165,10 +163,10 @@ def test_fine_tuning_a_candidate_changes_neither_models_nor_other_candidates():
     models = {0: fed.initial(), 1: fed.initial(k=1)}
     before = {k: model.clone() for k, model in models.items()}
     kinds, method = dict.fromkeys(models, "mlp"), fed.job.algorithm
-    rows = list(pfedhr.reassembly(fed, kinds, models, 2, 0))
-    one = method.make(fed, kinds, models, rows[0], 0, 0)
-    method.make(fed, kinds, models, rows[1], 0, 1)
-    assert toy.differences(one, method.make(fed, kinds, models, rows[0], 0, 0)) == []
+    rows = list(reassembly.reassembly(fed, kinds, models, 2))
+    one = method.make(fed, models, rows[0], 0, 0)
+    method.make(fed, models, rows[1], 0, 1)
+    assert toy.differences(one, method.make(fed, models, rows[0], 0, 0)) == []
     assert toy.differences(models, before) == []
 
 
@@ -202,8 +200,3 @@ def test_a_client_keeps_its_teacher_through_rounds_in_which_it_takes_no_part():
             elif now is not None:
                 seen[k] = now.clone()
     assert seen
-
-
-def test_candidates_of_one_block_are_refused():
-    with pytest.raises(ConfigError, match=r"algorithm.longest = 1\n.*set it to 2"):
-        toy.given("pfedhr", "--algorithm.longest", "1")

@@ -4,16 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 from hpcfed.algorithms.public_data.blocks import (
     LAST,
     Block,
     Row,
+    Stitch,
     cut,
     fits,
     nbytes,
     pooling,
-    stitch,
     stitch_shape,
 )
 from hpcfed.models import build
@@ -52,14 +53,18 @@ def test_a_model_is_cut_where_a_layer_with_weights_begins(name: str):
 def test_the_row_of_all_blocks_of_a_model_is_the_model_to_the_bit(name: str):
     skeleton, x = made(name), examples(n=3)
     row = Row(cut(skeleton, examples()))
-    own = row.named(skeleton.items(lambda name: True))
-    assert {n.partition(".")[2] for n in own} == set(skeleton.layout.names)
-    assert {n.partition(".")[2] for n in row.parameters} == set(skeleton.layout.params)
-    assert not row.stitches
+    params = row.initial([skeleton.items(lambda name: True)] * len(row))
+    assert len(params) == len(skeleton.layout.names) and not stitches(row)
+    assert len(list(row.parameters())) == len(skeleton.layout.params)
     with torch.no_grad():
-        assert torch.equal(row.predictor(own)(x), skeleton.model.eval()(x))
-        z = skeleton.model.body(x)
-        assert torch.equal(row.represent(own, x), z)
+        assert torch.equal(row.predictor(params)(x), skeleton.model.eval()(x))
+        assert torch.equal(row.run(params, x, represent=True), skeleton.model.body(x))
+
+
+def stitches(row: Row) -> dict[int, tuple[int, int]]:
+    """The outputs and inputs of the stitch before each block that has one."""
+    weights = {n: v for n, v in row.named_parameters() if n.endswith(".0.linear.weight")}
+    return {int(n.partition(".")[0]): tuple(v.shape) for n, v in weights.items()}
 
 
 class Residual(nn.Module):
@@ -100,7 +105,9 @@ def test_a_stitch_is_a_linear_layer_with_relu_at_each_place_and_pools_to_the_nex
     assert stitch_shape(before, after) == (3, 2)
     x, weight, bias = examples((2, 4, 4)), examples((2,), 3), torch.tensor([0.1, -0.2, 0.3])
     want = F.adaptive_avg_pool2d(F.relu(F.conv2d(x, weight[:, :, None, None], bias)), 2)
-    assert torch.allclose(stitch(x, after.takes, weight, bias), want, atol=1e-6)
+    params = {"linear.weight": weight, "linear.bias": bias}
+    got = functional_call(Stitch(before, after), params, (x,))
+    assert torch.allclose(got, want, atol=1e-6)
     vector = block("linear", 1, (5,), ())
     assert stitch_shape(before, vector) == (5, 32)
     assert stitch_shape(block("convolution", 0, (), (3, 9, 9)), after) == (0, 0)  # pooled alone
@@ -119,10 +126,11 @@ def test_a_row_of_two_models_has_copies_of_their_tensors_and_new_stitches():
     row = Row(pieces)
     weights = [s.items(lambda name: True) for s in (one, two, two, two)]
     params = row.initial(weights)
-    assert row.stitches == {}  # 32 maps both, of one size
-    assert torch.equal(params["0.body.0.weight"], one.view("body.0.weight"))
-    params["0.body.0.weight"] += 1
-    assert not torch.equal(params["0.body.0.weight"], one.view("body.0.weight"))
+    assert not stitches(row)  # 32 maps both, of one size
+    assert torch.equal(params["0.1.weight"], one.view("body.0.weight"))
+    params["0.1.weight"] += 1
+    assert not torch.equal(params["0.1.weight"], one.view("body.0.weight"))
     wider = Row([cut(one, examples())[0], *cut(made("fedhenn-5"), examples())[2:]])
-    assert wider.stitches == {1: (64, 32)}
-    assert set(wider.parameters) >= {"1.stitch.weight", "1.stitch.bias"}
+    assert stitches(wider) == {1: (64, 32)}
+    drawn = wider.initial([s.items(lambda name: True) for s in (one, *[made("fedhenn-5")] * 4)])
+    assert drawn["1.0.linear.weight"].shape == (64, 32) and drawn["1.0.linear.bias"].any()

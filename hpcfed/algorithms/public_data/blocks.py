@@ -10,7 +10,7 @@ blocks of different widths.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcfed import Params
 from hpcfed.core.shapes import each
 from hpcfed.models.flat import Skeleton
+from hpcfed.training.recorded_step import alike
 
 KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first match is a block's kind
     ("convolution", (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
@@ -63,22 +64,14 @@ class Block:
     @property
     def values(self) -> int:
         """Number of values in the parameters and float buffers."""
-        return sum(v.numel() for _, v in self.tensors())
+        return sum(v.numel() for _, layer in self.layers for _, v in float_tensors(layer))
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters and float buffers with their names in the model."""
-        for path, module in self.layers:
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
-                if value.is_floating_point():
-                    yield f"{path}.{name}", value
 
-    def run(self, params: Mapping[str, Tensor], x: Any) -> Any:
-        """Return the output with these tensors, given by their names in the model."""
-        for path, module in self.layers:
-            start = f"{path}."
-            tensors = {n[len(start) :]: v for n, v in params.items() if n.startswith(start)}
-            x = functional_call(module, tensors, (x,)) if tensors else module(x)
-        return x
+def float_tensors(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and float buffers of a layer, by name."""
+    for name, value in (*layer.named_parameters(), *layer.named_buffers()):
+        if value.is_floating_point():
+            yield name, value
 
 
 class MeanOfPlaces(nn.Module):
@@ -195,23 +188,30 @@ def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
     return (0, 0) if gives[0] == takes[0] or gives == takes else (takes[0], gives[0])
 
 
-def stitch(x: Tensor, takes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return ReLU(W x + b) at each place, resized to the places that the next block takes.
+class Stitch(nn.Module):
+    """ReLU(W x + b) at each place if widths differ, resized to the places that a block takes.
 
-    x: [n, *shape].  takes: the next block's input shape.  weight: [outputs, inputs]; None if the
-    widths agree.
+    W and b have no values here: `Row.initial` draws them.
     """
-    if x.dim() - 1 > len(takes):
-        x = x.flatten(1)
-    maps = x.dim() == 1 + MAPS
-    if weight is not None:
-        x = F.relu(F.linear(x.movedim(1, -1) if maps else x, weight, bias))
-        x = x.movedim(-1, 1) if maps else x
-    for dim in (2, 3) if maps else ():
-        if x.shape[dim] != takes[dim - 1]:
-            means = pooling(x.shape[dim], takes[dim - 1]).to(x)
-            x = torch.tensordot(x, means, dims=([dim], [1])).movedim(-1, dim)
-    return x
+
+    def __init__(self, before: Block, after: Block):
+        super().__init__()
+        self.takes = after.takes
+        width, inputs = stitch_shape(before, after)
+        self.linear = nn.Linear(inputs, width, device="meta") if width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() - 1 > len(self.takes):
+            x = x.flatten(1)
+        maps = x.dim() == 1 + MAPS
+        if self.linear is not None:
+            x = F.relu(self.linear(x.movedim(1, -1) if maps else x))
+            x = x.movedim(-1, 1) if maps else x
+        for dim in (2, 3) if maps else ():
+            if x.shape[dim] != self.takes[dim - 1]:
+                means = pooling(x.shape[dim], self.takes[dim - 1]).to(x)
+                x = torch.tensordot(x, means, dims=([dim], [1])).movedim(-1, dim)
+        return x
 
 
 @cache
@@ -227,104 +227,67 @@ def pooling(size: int, wanted: int) -> Tensor:
     return rows
 
 
-class Row:
-    """Blocks of any models one after the other, with stitches between them.
+class Row(nn.Sequential):
+    """Blocks of any models one after the other, each behind a stitch from the one before.
 
-    Its tensors are named "0.body.0.weight", the place of the block and the name in its own model,
-    and "1.stitch.weight" before block 1.
+    The modules belong to their models, so weights are passed at each call (`run`). They are named
+    "0.1.weight": block 0, its first layer. "1.0.linear.weight" is the stitch before block 1.
     """
 
     def __init__(self, blocks: Sequence[Block]):
-        self.blocks = tuple(blocks)
-        self.stitches = {
-            i: shape
-            for i, pair in enumerate(pairwise(self.blocks), start=1)
-            if (shape := stitch_shape(*pair))[0]
-        }
+        joints = [nn.Identity(), *(Stitch(*pair) for pair in pairwise(blocks))]
+        super().__init__(
+            *(
+                nn.Sequential(joint, *(layer for _, layer in block.layers))
+                for joint, block in zip(joints, blocks, strict=True)
+            )
+        )
+        self.row = tuple(blocks)
 
     def initial(self, models: Sequence[Mapping[str, Tensor]]) -> Params:
-        """Return copies of the blocks' own tensors, and new stitches.
+        """Return copies of the blocks' tensors, and new stitches.
 
         models: the tensors of the model of which block i is, by i. The stitches are drawn from
-        torch's global generator. Tensors keep the memory layout of the models' modules, because
+        torch's global generator. Tensors get the memory layout of the models' modules, because
         results depend on it in their last bits.
         """
         new = Params()
-        for i, (block, model) in enumerate(zip(self.blocks, models, strict=True)):
-            for name, value in block.tensors():
-                new[f"{i}.{name}"] = torch.empty_like(value).copy_(model[name]).detach()
-            if i in self.stitches:
-                width, inputs = self.stitches[i]
-                layer = nn.Linear(inputs, width)
-                for part in ("weight", "bias"):
-                    parameter = getattr(layer, part).detach()
-                    new[f"{i}.stitch.{part}"] = parameter.to(next(iter(new.values())).device)
+        for i, (block, model) in enumerate(zip(self.row, models, strict=True)):
+            for j, (path, layer) in enumerate(block.layers, start=1):
+                for name, value in float_tensors(layer):
+                    new[f"{i}.{j}.{name}"] = alike(model[f"{path}.{name}"], value).detach().clone()
+            linear = getattr(self[i][0], "linear", None)
+            if linear is not None:
+                drawn = nn.Linear(linear.in_features, linear.out_features)
+                for name, value in drawn.to(next(iter(new.values())).device).named_parameters():
+                    new[f"{i}.0.linear.{name}"] = value.detach()
         return new
 
-    def like(self, params: Mapping[str, Tensor]) -> Params:
-        """Return copies of the tensors in the memory layout of the modules."""
-        tensors = {f"{i}.{n}": v for i, block in enumerate(self.blocks) for n, v in block.tensors()}
-        return Params(
-            {
-                n: torch.empty_like(tensors[n]).copy_(v) if n in tensors else v
-                for n, v in params.items()
-            }
-        )
+    def forward(
+        self, x: Any, look: Callable[[Any], None] = lambda x: None, represent: bool = False
+    ) -> Tensor:
+        """Return the logits [n, C], or with `represent` what the last linear layer reads, [n, d].
 
-    @property
-    def parameters(self) -> frozenset[str]:
-        """Names of the trained tensors; the others are buffers."""
-        names = {f"{i}.stitch.{part}" for i in self.stitches for part in ("weight", "bias")}
-        for i, block in enumerate(self.blocks):
-            for path, module in block.layers:
-                names |= {f"{i}.{path}.{name}" for name, _ in module.named_parameters()}
-        return frozenset(names)
-
-    def train(self, mode: bool) -> None:
-        """Set the modules, which belong to their models, to train or eval mode."""
-        for block in self.blocks:
-            for _, layer in block.layers:
-                layer.train(mode)
-
-    def own(self, params: Mapping[str, Tensor], i: int) -> Params:
-        """Return the tensors of block i and of the stitch before it."""
-        start = f"{i}."
-        return Params({n[len(start) :]: v for n, v in params.items() if n.startswith(start)})
-
-    def named(self, model: Mapping[str, Tensor]) -> Params:
-        """Return the tensors of the whole model whose row this is, as `outputs` takes them."""
-        every = ((i, n) for i, block in enumerate(self.blocks) for n, _ in block.tensors())
-        return Params({f"{i}.{name}": model[name] for i, name in every})
-
-    def outputs(self, params: Mapping[str, Tensor], x: Any) -> Iterator[Tensor]:
-        """Yield the output of each block in turn; the last are the logits [n, C]."""
-        for i, block in enumerate(self.blocks):
-            tensors = self.own(params, i)
-            if i:
-                x = stitch(x, block.takes, tensors.get("stitch.weight"), tensors.get("stitch.bias"))
-            x = block.run(tensors, x)
-            yield x
-
-    def represent(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
-        """Return the input of the head's linear layer, [n, d]."""
-        *body, head = self.blocks
-        x = [x, *Row(body).outputs(params, x)][-1]
-        i, tensors = len(body), self.own(params, len(body))
-        if i:
-            x = stitch(x, head.takes, tensors.get("stitch.weight"), tensors.get("stitch.bias"))
-        for _, layer in head.layers[:-1]:
+        look: is called with the input of each block.
+        """
+        *body, (*joints, head) = self
+        for block in body:
+            look(x)
+            x = block(x)
+        look(x)
+        for layer in joints:
             x = layer(x)
-        return x
+        return x if represent else head(x)
 
-    def logits(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
-        """Return the logits, [n, C]."""
-        return list(self.outputs(params, x))[-1]
+    def run(self, params: Mapping[str, Tensor], x: Any, **how: Any) -> Tensor:
+        """Return the output with these tensors instead of the modules' own."""
+        return functional_call(self, dict(params), (x,), how)
 
-    def predictor(self, params: Params) -> Callable[[Any], Tensor]:
-        """Return `logits` with these tensors as a function of x; sets the modules to eval mode."""
-        self.train(False)
-        tensors = self.like(params)
-        return lambda x: self.logits(tensors, x)
+    def predictor(self, params: Mapping[str, Tensor]) -> Callable[[Any], Tensor]:
+        """Return the function of these tensors, inputs to logits; sets the modules to eval mode."""
+        self.eval()
+        laid_out = dict(float_tensors(self))
+        return partial(self.run, {name: alike(v, laid_out[name]) for name, v in params.items()})
 
 
 def nbytes(before: Block | None, block: Block) -> int:
