@@ -66,8 +66,6 @@ VARIANTS = {
         "ktpfl",
         "--algorithm.distance",
         "mse",
-        "--algorithm.softmax",
-        "true",
         "--algorithm.ramp",
         "2",
     ),
@@ -163,18 +161,6 @@ def test_ktpfls_clients_go_all_the_way_to_their_mixed_models_by_default():
     assert toy.differences(usual, full) == []
     small = run("ktpfl", *flags, "--algorithm.distil_lr", "0.001")
     assert toy.differences(usual.weights, small.weights) != []
-
-
-def test_ktpfls_coefficients_and_its_distillation_have_distances_of_their_own():
-    def coefficients_and_weights(*flags: str) -> tuple:
-        outcome = run("ktpfl", "--rounds", "1", *flags)
-        return outcome.state, outcome.weights
-
-    mse = ("--algorithm.distance", "mse")
-    kl, both = coefficients_and_weights(), coefficients_and_weights(*mse)
-    authors = coefficients_and_weights("--algorithm.coeff_distance", "mse")
-    assert toy.differences(authors[0], both[0]) == [] and toy.differences(authors[0], kl[0]) != []
-    assert toy.differences(authors[1], kl[1]) == [] and toy.differences(authors[1], both[1]) != []
 
 
 @pytest.mark.parametrize("flags", [(), WEIGHTS])

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.algorithms.personal import pfedknow
-from hpcfed.algorithms.personal.slimming import Slimming, similarity
+from hpcfed.algorithms.personal.slimming import Slimming, peer_weights, similarity
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from hpcfed.models import build
 from hpcfed.models.widths import units
@@ -48,19 +49,19 @@ def test_the_channels_of_least_scale_are_dropped_over_all_layers_and_each_layer_
     assert slim.channels == 24 and slim.scales == ("body.1.weight", "body.6.weight")
     params["body.1.weight"] = torch.arange(8.0) - 2.5  # 2.5 1.5 .5 .5 1.5 2.5 3.5 4.5
     params["body.6.weight"] = torch.full((16,), 9.0)
-    mask = slim.prune(params, slim.whole(), 0.125)  # 3 of 24
+    mask = slim.prune(params, slim.all_channels(), 0.125)  # 3 of 24
     assert [place for place, left in enumerate(mask) if not left] == [1, 2, 3]
     again = slim.prune(params, mask, 0.1)  # 2 of 21
     assert [place for place, left in enumerate(again) if not left] == [0, 1, 2, 3, 4]
-    assert slim.prune(params, slim.whole(), 0.5)[:8].tolist() == [False] * 7 + [True]
+    assert slim.prune(params, slim.all_channels(), 0.5)[:8].tolist() == [False] * 7 + [True]
     assert slim.prune(params, again, 0.0).equal(again)
 
 
 @pytest.mark.parametrize("name", ["small", "resnet8"])
 def test_a_model_without_its_dropped_channels_is_the_one_in_which_they_are_0(name: str):
     model, slim = of(name)
-    mask = slim.prune(model.state_dict(), slim.whole(), 0.4)
-    left = slim.kept(dict(model.named_parameters()), mask)
+    mask = slim.prune(model.state_dict(), slim.all_channels(), 0.4)
+    left = slim.remaining(Params(model.named_parameters()), mask)
     some = {n: v * left[n] for n, v in model.named_parameters()}
     tensors = {**dict(model.state_dict()), **some}
     sent = slim.pack(tensors, mask)
@@ -101,12 +102,12 @@ def test_peers_weigh_by_how_alike_they_are_pruned_and_without_pruning_alike():
         4: torch.tensor([True, False, False, False]),  # cosine to 2: 1/2
         7: torch.tensor([True, True, True, True]),  # 1
     }
-    found = pfedknow.peer_weights(masks, 2)
+    found = peer_weights(masks, 2)
     assert found == {4: pytest.approx(1 / 3), 7: pytest.approx(2 / 3)}
-    assert sum(pfedknow.peer_weights(masks, 4).values()) == pytest.approx(1)
+    assert sum(peer_weights(masks, 4).values()) == pytest.approx(1)
     nothing = dict.fromkeys((0, 1, 5), torch.ones(0, dtype=torch.bool))
-    assert pfedknow.peer_weights(nothing, 1) == {0: 0.5, 5: 0.5}
-    assert pfedknow.peer_weights({3: masks[2]}, 3) == {}  # nobody else: no such KL
+    assert peer_weights(nothing, 1) == {0: 0.5, 5: 0.5}
+    assert peer_weights({3: masks[2]}, 3) == {}  # nobody else: no such KL
 
 
 def test_uncertainty_by_hand_and_where_no_example_is_sure_all_are_taken():
@@ -146,7 +147,7 @@ def test_a_pruned_client_sends_and_receives_as_much_less_and_stays_pruned():
         mask, model = client.memory["mask"], client.params()
         sent = slim.pack(model, mask).nbytes
         assert row["clients/down"][5] == first_model + sent and row["clients/up"][5] == sent + 3
-        gone = slim.kept(model, mask).map(lambda v: 1 - v)
+        gone = slim.remaining(model, mask).map(lambda v: 1 - v)
         assert all(not (v * gone[n]).any() for n, v in model.items())
         left.append(int(mask.sum()))
         first_model = 0
@@ -159,7 +160,7 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
     state = pfedknow.State(*method.begin(fed, rounds.state))
     client = fed.clients[5]
     sent = {k: method.local(fed, fed.clients[k], state, 0) for k in (2, 5)}
-    models = {k: pfedknow.unpack(fed, k, own["model"], own["mask"]) for k, own in sent.items()}
+    models = {k: pfedknow.unpack(fed, own) for k, own in sent.items()}
     peers = {k: pfedknow.answers(fed, k, received) for k, received in models.items()}
     assert toy.differences(peers[5]["logits"], logits(fed, client, fed.public)) == []
     p = method.consensus(peers, 5)
@@ -171,7 +172,7 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
         return float(F.cross_entropy(z, torch.from_numpy(fed.public.labels)))
 
     before = missed()
-    method.teach(fed, client, state, models[5], peers, 0)
+    client.load(method.teach(fed, state, peers, 5, models[5], 0))
     assert missed() < before
 
 

@@ -55,7 +55,6 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.drop_worst": 1.2,
     "algorithm.max_staleness": 0,
     "algorithm.tau_base": 0.5,
-    "algorithm.coeff_distance": "mse",
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
     "algorithm.min_steps": 60,

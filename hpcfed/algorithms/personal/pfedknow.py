@@ -30,7 +30,7 @@ is.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +53,9 @@ from hpcfed import (
     Upload,
 )
 from hpcfed.algorithms.base import score_server
-from hpcfed.algorithms.personal.slimming import Slimming, similarity
+from hpcfed.algorithms.personal.slimming import Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
+from hpcfed.models.widths import Units
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import call, fit, fit_targets, parameters, predictor
@@ -63,8 +64,7 @@ MASK = "mask"  # in a client's memory: the channels left of its model, bool, as 
 TIMES = "prunings"  # in a client's memory: how often its model was pruned
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """What the server has of a client of the round.
 
     model: with 0 in dropped channels.
@@ -135,7 +135,7 @@ class PFedKnow(RoundBased):
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return the most: a first round, with the first model and an unpruned taught one."""
         full = fed.shapes(k=k).nbytes
-        return 2 * full, full + (-(-slimming(fed).channels // 8) if self.rate else 0)
+        return 2 * full, full + -(-slimming(fed).channels // 8)
 
     def init(self, fed: Federation) -> State:
         kind = fed.architectures[0]
@@ -162,37 +162,46 @@ class PFedKnow(RoundBased):
         if not len(state.logits):
             state = State(*fed.on_root(lambda: self.begin(fed, state)))
         sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        models = {k: unpack(fed, k, parts["model"], parts["mask"]) for k, parts in sent.items()}
-        peers = dict(fed.each({k: answers(fed, k, received) for k, received in models.items()}))
-        fed.run(cohort, lambda client: self.teach(fed, client, state, models[client.id], peers, t))
+        models = {k: unpack(fed, parts) for k, parts in sent.items()}
+        with fed.clock("server"):
+            mine = {k: answers(fed, k, received) for k, received in models.items()}
+        peers = dict(fed.each(mine))
+        if self.server_epochs:
+            slim = slimming(fed)
+            with fed.clock("server"):
+                taught = {k: self.teach(fed, state, peers, k, models[k], t) for k in models}
+
+            def fetch(client: Client) -> None:
+                mask = peers[client.id]["mask"]
+                packed = fed.down(client, slim.pack(taught[client.id], mask))
+                client.load(slim.unpack(packed, mask, taught[client.id]))
+
+            fed.run(sorted(peers), fetch)
         return state
 
     # The client
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         """Train a client without labels; send its pruned model and its mask."""
-        slim = slimming(fed) if self.rate else None
+        slim = slimming(fed)
         if TIMES not in client.memory:  # otherwise it has a model of its own
             client.load(fed.down(client, state.small))
-        all_channels = slim.whole() if slim else torch.ones(0, dtype=torch.bool)
-        mask = client.memory.get(MASK, all_channels).cpu()  # a client's memory is on its device
+        # a client's memory is on its device
+        mask = client.memory.get(MASK, slim.all_channels()).cpu()
         times = client.memory.get(TIMES, 0)
         z = logits(fed, client, client.train)  # of the model before this training
-        data = Paired(client.train, z.argmax(1))
-        self.fit(fed, client, state, t, data, kept(slim, client, mask))
-        if slim and times < self.prunings:
+        self.fit(fed, client, state, t, Paired(client.train, z.argmax(1)), mask)
+        if self.rate and times < self.prunings:
             mask = slim.prune(client.params(), mask, self.rate)
         if self.finetune_epochs:
             how: dict[str, Any] = {"epochs": self.finetune_epochs, "phase": "finetune"}
-            chosen = choose(client, z, self.threshold)
-            self.fit(fed, client, state, t, chosen, kept(slim, client, mask), **how)
-        elif (left := kept(slim, client, mask)) is not None:
-            client.skeleton.flat.mul_(left)
+            self.fit(fed, client, state, t, choose(client, z, self.threshold), mask, **how)
+        else:
+            drop(fed, client, mask)
         client.memory |= {MASK: mask, TIMES: times + 1}
-        bits = torch.from_numpy(np.packbits(mask.numpy()))
-        places = slim.window(mask) if slim else None  # they follow from the mask
-        model = Mean.of(pack(slim, client.params(), mask), at=places)
-        return Upload(model=model, mask=bits)
+        # the positions follow from the mask
+        model = Mean.of(slim.pack(client.params(), mask), at=slim.window(mask))
+        return Upload(model=model, mask=torch.from_numpy(np.packbits(mask.numpy())))
 
     def fit(
         self,
@@ -201,15 +210,14 @@ class PFedKnow(RoundBased):
         state: State,
         t: int,
         data: Shard,
-        remaining: Tensor | None,
+        mask: Tensor,
         **how: Any,
     ) -> None:
         """Train a client on the labels of `data`; dropped channels stay 0.
 
-        remaining: as returned by `kept`; None: nothing is dropped.  how: as `LocalSteps` takes it.
+        how: as `LocalSteps` takes it.
         """
-        if remaining is not None:
-            client.skeleton.flat.mul_(remaining)
+        remaining = drop(fed, client, mask)
         with LocalSteps(fed, client, t, data=data, **how) as steps:
             for x, y in steps:
                 steps.descend(steps.value(partial(self.loss, client, state), x, y))
@@ -220,23 +228,19 @@ class PFedKnow(RoundBased):
 
     def begin(self, fed: Federation, state: State) -> tuple[Params, Params, Tensor]:
         """Return the server's state after its two models have learnt the labelled data."""
-        labels = torch.from_numpy(fed.public.labels).to(fed.device)
-        how: dict[str, Any] = {"lr": self.server_lr, "size": self.server_batch}
+        learn = partial(fit_targets, fed, lr=self.server_lr, size=self.server_batch)
         large, small, server = state.large, state.small, fed.job.models.server
         if self.large_epochs:
-            data, epochs = Paired(fed.public, labels), self.large_epochs
-            large = fit_targets(
-                fed, server, large, data, F.cross_entropy, "large", epochs=epochs, **how
-            )
+            data = Paired(fed.public, torch.from_numpy(fed.public.labels))
+            large = learn(server, large, data, F.cross_entropy, "large", epochs=self.large_epochs)
         z = outputs(fed, predictor(fed, server, large), fed.public)
         if self.small_epochs:
-            data = Paired(fed.public, z, with_labels=True)
+            data, kind = Paired(fed.public, z, with_labels=True), fed.architectures[0]
 
             def loss(ours: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
                 return F.cross_entropy(ours, targets[0]) + self.imitation(ours, targets[1])
 
-            kind, epochs = fed.architectures[0], self.small_epochs
-            small = fit_targets(fed, kind, small, data, loss, "small", epochs=epochs, **how)
+            small = learn(kind, small, data, loss, "small", epochs=self.small_epochs)
         return large, small, z
 
     def imitation(self, ours: Tensor, theirs: Tensor) -> Tensor:
@@ -244,55 +248,39 @@ class PFedKnow(RoundBased):
         return self.lam * distil(soften(theirs, self.tau), ours, self.tau)
 
     def teach(
-        self,
-        fed: Federation,
-        client: Client,
-        state: State,
-        received: Received,
-        peers: Peers,
-        t: int,
-    ) -> None:
-        """Do the server's work on one client's model, on the client's rank, and send it the result.
+        self, fed: Federation, state: State, peers: Peers, k: int, received: Received, t: int
+    ) -> Params:
+        """Return client k's model after it has learnt the labelled data.
 
-        received: the model as the client sent it.  peers: all models of the round, this one too.
+        peers: all models of the round, this one too.
         """
-        if not self.server_epochs:
-            return
-        with fed.clock("server"):
-            module = fed.module(client.architecture)
-            left = kept(slimming(fed) if self.rate else None, client, received.mask)
-            ones = {} if left is None else module.layout.views(left)
-            is_trained = parameters(module)
-            module.model.train()
-            targets = self.consensus(peers, client.id)
+        module, targets = fed.module(fed.architectures[k]), self.consensus(peers, k)
+        ones = slimming(fed).remaining(received.model, received.mask)
+        is_trained = parameters(module)
+        module.model.train()
 
-            def loss(params: Params, rows: np.ndarray) -> Tensor:
-                x, y = fed.public.batch(rows)
-                at = torch.from_numpy(rows).to(fed.device)
-                some = {n: v * ones[n] for n, v in params.items() if n in ones and is_trained(n)}
-                z = call(module, Params({**params, **some}), fed.prepare(x))
-                value = F.cross_entropy(z, y) + self.imitation(z, state.logits[at])
-                if targets is None:
-                    return value
-                return value + self.lam * distil(targets[at], z, self.tau)
+        def loss(params: Params, rows: np.ndarray) -> Tensor:
+            x, y = fed.public.batch(rows)
+            at = torch.from_numpy(rows).to(fed.device)
+            some = {n: v * ones[n] for n, v in params.items() if is_trained(n)}
+            z = call(module, Params({**params, **some}), fed.prepare(x))
+            value = F.cross_entropy(z, y) + self.imitation(z, state.logits[at])
+            return value if targets is None else value + self.lam * distil(targets[at], z, self.tau)
 
-            new = fit(
-                fed,
-                received.model,
-                loss,
-                lambda rows: rows,
-                len(fed.public),
-                "taught",
-                t,
-                client.id,
-                epochs=self.server_epochs,
-                size=self.server_batch,
-                lr=self.server_lr,
-                trained=is_trained,
-            )
-        slim = slimming(fed) if self.rate else None
-        packed = fed.down(client, pack(slim, new, received.mask))
-        client.load(unfold(fed, client.id, packed, slim.window(received.mask) if slim else {}))
+        return fit(
+            fed,
+            received.model,
+            loss,
+            lambda rows: rows,
+            len(fed.public),
+            "taught",
+            t,
+            k,
+            epochs=self.server_epochs,
+            size=self.server_batch,
+            lr=self.server_lr,
+            trained=is_trained,
+        )
 
     def consensus(self, peers: Peers, k: int) -> Tensor | None:
         """Return sum_l c_l p_l of the peers of client k, [N, C]; None if it has no peers."""
@@ -302,11 +290,13 @@ class PFedKnow(RoundBased):
 
 
 def slimming(fed: Federation) -> Slimming:
-    """Return the channels of the clients' model that can be dropped.
+    """Return the channels of the clients' model that can be dropped; none with rate = 0.
 
     Raises ConfigError if they are not known.
     """
     kind = fed.architectures[0]
+    if not fed.job.algorithm.rate:
+        return Slimming(Units({}, {}), ())
     try:
         units = fed.store.units(kind)
     except ConfigError as why:
@@ -317,46 +307,32 @@ def slimming(fed: Federation) -> Slimming:
     return Slimming.of(fed.module(kind).model, units)
 
 
-def pack(slim: Slimming | None, model: Params, mask: Tensor) -> Params:
-    """Return the values of a model that are sent."""
-    return slim.pack(model, mask) if slim else model
-
-
-def unpack(fed: Federation, k: int, sent: Mean, bits: Tensor) -> Received:
-    """Return the model and the mask that client k sent."""
-    packed, _, places = sent.terms[0]
-    channels = slimming(fed).channels if len(bits) else 0
-    mask = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=channels)).bool()
-    return Received(unfold(fed, k, packed, places), mask)
-
-
-def unfold(fed: Federation, k: int, packed: Params, places: Mapping[str, Any]) -> Params:
-    """Return client k's model with 0 in dropped channels, from what `pack` returned of it."""
-    model = fed.initial(k=k).map(torch.zeros_like)
-    for name, value in packed.items():
-        axes = [torch.as_tensor(axis, device=value.device) for axis in places.get(name, ())]
-        # [n0, 1, 1], [n1, 1] and so on: all combinations of these positions
-        at = [axis.view(-1, *[1] * (len(axes) - 1 - dim)) for dim, axis in enumerate(axes)]
-        model[name][tuple(at)] = value
-    return model
+def unpack(fed: Federation, sent: Mapping[str, Any]) -> Received:
+    """Return the model and the mask that a client sent."""
+    slim = slimming(fed)
+    bits = np.unpackbits(sent["mask"].cpu().numpy(), count=slim.channels)
+    mask = torch.from_numpy(bits).bool()
+    (packed,) = sent["model"].terms
+    return Received(slim.unpack(packed.value, mask, fed.initial()), mask)
 
 
 def answers(fed: Federation, k: int, received: Received) -> dict[str, Tensor]:
     """Return what a client's model does for its peers: its mask, and its logits, [N, C]."""
-    with fed.clock("server"):
-        answer = predictor(fed, fed.architectures[k], received.model)
-        return {"mask": received.mask, "logits": outputs(fed, answer, fed.public)}
+    answer = predictor(fed, fed.architectures[k], received.model)
+    return {"mask": received.mask, "logits": outputs(fed, answer, fed.public)}
 
 
-def kept(slim: Slimming | None, client: Client, mask: Tensor) -> Tensor | None:
-    """Return 1 where a value of the client's flat vector is left, else 0, [size].
+def drop(fed: Federation, client: Client, mask: Tensor) -> Tensor | None:
+    """Set the dropped channels of a client's model to 0.
 
-    Returns None if all values are left.
+    Returns 1 where a value of the client's flat vector is left, else 0, [size]; None if all are.
     """
-    if slim is None or mask.all():
+    if mask.all():
         return None
-    layout = client.skeleton.layout
-    return layout.flatten(slim.kept(client.params(), mask)).to(client.skeleton.flat.device)
+    ones = slimming(fed).remaining(client.params(), mask)
+    remaining = client.skeleton.layout.flatten(ones).to(client.skeleton.flat.device)
+    client.skeleton.flat.mul_(remaining)
+    return remaining
 
 
 def uncertainty(z: Tensor) -> Tensor:
@@ -373,18 +349,3 @@ def choose(client: Client, z: Tensor, threshold: float) -> Shard:
     if not len(sure):
         return Paired(client.train, z.argmax(1))
     return Paired(client.train.pick(sure.cpu().numpy()), z.argmax(1)[sure])
-
-
-def peer_weights(masks: Mapping[int, Tensor], k: int) -> dict[int, float]:
-    """Return the weight c_l of each peer l of client k.
-
-    The weights are the cosines of the peers' masks to that of k, over their sum. They are equal if
-    nothing is pruned, or if no peer has a channel of client k.
-    """
-    similarities = {
-        j: similarity(masks[k], mask) if len(mask) else 1.0 for j, mask in masks.items() if j != k
-    }
-    total = sum(similarities.values())
-    return {
-        j: value / total if total else 1 / len(similarities) for j, value in similarities.items()
-    }

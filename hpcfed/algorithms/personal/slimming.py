@@ -55,7 +55,7 @@ class Slimming:
         """The length of a mask."""
         return sum(self.units.sizes[group] for group in self.groups)
 
-    def whole(self) -> Tensor:
+    def all_channels(self) -> Tensor:
         """Return the mask of a model with all its channels."""
         return torch.ones(self.channels, dtype=torch.bool)
 
@@ -101,18 +101,37 @@ class Slimming:
         """Return the model without dropped channels, which is what is sent."""
         return take(params, self.window(mask))
 
-    def kept(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
+    def unpack(self, packed: Mapping[str, Tensor], mask: Tensor, like: Params) -> Params:
+        """Return the model of which `pack` returned these values, with 0 in dropped channels.
+
+        like: any whole model of the architecture.
+        """
+        model, window = like.map(torch.zeros_like), self.window(mask)
+        for name, value in packed.items():
+            axes = [torch.as_tensor(axis, device=value.device) for axis in window.get(name, ())]
+            # [n0, 1, 1], [n1, 1] and so on: all combinations of these positions
+            at = [axis.view(-1, *[1] * (len(axes) - 1 - dim)) for dim, axis in enumerate(axes)]
+            model[name][tuple(at)] = value
+        return model
+
+    def remaining(self, params: Params, mask: Tensor) -> Params:
         """Return 1 for each remaining value of the model and 0 for each dropped one."""
-        ones_of, window = Params(), self.window(mask)
-        for name, value in params.items():
-            ones = torch.ones_like(value)
-            for dim, places in enumerate(window.get(name, ())):
-                gone = np.setdiff1d(np.arange(value.shape[dim]), places)
-                ones.index_fill_(dim, torch.from_numpy(gone).to(value.device), 0.0)
-            ones_of[name] = ones
-        return ones_of
+        return self.unpack(self.pack(params.map(torch.ones_like), mask), mask, params)
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
     """Return the cosine of two masks, from 0 to 1; 0 if one of them has no channel."""
     return float((a & b).sum()) / max(1.0, float(a.sum() * b.sum())) ** 0.5
+
+
+def peer_weights(masks: Mapping[int, Tensor], k: int) -> dict[int, float]:
+    """Return the weight of each peer of client k, by client.
+
+    The weights are the cosines of the peers' masks to that of k, over their sum. They are equal if
+    nothing is pruned, or if no peer has a channel of client k.
+    """
+    alike = {
+        j: similarity(masks[k], mask) if len(mask) else 1.0 for j, mask in masks.items() if j != k
+    }
+    total = sum(alike.values())
+    return {j: value / total if total else 1 / len(alike) for j, value in alike.items()}

@@ -48,21 +48,16 @@ from hpcfed import (
 )
 from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.bayesian.gaussian import RHO, means
-from hpcfed.algorithms.bayesian.pfedbayes import Gaussians, PFedBayes
+from hpcfed.algorithms.bayesian.pfedbayes import PFedBayes
 from hpcfed.algorithms.personal.pfedme import PFedMe, check_step
 from hpcfed.algorithms.proxies import conformal
+from hpcfed.algorithms.proxies.proxy_training import PROXIES
 from hpcfed.config.conditions import field
 from hpcfed.models.model import Pair
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.losses import distil, proximal, soften
-from hpcfed.training.optimisers import keep_moments, make_optimiser
 
 SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
-FIELDS = {  # the fields that only one aggregation has
-    "fedprox": ("mu",),
-    "pfedme": ("inner_steps", "lam", "eta"),
-    "pfedbayes": ("inner_steps", "zeta", "rho", "eps_std"),
-}
 
 
 class FedType(RoundBased):
@@ -155,17 +150,14 @@ class FedType(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def trained(self, fed: Federation, k: int) -> list[str]:
-        """Return the names of the proxy's parameters."""
-        return [n for n in fed.store.layout(fed.architectures[k]).params if self.shared(n)]
-
     def init(self, fed: Federation) -> Params:
         self.warn(fed)
         proxy = fed.initial(self.shared)
         if self.aggregation != "pfedbayes":
             return proxy
-        rho = {name: torch.full_like(proxy[name], self.rho) for name in self.trained(fed, 0)}
-        return Params({**proxy, **Params(rho).prefixed(RHO)})
+        parameters = fed.store.layout(fed.architectures[0]).params
+        rho = proxy.pick(parameters.__contains__).map(lambda v: torch.full_like(v, self.rho))
+        return Params({**proxy, **rho.prefixed(RHO)})
 
     def receive(self, client: Client, state: Params) -> None:
         """Load the common proxy.
@@ -192,16 +184,10 @@ class FedType(RoundBased):
         settings = state.under(SETS)
         if not settings:
             return value
-        answers = {"own": z.detach(), "proxy": said(model.proxy, x)}
-        inside = {
-            name: conformal.sets(
-                conformal.scores(
-                    logits, settings[f"{name}/t"], settings[f"{name}/lam"], self.k_reg
-                ),
-                settings[f"{name}/limit"],
-            )
-            for name, logits in answers.items()
-        }
+        inside = {}
+        for name, logits in {"own": z.detach(), "proxy": said(model.proxy, x)}.items():
+            t, lam, limit = (settings[f"{name}/{part}"] for part in ("t", "lam", "limit"))
+            inside[name] = conformal.sets(conformal.scores(logits, t, lam, self.k_reg), limit)
         weight = conformal.consensus(inside["proxy"], inside["own"])
         apart = conformal.imitation(z, inside["proxy"], self.margin)
         return value + self.imitation * (weight * apart).mean()
@@ -262,89 +248,13 @@ class FedType(RoundBased):
         is_private = lambda name: not self.shared(name)  # noqa: E731
         with LocalSteps(fed, client, t, data=data, only=is_private) as steps:
             client.model.requires_grad_(True)  # the proxy learns too, by an optimiser of its own
-            proxy = PROXIES[self.aggregation](self, fed, client, download, steps)
+            proxy = PROXIES[self.aggregation](self, download, steps)
             for x, y in steps:
                 value = steps.value(loss, x, y)
                 steps.backward(value)
                 steps.optimiser.step()
                 steps.done(value.detach() + proxy.learn(x, y))
         return Upload(Mean.of(proxy.end(), self.weight(client)), relative_to=download)
-
-
-class Proxy:
-    """A client's proxy in a round of FedAvg or FedProx."""
-
-    def __init__(
-        self, method: FedType, fed: Federation, client: Client, received: Params, steps: LocalSteps
-    ):
-        self.method, self.fed, self.client, self.steps = method, fed, client, steps
-        self.settings, self.received = fed.job.local, received
-        self.optimiser = make_optimiser(client, self.settings, steps.lr, method.shared, "proxy")
-        self.loss = partial(method.proxy_loss, received)
-
-    def learn(self, x: Any, y: Tensor) -> Tensor:
-        """Train the proxy on a batch and return its loss."""
-        self.descend(self.steps.value(self.loss, x, y))
-        return self.value
-
-    def descend(self, value: Tensor) -> None:
-        """Take a step of the proxy down a loss."""
-        self.steps.backward(value)
-        self.step(value)
-
-    def step(self, value: Tensor) -> None:
-        """Take a step of the proxy with the gradient of the model."""
-        self.optimiser.step()
-        self.value = value.detach()
-
-    def end(self) -> Params:
-        """Return the proxy's upload."""
-        keep_moments(self.client, self.optimiser, self.settings, "proxy")
-        return self.client.params(self.method.shared)
-
-
-class Personal(Proxy):
-    """A client's proxy in a round of pFedMe."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.anchor = self.client.params(self.optimiser.names.__contains__)
-
-    def learn(self, x: Any, y: Tensor) -> Tensor:
-        method = self.method.pfedme()
-        method.learn(
-            self.client, self.anchor, partial(self.steps.value, self.loss, x, y), self.descend
-        )
-        return self.value
-
-    def end(self) -> Params:
-        return Params({**super().end(), **self.anchor})
-
-
-class Gaussian(Proxy):
-    """A client's proxy in a round of pFedBayes; the personal distribution stays with the client."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        names = self.optimiser.names
-        self.gaussians = Gaussians(self.method.pfedbayes(), self.steps, self.received, names)
-
-    def learn(self, x: Any, y: Tensor) -> Tensor:
-        self.gaussians.learn(partial(self.steps.value, self.loss, x, y), self.step)
-        return self.value
-
-    def end(self) -> Params:
-        sent = super().end()
-        buffers = sent.pick(lambda name: name not in self.optimiser.names)
-        return Params({**self.gaussians.end(), **buffers})
-
-
-PROXIES: dict[str, type[Proxy]] = {
-    "fedavg": Proxy,
-    "fedprox": Proxy,
-    "pfedme": Personal,
-    "pfedbayes": Gaussian,
-}
 
 
 @torch.no_grad()

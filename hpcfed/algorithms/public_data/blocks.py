@@ -256,7 +256,8 @@ class Row(nn.Sequential):
             for j, (path, layer) in enumerate(block.layers, start=1):
                 for name, value in float_tensors(layer):
                     new[f"{i}.{j}.{name}"] = alike(model[f"{path}.{name}"], value).detach().clone()
-            linear = getattr(self[i][0], "linear", None)
+            part: Any = self[i]
+            linear = getattr(part[0], "linear", None)
             if linear is not None:
                 drawn = nn.Linear(linear.in_features, linear.out_features)
                 for name, value in drawn.to(next(iter(new.values())).device).named_parameters():
@@ -270,20 +271,21 @@ class Row(nn.Sequential):
 
         look: is called with the input of each block.
         """
-        *body, (*joints, head) = self
-        for block in body:
+        parts: Any = list(self)
+        for block in parts[:-1]:
             look(x)
             x = block(x)
         look(x)
-        for layer in joints:
+        layers = list(parts[-1])
+        for layer in layers[:-1]:
             x = layer(x)
-        return x if represent else head(x)
+        return x if represent else layers[-1](x)
 
     def run(self, params: Mapping[str, Tensor], x: Any, **how: Any) -> Tensor:
         """Return the output with these tensors instead of the modules' own."""
         return functional_call(self, dict(params), (x,), how)
 
-    def predictor(self, params: Mapping[str, Tensor]) -> Callable[[Any], Tensor]:
+    def predictor(self, params: Mapping[str, Tensor]) -> Callable[..., Tensor]:
         """Return the function of these tensors, inputs to logits; sets the modules to eval mode."""
         self.eval()
         laid_out = dict(float_tensors(self))

@@ -7,12 +7,11 @@ al., ICPP 2022, doi:10.1145/3545008.3545073, table 3.
 
 Deviations: a cohort mixes only its own members, their rows scaled to sum 1. Rows are projected onto
 the simplex. The penalty's step never overshoots. distil_lr is the objective's lambda. Preset
-"authors" has what their code has: coeff_distance = "mse" for the coefficients alone, softmax =
-true; but neither its step, which adapts to the gradient, nor its order. In a round their code first
-updates the coefficients, distils by the updated ones, and trains on own data afterwards. Here, as
-in the paper's algorithm, clients train, then distil by the coefficients of the round before, which
-are updated last. With share = "weights" no source says how far clients go: by default they go all
-the way to their mixtures.
+"authors" has the settings of their code, but not how it updates the coefficients: by squared
+distances, with a step that adapts to the gradient, to softmax(5 c), before clients distil and
+train. Here, as in the paper's algorithm, clients train, then distil by the coefficients of the
+round before, which are updated last. With share = "weights" no source says how far clients go: by
+default they go all the way to their mixtures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,19 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Paired, Params, RoundBased, Shard, Upload, sgd
+from hpcfed.algorithms.public_data.mixtures import (
+    Distance,
+    among,
+    of_predictions,
+    of_weights,
+    put,
+    update_coefficients,
+)
 from hpcfed.config.conditions import Unused, above, at_most, field, other_than, unless
 from hpcfed.training.infer import logits
 from hpcfed.training.losses import distil, soften
 
 WHOLE = 0.5  # learning rate with which one step down ||w - theta||^2 ends at theta
-TINY = 1e-30  # lower bound: a soft prediction that has underflowed to 0 still has a logarithm
-Distance = Literal["kl", "mse"]
 
 
 class KTpFL(RoundBased):
@@ -60,16 +65,12 @@ class KTpFL(RoundBased):
         "kl",
         used_if=(
             {"share": "predictions", "distil": above(0)},
-            {"share": "predictions", "coeff_distance": None},
+            {"share": "predictions", "coeff_lr": above(0)},
         ),
     )
-    """Distillation: distance of a client's predictions from its mixture, Kullback-Leibler
-    divergence or squared distance.
+    """Distance of a client's predictions from its mixture, Kullback-Leibler divergence or squared
+    distance, for distillation and for the coefficients.
     """
-    coeff_distance: Distance | None = field(
-        None, used_if={"share": "predictions", "coeff_lr": above(0)}
-    )
-    """The same distance where the coefficients learn; none: that of the distillation."""
     distil: NonNegativeInt = field(
         1,
         used_if=(
@@ -91,8 +92,6 @@ class KTpFL(RoundBased):
     """Weight of the penalty that draws the coefficients towards equal ones."""
     coeff_lr: NonNegativeFloat = 0.01
     """Learning rate of the coefficients."""
-    softmax: bool = False
-    """Rows of coefficients become softmax(5 c) instead of the nearest point of the simplex."""
     ramp: NonNegativeInt = 0
     """Local epochs are 1 in the first round, 2 in the next, up to so many; 0: local.epochs."""
 
@@ -133,9 +132,7 @@ class KTpFL(RoundBased):
             if data is None
             else self.learn_predictions(fed, cohort, rows, t, data, sent)
         )
-        new = fed.on_root(
-            lambda: update_coefficients(rows, gradient, self.coeff_lr, self.rho, self.softmax)
-        )
+        new = fed.on_root(lambda: update_coefficients(rows, gradient, self.coeff_lr, self.rho))
         return Params(coeff=put(state["coeff"], cohort, new, mass))
 
     def answer(
@@ -165,27 +162,30 @@ class KTpFL(RoundBased):
         rows: [m, m], a row for each client of the cohort, float64, each of sum 1.
         data: the round's public examples.  sent: the soft predictions of this rank's clients.
         """
-        soft = torch.stack(
-            list(fed.gather(sent).values())
-        ).double()  # [m, U, C], in the cohort's order
+        # [m, U, C], in the cohort's order
+        soft = torch.stack(list(fed.gather(sent).values())).double()
+
+        def loss(model: Any, x: Any, target: Tensor) -> Tensor:
+            return mixture_loss(target, model(x), self.tau, self.distance)
 
         def learn(client: Client) -> None:
             mixed = torch.tensordot(rows[cohort.index(client.id)], soft, 1).float()
             target = fed.down(client, mixed)
             if self.distil:
-                tau, distance = self.tau, self.distance
-                loss = lambda model, x, soft: mixture_loss(soft, model(x), tau, distance)  # noqa: E731
-                how: dict[str, Any] = {
-                    "data": Paired(data, target),
-                    "epochs": self.distil,
-                    "size": self.distil_batch,
-                    "lr": self.distil_lr,
-                }
-                sgd(fed, client, t, loss, phase="distil", **how)
+                sgd(
+                    fed,
+                    client,
+                    t,
+                    loss,
+                    phase="distil",
+                    data=Paired(data, target),
+                    epochs=self.distil,
+                    size=self.distil_batch,
+                    lr=self.distil_lr,
+                )
 
         fed.run(cohort, learn)
-        distance = self.coeff_distance or self.distance
-        return fed.on_root(lambda: of_predictions(rows, soft, distance))
+        return fed.on_root(lambda: of_predictions(rows, soft, self.distance))
 
     def move_weights(
         self, fed: Federation, cohort: Sequence[int], rows: Tensor, sent: Mapping[int, Params]
@@ -212,75 +212,6 @@ class KTpFL(RoundBased):
                 client.load(theta + (client.params() - theta) * left)
         products = list(fed.gather(gram).values())
         return of_weights(rows, torch.tensor(products, dtype=torch.float64, device=rows.device))
-
-
-def among(coeff: Tensor, ks: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the rows and columns of these clients, [m, m], scaled to row sums 1, and the old sums.
-
-    The old sums of the rows are [m, 1]. A row that gives these clients nothing becomes uniform.
-    """
-    rows = coeff[list(ks)][:, list(ks)]
-    mass = rows.sum(1, keepdim=True)
-    return torch.where(mass > 0, rows / mass.clamp(min=TINY), 1 / len(ks)), mass
-
-
-def put(coeff: Tensor, ks: Sequence[int], rows: Tensor, mass: Tensor) -> Tensor:
-    """Return the coefficients with these clients' new rows: the inverse of `among`."""
-    new, at = coeff.clone(), torch.as_tensor(list(ks), device=coeff.device)
-    new[at[:, None], at] = rows * mass
-    return new
-
-
-def of_predictions(rows: Tensor, soft: Tensor, distance: Distance = "kl") -> Tensor:
-    """Return the gradient of each client's distance from its mixture to its own prediction.
-
-    The gradient is with respect to the rows, [m, m].
-    soft: [m, U, C], float64.  With g_n = sum_m c_nm s_m the distance is KL(g_n || s_n), or the
-    squared distance of both; it is summed over classes, with the mean over the U examples.
-    """
-    mixed = torch.tensordot(rows, soft, 1)
-    slope = (
-        2 * (mixed - soft)
-        if distance == "mse"
-        else mixed.clamp(min=TINY).log() - soft.clamp(min=TINY).log() + 1
-    )
-    return slope.flatten(1) @ soft.flatten(1).T / soft.shape[1]
-
-
-def of_weights(rows: Tensor, gram: Tensor) -> Tensor:
-    """Return the gradient with respect to the rows, [m, m], of ||w_n - sum_m c_nm w_m||^2.
-
-    gram: [m, m], <w_i, w_j>.
-    """
-    return 2 * (rows @ gram - gram)
-
-
-def update_coefficients(
-    rows: Tensor, gradient: Tensor, lr: float, rho: float, softmax: bool = False
-) -> Tensor:
-    """Take one gradient step with the penalty rho ||c - 1/m||^2, and return rows of sum 1.
-
-    The step is at most 1 / (2 rho), beyond which the penalty alone would overshoot.
-    softmax: rows become softmax(5 c), as in the authors' code, instead of the nearest point of the
-    simplex.
-    """
-    step = min(lr, 1 / (2 * rho)) if rho else lr
-    new = rows - step * (gradient + 2 * rho * (rows - 1 / len(rows)))
-    return torch.softmax(5 * new, dim=1) if softmax else simplex(new)
-
-
-def simplex(rows: Tensor) -> Tensor:
-    """Return for each row the nearest point that is >= 0 and sums to 1.
-
-    Duchi et al., ICML 2008, figure 1.
-    """
-    falling, count = (
-        rows.sort(dim=1, descending=True).values,
-        torch.arange(1, rows.shape[1] + 1, device=rows.device),
-    )
-    excess = (falling.cumsum(1) - 1) / count
-    last = (falling > excess).sum(1, keepdim=True)
-    return (rows - excess.gather(1, last - 1)).clamp(min=0)
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

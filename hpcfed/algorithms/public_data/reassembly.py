@@ -52,7 +52,7 @@ def features(fed: Federation, kind: str, model: Params) -> list[Tensor]:
 
     Each is [N, c]; maps are replaced by their means over places.
     """
-    row, widths = Row(blocks(fed, kind)), []
+    row, widths = Row(blocks(fed, kind)), list[int]()
     answer = row.predictor(row.initial([model] * len(row)))
 
     def between(x: Any) -> Tensor:
