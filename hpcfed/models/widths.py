@@ -24,7 +24,7 @@ from hpcfed.models.trace import FIXED, Axis, Trace
 
 SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 Choose = Callable[[int, int], np.ndarray]  # (size of a group, number) -> that many of its units
-Choice = Mapping[int, np.ndarray]  # units that are kept, ascending, by group
+Choice = Mapping[int, np.ndarray]  # chosen units by group; of other groups all
 Window = dict[
     str, tuple[np.ndarray, ...]
 ]  # kept indices of each cut dimension, by name of the tensor; others are whole
@@ -78,7 +78,7 @@ class Units:
     def places(self, choice: Choice) -> Window:
         """Return the positions of these units in each tensor that is cut.
 
-        choice: units by group, ascending.
+        They are in the order of the choice.
         """
         cut = {
             name: axes
@@ -94,10 +94,10 @@ def count_units(size: int, width: float) -> int:
 
 
 def indices(axis: Axis, choice: Choice) -> np.ndarray:
-    """Return the positions in a dimension that its chosen units fill, ascending."""
+    """Return the positions in a dimension that its chosen units fill."""
     places, start = [], 0
     for group, size, repeat in axis:
-        units = np.arange(size) if group == FIXED else choice[group]
+        units = choice.get(group, np.arange(size))
         places.append((start + units[:, None] * repeat + np.arange(repeat)).reshape(-1))
         start += size * repeat
     return np.concatenate(places)
@@ -116,11 +116,26 @@ def take(params: Mapping[str, Tensor], window: Window) -> Params:
     )
 
 
+def place(params: Mapping[str, Tensor], window: Window, units: Units) -> Params:
+    """Return the model in which `take` finds these tensors, with 0 elsewhere.
+
+    units: of that model.
+    """
+    new = Params(params)
+    for name, value in params.items():
+        if name in window:
+            shape = [sum(s.size * s.repeat for s in axis) for axis in units.axes[name]]
+            new[name] = value.new_zeros(*shape, *value.shape[len(shape) :])
+            at = torch.meshgrid(*map(torch.from_numpy, window[name]), indexing="ij")
+            new[name][tuple(i.to(value.device) for i in at)] = value
+    return new
+
+
 def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
-    """Return the sub-tensor at these ascending indices of the first dimensions."""
+    """Return the sub-tensor at these indices of the first dimensions."""
     for dim, places in enumerate(axes):
         start, n = int(places[0]), len(places)
-        if places[-1] == start + n - 1:
+        if (np.diff(places) == 1).all():
             value = value.narrow(dim, start, n)
         else:
             value = value.index_select(dim, torch.as_tensor(places, device=value.device))

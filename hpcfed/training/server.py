@@ -174,15 +174,18 @@ def parameters(skeleton: Skeleton) -> Callable[[str], bool]:
 
 
 def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[Any], Tensor]:
-    """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C].
-
-    The weights are put into the memory layout of the module, on which the last bits depend: an
-    upload has another one when it comes out of a replay log.
-    """
+    """Return the function of a server's model: prepared inputs [n, *shape] -> logits [n, C]."""
     module = fed.module(architecture)
     module.model.eval()
-    laid_out = Params({name: in_layout(v, module.view(name)) for name, v in params.items()})
-    return partial(call, module, laid_out)
+    return partial(call, module, lay_out(module, params))
+
+
+def lay_out(module: Skeleton, params: Params) -> Params:
+    """Return the weights in the memory layout of the module, on which the last bits depend.
+
+    An upload has another layout when it comes out of a replay log.
+    """
+    return Params({name: in_layout(v, module.view(name)) for name, v in params.items()})
 
 
 def in_layout(value: Tensor, model: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from hpcfed.models import MODELS, Entry
 from hpcfed.models.trace import FIXED, Stretch
+from hpcfed.models.widths import Units, place, take
 from hpcfed.training.infer import represent
 from hpcfed.training.server import in_layout
 from tests.contract import toy
@@ -152,7 +153,7 @@ def shallow_model() -> Iterator[None]:
         yield
 
 
-def permuted(kind: str, copies: int) -> tuple[list[Params], Params, nonparametric.Units, object]:
+def permuted(kind: str, copies: int) -> tuple[list[Params], Params, Units, object]:
     """So many copies of one network with their units in orders of their own."""
     model, params, units = made(kind)
     orders = [shuffled(units, seed) for seed in range(copies)]
@@ -171,10 +172,10 @@ def test_permuted_copies_of_one_network_are_matched_back_exactly(kind: str, up: 
     plan = sorted(units.sizes, reverse=not up)
     wide = nonparametric.match_models(models, units, plan, wanted, prior, sweeps=2)
     assert wide.units.sizes == units.sizes
-    mean = nonparametric.fuse(wide, units, [1.0, 5, 2, 7], side=lambda name: 0 if up else 1)
+    mean = nonparametric.fuse(wide, [1.0, 5, 2, 7], side=lambda name: 0 if up else 1)
     assert toy.differences(mean, models[0]) == []
     for model, order in zip(models, wide.orders, strict=True):
-        assert toy.differences(nonparametric.take(mean, wide.units, units, order), model) == []
+        assert toy.differences(take(mean, wide.units.places(order)), model) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,10 +229,6 @@ def test_gains_of_a_unit_by_hand():
     two = np.vstack([v, v])
     later = gains(two, total, counts, 3, prior)[0]
     assert later.tolist() == pytest.approx([known, new, new - 2 * np.log(2)])
-    authors = Prior(gamma=0.5, count_limit=1, count_weight=1.0, most=2)
-    changed = gains(two, total, counts, 3, authors)
-    assert changed.shape == (2, 2)  # one new unit at most
-    assert changed[0, 0] == pytest.approx(26 / 4 - 10 / 3 + np.log(1 / 2))
     narrow = Prior(sigma=0.25, sigma0=4.0, gamma=0.5)  # variances: precisions 4 and 1 / 4
     known = 16 * (26 / 12.25 - 10 / 8.25) + 2 * np.log(2)
     assert gains(v, total, counts, 3, narrow, 4.0)[0, 0] == pytest.approx(known)
@@ -269,7 +266,7 @@ def test_the_precisions_of_a_unit_stand_where_unit_vectors_puts_its_class_weight
             assert own[~bias] == pytest.approx(want)
 
 
-def two_units(weights: list[list[float]]) -> tuple[nonparametric.Wide, nonparametric.Units]:
+def two_units(weights: list[list[float]]) -> nonparametric.Wide:
     """Two clients of one hidden unit each, which were not matched: the wide model has two units.
 
     weights: [2, C], each client's weights towards the classes.
@@ -283,10 +280,10 @@ def two_units(weights: list[list[float]]) -> tuple[nonparametric.Wide, nonparame
             "head.bias": (classes,),
         }
 
-    narrow, wide = (nonparametric.Units({0: size}, axes(size)) for size in (1, 2))
+    wide = Units({0: 2}, axes(2))
     orders = [{0: np.array([0])}, {0: np.array([1])}]
     models = [
-        nonparametric.place(
+        place(
             Params(
                 {
                     "body.0.bias": torch.tensor([1.0]),
@@ -294,41 +291,41 @@ def two_units(weights: list[list[float]]) -> tuple[nonparametric.Wide, nonparame
                     "head.bias": torch.tensor([1.0, 2.0]),
                 }
             ),
-            narrow,
+            wide.places(order),
             wide,
-            order,
         )
         for row, order in zip(weights, orders, strict=True)
     ]
-    return nonparametric.Wide(models, orders, wide), narrow
+    return nonparametric.Wide(models, orders, wide)
 
 
 def test_in_the_mean_of_the_last_layer_a_unit_that_a_client_lacks_counts_as_0():
-    wide, narrow = two_units([[8.0, 4.0], [1.0, 2.0]])
-    mean = nonparametric.fuse(wide, narrow, [1.0, 3.0], side=lambda name: 0)
+    wide = two_units([[8.0, 4.0], [1.0, 2.0]])
+    mean = nonparametric.fuse(wide, [1.0, 3.0], side=lambda name: 0)
     assert mean["head.weight"].tolist() == [[2.0, 0.75], [1.0, 1.5]]  # weights 1/4 and 3/4
     assert mean["body.0.bias"].tolist() == [1.0, 1.0]  # a unit of one client is that client's
-    own = nonparametric.fuse(wide, narrow, [1.0, 3.0], side=lambda name: 1)
+    own = nonparametric.fuse(wide, [1.0, 3.0], side=lambda name: 1)
     assert own["head.weight"].tolist() == [[8.0, 1.0], [4.0, 2.0]]
 
 
 def test_class_weights_count_by_shares_and_posterior_means_by_hand():
-    wide, narrow = two_units([[8.0, 4.0], [1.0, 2.0]])
+    wide = two_units([[8.0, 4.0], [1.0, 2.0]])
     shares = [torch.tensor([0.25, 1.0]), torch.tensor([0.75, 0.0])]
-    mean = nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 0, shares)
+    mean = nonparametric.fuse(wide, [1.0, 1.0], lambda name: 0, shares)
     assert mean["head.weight"].tolist() == [[2.0, 0.75], [4.0, 0.0]]
     assert mean["head.bias"].tolist() == [1.0, 2.0]
     prior = Prior(sigma0=2.0, sigma=1.0, bias_mean=0.1)
-    found = nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 1, shares, prior)
+    found = nonparametric.fuse(wide, [1.0, 1.0], lambda name: 1, shares, prior)
     # (m / 2 + sum w v) / (1 / 2 + sum w)
     want = [2 / 0.75, 0.75 / 1.25, 4 / 1.5, 0.0]
     assert found["head.weight"].flatten().tolist() == pytest.approx(want)
     assert found["head.bias"].tolist() == pytest.approx([1.05 / 1.5, 2.05 / 1.5])
     assert found["body.0.bias"].tolist() == pytest.approx([1.05 / 1.5] * 2)
     lost = [torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])]  # nobody of unit 0 has class 0
-    assert nonparametric.fuse(wide, narrow, [1.0, 1.0], lambda name: 1, lost)[
-        "head.weight"
-    ].tolist() == [[0.0, 1.0], [4.0, 0.0]]
+    assert nonparametric.fuse(wide, [1.0, 1.0], lambda name: 1, lost)["head.weight"].tolist() == [
+        [0.0, 1.0],
+        [4.0, 0.0],
+    ]
 
 
 def test_shares_of_a_class_sum_to_one_and_are_equal_where_nobody_has_the_class():
@@ -353,8 +350,6 @@ def test_units_that_have_nothing_in_common_make_the_layer_wider_and_the_common_o
     b = np.array([[0, 9.0], [-9, -9]])
     found = match_units([a, b], Prior())
     assert [at.tolist() for at in found] == [[1, 0], [0, 2]]
-    capped = match_units([a, b], Prior(most=2))
-    assert max(max(at) for at in capped) == 1
     assert match_units([a], Prior())[0].tolist() == [0, 1]
 
 

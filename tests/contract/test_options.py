@@ -84,9 +84,6 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.sigma",  # what is matched to what
     "algorithm.sigma0",
     "algorithm.bias_mean",
-    "algorithm.count_limit",
-    "algorithm.count_weight",
-    "algorithm.most",
     "algorithm.eps1",
     "algorithm.eps2",
     "algorithm.gamma",

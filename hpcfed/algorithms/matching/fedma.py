@@ -30,7 +30,7 @@ from hpcfed import Client, Federation, Guide, Params, Upload
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.matched import Sent, State, Widened
 from hpcfed.algorithms.matching.permutation import Order
-from hpcfed.models.widths import Units
+from hpcfed.models.widths import Units, place, take
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,8 @@ class FedMA(Widened):
         """
         how: dict[str, Any] = {}
         if number:
-            matched = nonparametric.take(
-                done.model, done.wide, self.units(fed), done.orders[client.id]
-            )
-            download = matched.pick(layers[number - 1].__contains__)
+            layer_below = done.model.pick(layers[number - 1].__contains__)
+            download = take(layer_below, done.wide.places(done.orders[client.id]))
             download = fed.down(client, download)
             client.load(download)
             how = {"only": lambda name: name not in done.model, "phase": f"layer {number}"}
@@ -153,7 +151,7 @@ class FedMA(Widened):
             return None
         orders = [done.orders.get(k, {}) for k in sent]
         models = [
-            nonparametric.place(parts["model"], units, done.wide, order)
+            place(parts["model"], done.wide.places(order), done.wide)
             for parts, order in zip(sent.values(), orders, strict=True)
         ]
         plan = [] if group is None else [group]
@@ -167,7 +165,7 @@ class FedMA(Widened):
         )
         prior = self.prior if self.estimate == "map" and group is not None else None
         weights = [self.weigh(fed, k) for k in sent]
-        mean = nonparametric.fuse(wide, units, weights, self.side, shares, prior, counts)
+        mean = nonparametric.fuse(wide, weights, self.side, shares, prior, counts)
         return mean, list(wide.units.sizes.values()), dict(zip(sent, wide.orders, strict=True))
 
     def side(self, name: str) -> int:

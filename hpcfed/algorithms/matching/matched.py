@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from hpcfed import Client, ConfigError, Federation, Params, RoundBased, Upload
@@ -15,7 +15,7 @@ from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
 from hpcfed.config.conditions import Unused, other_than, unless
-from hpcfed.models.widths import Units
+from hpcfed.models.widths import Units, take
 from hpcfed.training import evaluate
 from hpcfed.training.server import parameters, predictor
 
@@ -92,27 +92,11 @@ class Widened(Matched):
     """Mass of the beta process: the larger, the more units the wide model has."""
     sweeps: NonNegativeInt = 5
     """Most times that every client's units are taken out and matched again."""
-    count_limit: NonNegativeInt = 0
-    """Most clients that count in the prior of a unit that many have; 0: all of them."""
-    count_weight: NonNegativeFloat = 2.0
-    """Factor of that prior, log(n_i / (J - n_i))."""
-    most: NonNegativeInt = 0
-    """Most units of a layer of the wide model, as long as no client alone has more; 0: any
-    number.
-    """
 
     @property
     def prior(self) -> Prior:
         """The prior that `nonparametric` takes, from this method's fields."""
-        return Prior(
-            self.sigma0,
-            self.sigma,
-            self.gamma,
-            self.count_limit,
-            self.count_weight,
-            self.most,
-            self.bias_mean,
-        )
+        return Prior(self.sigma0, self.sigma, self.gamma, self.bias_mean)
 
     @property
     def needs_classes(self) -> str:
@@ -177,7 +161,7 @@ class Widened(Matched):
             self.order(fed, state, client.id),
             self.widened(fed, state.sizes.tolist()),
         )
-        return nonparametric.take(state.model, wide, self.units(fed), order)
+        return take(state.model, wide.places(order))
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         numbers = {"units": float(state.sizes.sum())}

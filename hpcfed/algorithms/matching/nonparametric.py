@@ -17,7 +17,7 @@ unit of client k is, summed over the values of the vector,
   (p0 m + p_k v)^2 / (p0 + p_k) - (p0 m)^2 / p0 - 2 log i + 2 log(gamma / J).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from hpcfed import Params
 from hpcfed.algorithms.matching.permutation import Order, Wanted, unit_vectors
-from hpcfed.models.trace import FIXED, Axis
-from hpcfed.models.widths import Units
+from hpcfed.models.trace import FIXED
+from hpcfed.models.widths import Units, indices, place
 
 Seen = Callable[[str], bool]
 HEAD = "head.weight"
@@ -40,17 +40,12 @@ class Prior:
     """Prior of the units of the wide model.
 
     sigma0, sigma: variances.  gamma: mass of the beta process; a larger mass gives more units.
-    count_limit: upper bound of n_i in its logarithm; 0: no bound.  count_weight: factor of that
-    logarithm.  most: largest number of units of the wide layer; 0: any number.  bias_mean: mean of
-    the prior of biases.
+    bias_mean: mean of the prior of biases.
     """
 
     sigma0: float = 1.0
     sigma: float = 1.0
     gamma: float = 1.0
-    count_limit: int = 0
-    count_weight: float = 2.0
-    most: int = 0
     bias_mean: float = 0.0
 
     def mean(self, name: str) -> float:
@@ -96,22 +91,18 @@ def gains(
     the sum of the other clients' vectors times their precisions.  mass: [I, f], the sum of these
     precisions.  mean: [f], mean of the prior.  counts: [I], number of the other clients that have
     the unit, at least 1.  J: number of clients.
-    Returns [L, I + new]. There are L new units, or as many as `most` allows, but always enough that
-    every unit has a place.
+    Returns [L, I + L]; every unit may become a new one.
     """
-    L, taken = len(v), len(counts)
     p0 = 1 / prior.sigma0
     weighted, base = precision * v, p0 * mean
     before, after = p0 + mass, p0 + mass + precision  # [I, f]
     S = base + total  # [I, f]
     existing = np.square(weighted) @ (1 / after).T + 2 * weighted @ (S / after).T
     existing += (np.square(S) * (1 / after - 1 / before)).sum(1)
-    capped = np.minimum(counts, prior.count_limit) if prior.count_limit else counts
-    existing = existing + prior.count_weight * np.log(capped / (J - capped))
-    free = min(L, max(prior.most - taken, L - taken, 0)) if prior.most else L
+    existing = existing + 2 * np.log(counts / (J - counts))
     new = (np.square(weighted + base) / (p0 + precision)).sum(1) - (np.square(base) / p0).sum()
     new += 2 * np.log(prior.gamma / J)
-    return np.hstack([existing, new[:, None] - 2 * np.log(np.arange(1, free + 1))])
+    return np.hstack([existing, new[:, None] - 2 * np.log(np.arange(1, len(v) + 1))])
 
 
 def match_units(
@@ -129,7 +120,7 @@ def match_units(
     from scipy.optimize import linear_sum_assignment  # here: it takes a moment to import
 
     J = len(vectors)
-    assignments: list[np.ndarray | None] = [np.arange(len(vectors[0])), *[None] * (J - 1)]
+    assignments: list[Any] = [np.arange(len(vectors[0])), *[None] * (J - 1)]
     for sweep in range(sweeps + 1):
         before = list(assignments)
         for k in range(0 if sweep else 1, J):
@@ -148,16 +139,9 @@ def match_units(
             gain = gains(vectors[k], precision_k, total, mass, unit.mean, counts, J, prior)
             others[k] = linear_sum_assignment(gain, maximize=True)[1]
             _, assignments = drop_empty(others)
-        if sweep and same(before, assignments):
+        if sweep and all(map(np.array_equal, before, assignments)):
             break
     return by_popularity([at for at in assignments if at is not None])
-
-
-def same(a: Sequence[np.ndarray | None], b: Sequence[np.ndarray | None]) -> bool:
-    """Return whether two assignments are equal for all clients."""
-    return all(
-        x is not None and y is not None and np.array_equal(x, y) for x, y in zip(a, b, strict=True)
-    )
 
 
 def drop_empty(assignments: Sequence[np.ndarray | None]) -> tuple[int, list[np.ndarray | None]]:
@@ -220,7 +204,7 @@ def match_models(
         assignments = match_units(vectors, unit, prior, sweeps)
         wide = widen(now, group, 1 + max(int(at.max()) for at in assignments))
         spread = [
-            place(model, now, wide, {group: at})
+            place(model, wide.places({group: at}), wide)
             for model, at in zip(spread, assignments, strict=True)
         ]
         for order, at in zip(orders, assignments, strict=True):
@@ -271,51 +255,8 @@ def widen(units: Units, group: int, size: int) -> Units:
     return Units({**units.sizes, group: size}, axes)
 
 
-def places(narrow: Axis, wide: Axis, order: Order) -> np.ndarray:
-    """Return the places of a narrow model's dimension in the wide model's dimension."""
-    indices, start = [], 0
-    for (group, size, repeat), other in zip(narrow, wide, strict=True):
-        units = np.arange(size) if group == FIXED or group not in order else order[group]
-        indices.append((start + units[:, None] * repeat + np.arange(repeat)).reshape(-1))
-        start += other.size * repeat
-    return np.concatenate(indices)
-
-
-def crossings(
-    model: Mapping[str, Any], narrow: Units, wide: Units, order: Order
-) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Yield each tensor that has units, and the places of the narrow model's values in it."""
-    for name in model:
-        at = [
-            torch.from_numpy(places(a, b, order))
-            for a, b in zip(narrow.axes.get(name, ()), wide.axes.get(name, ()), strict=True)
-        ]
-        if any(s.group in order for axis in wide.axes.get(name, ()) for s in axis):
-            yield name, torch.meshgrid(*at, indexing="ij")
-
-
-def place(model: Mapping[str, Tensor], narrow: Units, wide: Units, order: Order) -> Params:
-    """Return a model in the places of a wider one, 0 elsewhere."""
-    new = Params(model)
-    for name, at in crossings(model, narrow, wide, order):
-        shape = [sum(s.size * s.repeat for s in axis) for axis in wide.axes[name]]
-        value = model[name]
-        new[name] = value.new_zeros(*shape, *value.shape[len(shape) :])
-        new[name][tuple(i.to(value.device) for i in at)] = value
-    return new
-
-
-def take(model: Mapping[str, Tensor], wide: Units, narrow: Units, order: Order) -> Params:
-    """Return the narrow model that has these units of a wide one: the inverse of `place`."""
-    new = Params(model)
-    for name, at in crossings(model, narrow, wide, order):
-        new[name] = model[name][tuple(i.to(model[name].device) for i in at)]
-    return new
-
-
 def fuse(
     wide: Wide,
-    narrow: Units,
     weights: Sequence[float],
     side: Callable[[str], int],
     shares: Sequence[Tensor] = (),
@@ -340,7 +281,7 @@ def fuse(
             w: Any = weight
             if shares and name in HEADS:
                 w = shares[k].to(value.device).view(-1, *[1] * (value.dim() - 1))
-            present = holds(name, value, wide.units, narrow, order, side(name))
+            present = holds(name, value, wide.units, order, side(name))
             total[name] = total.get(name, 0) + w * value.double()
             mass[name] = mass.get(name, 0) + w * present
     mean = Params()
@@ -354,7 +295,7 @@ def fuse(
     return mean
 
 
-def holds(name: str, value: Tensor, wide: Units, narrow: Units, order: Order, side: int) -> Tensor:
+def holds(name: str, value: Tensor, wide: Units, order: Order, side: int) -> Tensor:
     """Return 1 where a model has the units that a tensor's values belong to, else 0.
 
     The result broadcasts against the tensor.
@@ -366,5 +307,5 @@ def holds(name: str, value: Tensor, wide: Units, narrow: Units, order: Order, si
         return torch.ones([1] * value.dim(), dtype=torch.float64, device=value.device)
     (dim,) = dims
     mask = torch.zeros(value.shape[dim], dtype=torch.float64, device=value.device)
-    mask[torch.from_numpy(places(narrow.axes[name][dim], axes[dim], order))] = 1
+    mask[torch.from_numpy(indices(axes[dim], order))] = 1
     return mask.view([-1 if i == dim else 1 for i in range(value.dim())])

@@ -21,9 +21,9 @@ rounds of section 3.4 are less sure.
 Deviations: convolutions and normalisation are matched as well, where the paper has linear layers
 alone. With estimate = "mean" a unit is the mean of its vectors, because the posterior mean of a
 unit of a single client is half as long with sigma0 = sigma. Clients are taken out and matched again
-in their order; the public code draws the order. The public code, preset authors, weighs the
-popularity of a unit once, not twice, counts it up to 10, and has no more than 700 units in a layer.
-It also tries several priors and keeps the best on training data; this is not implemented.
+in their order; the public code draws the order. The public code also weighs the popularity of a
+unit once, not twice, counts it up to 10, has no more than 700 units in a layer, and tries several
+priors to keep the best on training data; none of this is followed.
 """
 
 from typing import Any
@@ -72,5 +72,5 @@ class PFNM(Widened):
         )
         weights = [self.weigh(fed, k) for k in sent]
         prior = self.prior if self.estimate == "map" else None
-        model = nonparametric.fuse(wide, units, weights, lambda name: 1, shares, prior, counts)
+        model = nonparametric.fuse(wide, weights, lambda name: 1, shares, prior, counts)
         return model, list(wide.units.sizes.values()), dict(zip(sent, wide.orders, strict=True))

@@ -55,10 +55,10 @@ from hpcfed import (
 from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.personal.slimming import Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
-from hpcfed.models.widths import Units
+from hpcfed.models.widths import Units, place
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import call, fit, fit_targets, parameters, predictor
+from hpcfed.training.server import call, fit, fit_targets, lay_out, parameters, predictor
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
 TIMES = "prunings"  # in a client's memory: how often its model was pruned
@@ -172,9 +172,9 @@ class PFedKnow(RoundBased):
                 taught = {k: self.teach(fed, state, peers, k, models[k], t) for k in models}
 
             def fetch(client: Client) -> None:
-                mask = peers[client.id]["mask"]
+                mask = models[client.id].mask
                 packed = fed.down(client, slim.pack(taught[client.id], mask))
-                client.load(slim.unpack(packed, mask, taught[client.id]))
+                client.load(slim.unpack(packed, mask))
 
             fed.run(sorted(peers), fetch)
         return state
@@ -269,7 +269,7 @@ class PFedKnow(RoundBased):
 
         return fit(
             fed,
-            received.model,
+            lay_out(module, received.model),
             loss,
             lambda rows: rows,
             len(fed.public),
@@ -313,7 +313,7 @@ def unpack(fed: Federation, sent: Mapping[str, Any]) -> Received:
     bits = np.unpackbits(sent["mask"].cpu().numpy(), count=slim.channels)
     mask = torch.from_numpy(bits).bool()
     (packed,) = sent["model"].terms
-    return Received(slim.unpack(packed.value, mask, fed.initial()), mask)
+    return Received(place(packed.value, packed.at, slim.units), mask)
 
 
 def answers(fed: Federation, k: int, received: Received) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.core.params import Params
-from hpcfed.models.widths import Units, Window, take
+from hpcfed.models.widths import Units, Window, place, take
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,20 @@ class Slimming:
 
     def window(self, mask: Tensor) -> Window:
         """Return the positions of the remaining values in each tensor."""
-        every = {group: np.arange(size) for group, size in self.units.sizes.items()}
-        left = {group: np.flatnonzero(bits.numpy()) for group, bits in self.split(mask).items()}
-        return self.units.places(every | left)
+        channels = {group: np.flatnonzero(bits) for group, bits in self.split(mask).items()}
+        return self.units.places(channels)
 
     def pack(self, params: Mapping[str, Tensor], mask: Tensor) -> Params:
         """Return the model without dropped channels, which is what is sent."""
         return take(params, self.window(mask))
 
-    def unpack(self, packed: Mapping[str, Tensor], mask: Tensor, like: Params) -> Params:
-        """Return the model of which `pack` returned these values, with 0 in dropped channels.
-
-        like: any whole model of the architecture.
-        """
-        model, window = like.map(torch.zeros_like), self.window(mask)
-        for name, value in packed.items():
-            axes = [torch.as_tensor(axis, device=value.device) for axis in window.get(name, ())]
-            # [n0, 1, 1], [n1, 1] and so on: all combinations of these positions
-            at = [axis.view(-1, *[1] * (len(axes) - 1 - dim)) for dim, axis in enumerate(axes)]
-            model[name][tuple(at)] = value
-        return model
+    def unpack(self, packed: Mapping[str, Tensor], mask: Tensor) -> Params:
+        """Return the model of which `pack` returned these values, with 0 in dropped channels."""
+        return place(packed, self.window(mask), self.units)
 
     def remaining(self, params: Params, mask: Tensor) -> Params:
         """Return 1 for each remaining value of the model and 0 for each dropped one."""
-        return self.unpack(self.pack(params.map(torch.ones_like), mask), mask, params)
+        return self.unpack(self.pack(params.map(torch.ones_like), mask), mask)
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
