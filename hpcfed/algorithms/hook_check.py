@@ -32,22 +32,6 @@ CHOICES = {  # valid values of declarations
     "accepts": ("one architecture", "widths", "depths", "a common head", "any models"),
     "needs": ("public", "proxy", "server"),
 }
-ELSEWHERE = {  # hooks, by their names in other frameworks
-    "fit": "local",
-    "client_update": "local",
-    "local_update": "local",
-    "aggregate": "server",
-    "server_update": "server",
-    "aggregate_fit": "server",
-    "setup": "init",
-    "criterion": "loss",
-    "training_step": "loss",
-    "forward": "loss",
-    "evaluate": "predictor",
-    "sample": "cohort",
-    "select": "cohort",
-    "end": "finish",
-}
 CALLERS = {"loss": ("local", "work"), "local": ("round",), "server": ("round",)}
 
 
@@ -184,7 +168,7 @@ def misspelt(cls: type, name: str, base: type) -> str:
     kinds = (kind for kind in base.__mro__ if issubclass(kind, Method))
     members = (pair for kind in kinds for pair in vars(kind).items())
     hooks = {n for n, v in members if isinstance(v, FunctionType) and not n.startswith("_")}
-    near = get_close_matches(name, hooks, n=1) or [h for h in (ELSEWHERE.get(name),) if h in hooks]
+    near = get_close_matches(name, hooks, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return (
         f"{cls.__name__}.{name} is no hook of {base.__name__}, and nothing calls it{hint}\n"

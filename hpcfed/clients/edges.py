@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.clients.csv_lines import read_csv
+from hpcfed.clients.csv_lines import read_each
 from hpcfed.config.edges import Edges
 from hpcfed.core.errors import DataError
 
@@ -68,27 +68,11 @@ def read(path: Path, clients: int, number: int) -> np.ndarray:
 
     Raises DataError that names the wrong line and says why.
     """
-    lines = read_csv(path, HEADER, "edges.file")
-    rows = dict(parse(path, line, number) for line in lines)
-    if len(rows) < len(lines) or sorted(rows) != list(range(clients)):
-        raise DataError(
-            f"edges.file: {path}: has {len(lines)} lines for {clients} clients; give one line for "
-            f"each of the clients 0..{clients - 1}"
-        )
-    return np.array([rows[k] for k in range(clients)], np.int32)
-
-
-def parse(path: Path, line: Sequence[str], number: int) -> tuple[int, int]:
-    """Return the ids of a client and its edge."""
-    try:
-        k, e = map(int, line)
-    except ValueError as error:
-        raise DataError(
-            f"edges.file: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
-        ) from error
-    if not 0 <= e < number:
-        raise DataError(
-            f"edges.file: {path}: client {k} has edge {e}; edges are 0..{number - 1}, as "
-            f"edges.number = {number} says"
-        )
-    return k, e
+    of = [e for (e,) in read_each(path, HEADER, "edges.file", clients)]
+    for k, e in enumerate(of):
+        if e not in range(number):
+            raise DataError(
+                f"edges.file: {path}: client {k} has edge {e:g}; edges are 0..{number - 1}, as "
+                f"edges.number = {number} says"
+            )
+    return np.array(of, np.int32)

@@ -11,13 +11,12 @@ memory. Neither changes a result.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hpcfed.clients.csv_lines import read_csv
+from hpcfed.clients.csv_lines import read_csv, read_each
 from hpcfed.clients.traces import Trace
 from hpcfed.config.system import System
 from hpcfed.core import rng
@@ -120,18 +119,11 @@ def read_measured(path: Path, clients: int) -> np.ndarray:
     Raises DataError that names the wrong line and says why.
     """
     seconds, examples = np.zeros(clients), np.zeros(clients)
-    for line in read_csv(path, MEASURED, "system.measured"):
-        try:
-            k, took, number = int(line[0]), *map(float, line[1:])
-        except ValueError as error:
-            raise DataError(
-                f"system.measured: {path}: {','.join(line)!r}: write {','.join(MEASURED)} as "
-                f"numbers"
-            ) from error
+    for k, (took, number) in read_csv(path, MEASURED, "system.measured"):
         if not (0 <= k < clients and 0 < took < np.inf and 0 < number < np.inf):
             raise DataError(
-                f"system.measured: {path}: {','.join(line)!r}: client must be 0..{clients - 1}, "
-                f"seconds and examples > 0"
+                f"system.measured: {path}: '{k},{took:g},{number:g}': client must be "
+                f"0..{clients - 1}, seconds and examples > 0"
             )
         seconds[k] += took
         examples[k] += number
@@ -155,33 +147,17 @@ def read(path: Path, clients: int) -> dict[str, np.ndarray]:
 
     Raises DataError that names the wrong line and says why.
     """
-    lines = read_csv(path, HEADER, "system.file")
-    rows = dict(parse(path, line) for line in lines)
-    if len(rows) < len(lines) or sorted(rows) != list(range(clients)):
-        raise DataError(
-            f"system.file: {path}: has {len(lines)} lines for {clients} clients; "
-            f"give one line for each of the clients 0..{clients - 1}"
-        )
-    return dict(zip(COLUMNS, np.array([rows[k] for k in range(clients)]).T.copy(), strict=True))
-
-
-def parse(path: Path, line: Sequence[str]) -> tuple[int, list[float]]:
-    """Return a client's id, and its speed, bandwidth, latency and availability."""
-    try:
-        k, values = int(line[0]), [float(word) for word in line[1:]]
+    rows = read_each(path, HEADER, "system.file", clients)
+    for k, values in enumerate(rows):
         speed, bandwidth, latency, availability = values
-    except ValueError as error:
-        raise DataError(
-            f"system.file: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
-        ) from error
-    if not (
-        0 < speed < np.inf
-        and 0 < bandwidth < np.inf
-        and 0 <= latency < np.inf
-        and 0 < availability <= 1
-    ):
-        raise DataError(
-            f"system.file: {path}: client {k}: speed and bandwidth must be > 0, latency >= 0, "
-            f"availability > 0 and <= 1, but they are {', '.join(line[1:])}"
-        )
-    return k, values
+        if not (
+            0 < speed < np.inf
+            and 0 < bandwidth < np.inf
+            and 0 <= latency < np.inf
+            and 0 < availability <= 1
+        ):
+            raise DataError(
+                f"system.file: {path}: client {k}: speed and bandwidth must be > 0, latency >= 0, "
+                f"availability > 0 and <= 1, but they are {', '.join(f'{v:g}' for v in values)}"
+            )
+    return dict(zip(COLUMNS, np.array(rows).T.copy(), strict=True))

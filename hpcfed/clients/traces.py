@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +53,14 @@ def read(path: Path, clients: int) -> Trace:
 
     Raises DataError that names the wrong line and says why.
     """
-    lines = read_csv(path, HEADER, "system.trace")
-    rows = sorted(parse(path, line, clients) for line in lines)
+    rows = sorted((k, *values) for k, values in read_csv(path, HEADER, "system.trace"))
+    for k, time, available, speed in rows:
+        valid = 0 <= time < np.inf and available in (0, 1) and 0 < speed < np.inf
+        if not (0 <= k < clients and valid):
+            raise DataError(
+                f"system.trace: {path}: '{k},{time:g},{available:g},{speed:g}': client must be "
+                f"0..{clients - 1}, time >= 0, available 0 or 1, speed > 0"
+            )
     table = np.array(rows, dtype=np.float64).reshape(-1, len(HEADER))
     ids = table[:, 0].astype(np.int64)
     ends = np.searchsorted(ids, np.arange(clients + 1))
@@ -71,19 +76,3 @@ def read(path: Path, clients: int) -> Trace:
                 f"is not available; add a time at which it is"
             )
     return Trace(ends, table[:, 1].copy(), table[:, 2].astype(bool), table[:, 3].copy())
-
-
-def parse(path: Path, line: Sequence[str], clients: int) -> tuple[int, float, float, float]:
-    """Return a client's id, and the time, availability and speed of its line."""
-    try:
-        k, (time, available, speed) = int(line[0]), map(float, line[1:])
-    except ValueError as error:
-        raise DataError(
-            f"system.trace: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
-        ) from error
-    if not (0 <= k < clients and 0 <= time < np.inf and available in (0, 1) and 0 < speed < np.inf):
-        raise DataError(
-            f"system.trace: {path}: {','.join(line)!r}: client must be 0..{clients - 1}, time >= "
-            f"0, available 0 or 1, speed > 0"
-        )
-    return k, time, available, speed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -122,22 +123,10 @@ class Sequence(nn.Module):
         return Steps(h, mask)
 
 
-def conv1d(modality: Modality) -> nn.Module:
-    return Sequence(modality, conv=True, gru=False)
-
-
-def gru(modality: Modality) -> nn.Module:
-    return Sequence(modality, conv=False, gru=True)
-
-
-def conv1d_gru(modality: Modality) -> nn.Module:
-    return Sequence(modality, conv=True, gru=True)
-
-
 MAKERS: dict[str, Callable[[Modality], nn.Module]] = {
-    "conv1d": conv1d,
-    "gru": gru,
-    "conv1d-gru": conv1d_gru,
+    "conv1d": partial(Sequence, conv=True, gru=False),
+    "gru": partial(Sequence, conv=False, gru=True),
+    "conv1d-gru": partial(Sequence, conv=True, gru=True),
     "conv2d": Conv2d,
     "mlp": Mlp,
 }

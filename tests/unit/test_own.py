@@ -79,7 +79,7 @@ CLASSES = {
     "of another framework": (
         "def aggregate(self, x):\n    pass",
         "def agg",
-        "did you mean server?",
+        "is no hook of RoundBased, and nothing calls it",
     ),
     "no type": ("lam = 0.1", "lam = 0.1", "write `lam: float = 0.1`"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),

@@ -97,11 +97,11 @@ def test_the_lines_of_a_file_may_come_in_any_order(tmp_path: Path):
         ),
         (HEADER + "0,fast,1,1,1\n", "'0,fast,1,1,1': write client"),
         (
-            HEADER + "0,0,1,1,1\n",
+            HEADER + "0,0,1,1,1\n1,1,1,1,1\n",
             "client 0: speed and bandwidth must be > 0, .* but they are 0, 1, 1, 1",
         ),
-        (HEADER + "0,1,1,1,1.5\n", "client 0: .*availability > 0 and <= 1"),
-        (HEADER + "0,nan,1,1,1\n", "client 0: speed"),
+        (HEADER + "0,1,1,1,1.5\n1,1,1,1,1\n", "client 0: .*availability > 0 and <= 1"),
+        (HEADER + "0,nan,1,1,1\n1,1,1,1,1\n", "client 0: speed"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name_and_what_to_write(
