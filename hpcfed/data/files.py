@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,6 @@ from hpcfed.tasks import Task, infer, make
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # valid name of a modality
-LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
 USERS = ("users", "user_hash")
 
 
@@ -81,7 +80,8 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
 
     HDF5 with several modalities: `x` is a group with an array for each, and an array of tokens has
     the attribute `vocabulary`. An optional group `present` has an array [n] of 0 and 1 for each
-    modality that some examples lack; the values in their place are not read.
+    modality that some examples lack; the values in their place are not read (NPZ:
+    present_train/NAME).
 
     NPZ: x_train (or text_train), y_train, x_test, y_test, and optionally users_train, users_test,
     vocabulary, classes and own_tests. Several modalities are arrays x_train/NAME and x_test/NAME,
@@ -103,7 +103,7 @@ def read(path: Path, how: Reading | None = None) -> DataSet:
     """
     how = how or Reading()
     with readable(path, ADVICE):
-        file = _open_npz(path, how) if path.suffix == ".npz" else _read_hdf5(path, how)
+        file = (_open_npz if path.suffix == ".npz" else _open_hdf5)(path, how)
     return _dataset(path, file, how)
 
 
@@ -112,7 +112,7 @@ def from_arrays(name: str, arrays: Mapping[str, np.ndarray], how: Reading) -> Da
 
     name: opens messages, in the place of the file.
     """
-    return _dataset(Path(name), _read_npz(Path(name), arrays, how), how)
+    return _dataset(Path(name), _read(_of_npz(Path(name), arrays), how), how)
 
 
 def _dataset(path: Path, file: File, how: Reading) -> DataSet:
@@ -150,6 +150,48 @@ def inputs_of(raw: Raw) -> list[Any]:
     return list(raw.x.values()) if isinstance(raw.x, Mapping) else [raw.x]
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a file holds, by names that are the same in all formats.
+
+    file: arrays by their places.
+    parts: names of the arrays of train and perhaps test; of modalities x/NAME and present/NAME.
+    facts: as stored: classes, columns, task, own_tests, vocabulary, of modalities vocabulary/NAME.
+    inputs, labels: names that these arrays may have.
+    place: returns the place of an array, given its split and its name.
+    fact: the place of a fact, as a format of its name.
+    """
+
+    path: Path
+    file: Mapping[str, Any]
+    parts: Mapping[str, list[str]]
+    facts: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...]
+    place: Callable[[str, str], str]
+    fact: str = "{}"
+
+    def where(self, part: str, name: str) -> str:
+        """Return the beginning of a message about an array."""
+        return f"{self.path}: {self.place(part, name)}"
+
+    def array(self, part: str, name: str) -> np.ndarray:
+        node = self.file[self.place(part, name)]
+        return node if isinstance(node, np.ndarray) else whole(node, self.where(part, name))
+
+    def first(self, part: str, names: Iterable[str]) -> str:
+        """Return the first of these names that an array has. Raises DataError if none has."""
+        for name in names:
+            if name in self.parts[part]:
+                return name
+        places = [self.place(part, name) for name in names]
+        raise DataError(f"{self.path}: has no {' or '.join(places)}; store it there")
+
+    def vocabulary(self, name: str = "vocabulary") -> int:
+        """Return the number of different tokens; 0 for inputs that are none."""
+        return check.vocabulary(self.facts.get(name, 0), f"{self.path}: {self.fact.format(name)}")
+
+
 def _open_npz(path: Path, how: Reading) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
@@ -158,56 +200,97 @@ def _open_npz(path: Path, how: Reading) -> File:
             )
         assert file.zip is not None  # it is open
         fits(sum(member.file_size for member in file.zip.infolist()), str(path))
-        return _read_npz(path, file, how)
+        return _read(_of_npz(path, file), how)
 
 
-def _read_npz(path: Path, file: Mapping[str, np.ndarray], how: Reading) -> File:
-    parts = ["train"]
-    if any(name.split("_")[0] in ("x", "text", "y") for name in file if "_test" in name):
-        parts.append("test")
-    classes = _npz_classes(path, file)
-    if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
-        named = file["columns"].tolist() if "columns" in file else None
-        missing = how.missing_words
-        tables = [
-            _table(path, _endings(file, p), "x", ("y",), named, "{}_" + p, missing) for p in parts
-        ]
-        pair = (tables[0], tables[1] if len(tables) > 1 else None)
-        return File(None, None, classes, tables=pair, label="y")
-    client, modal = how.columns.client, any(name.startswith("x_train/") for name in file)
-    raws = [
-        _npz_modalities(path, file, part, client)
-        if modal
-        else _raw(path, file, "{}_" + part, x=("x", "text"), y=("y",), client=client)
-        for part in parts
-    ]
-    size = check.vocabulary(file.get("vocabulary", 0), f"{path}: vocabulary")
-    sizes = {
-        name: check.vocabulary(file.get(f"vocabulary/{name}", 0), f"{path}: vocabulary/{name}")
-        for name in (raws[0].x if modal else ())
-    }
-    test = raws[1] if len(raws) > 1 else None
-    separate_tests = _own_tests(f"{path}: own_tests", file.get("own_tests", 0), raws[0], test)
-    return File(raws[0], test, classes, size, sizes, own_tests=separate_tests)
+def _of_npz(path: Path, file: Mapping[str, np.ndarray]) -> Source:
+    """Return the content of an .npz file: x_train, x_train/NAME and so on."""
+
+    def place(part: str, name: str) -> str:
+        start, slash, modality = name.partition("/")
+        return f"{start}_{part}{slash}{modality}"
+
+    parts: dict[str, list[str]] = {"train": [], "test": []}
+    for stored in file:
+        start, slash, modality = stored.partition("/")
+        name, _, part = start.rpartition("_")
+        parts.get(part, []).append(f"{name}{slash}{modality}")
+    if not any(name.split("/")[0] in ("x", "text", "y") for name in parts["test"]):
+        del parts["test"]
+    named = ("vocabulary", "own_tests", *(n for n in file if n.startswith("vocabulary/")))
+    facts: dict[str, Any] = {name: file[name] for name in named if name in file}
+    if "classes" in file:
+        facts["classes"] = check.texts(file["classes"], f"{path}: classes").tolist()
+    if "columns" in file:
+        facts["columns"] = file["columns"].tolist()
+    return Source(path, file, parts, facts, ("x", "text"), ("y",), place)
 
 
-def _npz_classes(path: Path, file: Mapping[str, np.ndarray]) -> list[str] | None:
-    """Return the names of the classes in an .npz file, or None."""
-    if "classes" not in file:
-        return None
-    return check.texts(file["classes"], f"{path}: classes").tolist()
+def _open_hdf5(path: Path, how: Reading) -> File:
+    with hdf5(path) as opened:
+        return _read(_of_hdf5(path, opened), how)
 
 
-def _npz_modalities(path: Path, file: Mapping[str, np.ndarray], part: str, client: str) -> Raw:
-    """Return a split whose inputs are the arrays x_PART/NAME, in the file's order."""
-    start = f"x_{part}/"
-    arrays = {name.removeprefix(start): file[name] for name in file if name.startswith(start)}
-    for name in arrays:
-        check_modality(f"{path}: {start}{name}", name)
-    if f"y_{part}" not in file:
-        raise DataError(f"{path}: has no y_{part}; store it there")
-    users = users_place(path, file, "{}_" + part, client)
-    return Raw(arrays, file[f"y_{part}"], file.get(users, None), (f"x_{part}", f"y_{part}", users))
+def _of_hdf5(path: Path, opened: h5py.File) -> Source:
+    """Return the content of an HDF5 file: train/images, train/x/NAME and so on."""
+    file = Nodes(opened)
+    if "train" not in file:
+        content = ", ".join(file) or "nothing"
+        raise DataError(
+            f"{path}: holds {content}, but no group 'train'; store train/images, train/labels"
+        )
+    parts = {part: _of_group(path, file, part) for part in ("train", "test") if part in file}
+    facts = {name: attribute(opened, name) for name in ("vocabulary", "task", "own_tests")}
+    for name, places in (("classes", ("classes",)), ("columns", ("columns", "features"))):
+        stored = (attribute(opened, place) for place in places)
+        text = next((value for value in stored if value is not None), None)
+        facts[name] = None if text is None else parse_json(text, f"attribute {name!r}")
+    for name in parts["train"]:
+        if name.startswith("x/"):
+            tokens = attribute(file[f"train/{name}"], "vocabulary")
+            facts[f"vocabulary/{name.removeprefix('x/')}"] = tokens
+    if "jpeg_header" in file:
+        facts["jpeg_header"] = whole(file["jpeg_header"], f"{path}: jpeg_header")
+    facts = {name: value for name, value in facts.items() if value is not None}
+    inputs, labels = ("images", "x", "text", "features"), ("labels", "y")
+    return Source(path, file, parts, facts, inputs, labels, "{}/{}".format, "attribute {}")
+
+
+def _of_group(path: Path, file: Nodes, part: str) -> list[str]:
+    """Return the names of the arrays of a group, of modalities in alphabetical order."""
+    group = file[part]
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
+    names = []
+    for name in group:
+        node = file[f"{part}/{name}"] if name in ("x", "present") else None
+        if isinstance(node, h5py.Group) and not len(node):
+            raise DataError(f"{path}: group {part}/{name} is empty; store an array each modality")
+        modalities = sorted(node) if isinstance(node, h5py.Group) else []
+        names += [f"{name}/{modality}" for modality in modalities] or [name]
+    return names
+
+
+def _read(source: Source, how: Reading) -> File:
+    """Return the splits of a file, or its tables."""
+    path, facts = source.path, source.facts
+    classes, vocabulary = facts.get("classes"), source.vocabulary()
+    task = _task(path, facts.get("task"), classes)
+    numbers, labels = (
+        next((name for name in names if name in source.parts["train"] and name != "text"), "")
+        for names in (source.inputs, source.labels)
+    )
+    nodes = [source.file[source.place("train", n)] if n else None for n in (numbers, labels)]
+    if not vocabulary and is_table(*nodes):
+        table, *tests = [_table(source, part, numbers, labels, how) for part in source.parts]
+        tables = table, tests[0] if tests else None
+        return File(None, None, classes, task=task, tables=tables, label=labels)
+    train, *others = [_raw(source, part, how.columns.client) for part in source.parts]
+    names = train.x if isinstance(train.x, Mapping) else ()
+    vocabularies = {name: source.vocabulary(f"vocabulary/{name}") for name in names}
+    test = others[0] if others else None
+    own_tests = _own_tests(source, train, test)
+    return File(train, test, classes, vocabulary, vocabularies, task, own_tests)
 
 
 def check_modality(where: str, name: str) -> None:
@@ -216,45 +299,16 @@ def check_modality(where: str, name: str) -> None:
         raise DataError(f"{where}: a modality is named in letters, digits, - and _")
 
 
-def _own_tests(where: str, stored: Any, train: Raw, test: Raw | None) -> bool:
+def _own_tests(source: Source, train: Raw, test: Raw | None) -> bool:
     """Return whether test examples belong to the users that they name."""
+    stored = source.facts.get("own_tests", 0)
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(stored) or stored not in (0, 1) or (stored and not named):
         raise DataError(
-            f"{where} is {stored!s:.50}; store 1 where both splits name their users, else leave it "
-            f"away"
+            f"{source.path}: {source.fact.format('own_tests')} is {stored!s:.50}; store 1 where "
+            f"both splits name their users, else leave it away"
         )
     return bool(stored)
-
-
-def _read_hdf5(path: Path, how: Reading) -> File:
-    with hdf5(path) as opened:
-        file = Nodes(opened)
-        if "train" not in file:
-            content = ", ".join(file) or "nothing"
-            raise DataError(
-                f"{path}: holds {content}, but no group 'train'; store train/images, train/labels"
-            )
-        stored = attribute(opened, "classes")
-        names = None if stored is None else parse_json(stored, "attribute 'classes'")
-        if (tables := _hdf5_tables(path, file, opened, how)) is not None:
-            task = _task(path, attribute(opened, "task", ""), names)
-            return File(None, None, names, task=task, tables=tables[:2], label=tables[2])
-        train = _raw_group(path, file, "train", how.columns.client)
-        test = _raw_group(path, file, "test", how.columns.client) if "test" in file else None
-        vocabulary = check.vocabulary(
-            attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
-        )
-        vocabularies = {
-            name: check.vocabulary(
-                attribute(file[f"train/x/{name}"], "vocabulary", 0), f"{path}: train/x/{name}"
-            )
-            for name in (train.x if isinstance(train.x, Mapping) else ())
-        }
-        task = _task(path, attribute(opened, "task", ""), names)
-        own_tests = attribute(opened, "own_tests", 0)
-    separate_tests = _own_tests(f"{path}: attribute own_tests", own_tests, train, test)
-    return File(train, test, names, vocabulary, vocabularies, task, separate_tests)
 
 
 def _task(path: Path, stored: object, names: Any) -> Task | None:
@@ -283,63 +337,15 @@ def is_table(x: Any, y: Any) -> bool:
     return len(labels) == 1 or labels[1:] == (1,)
 
 
-def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one split of an .npz file, by their names without the split's ending."""
-    end = f"_{part}"
-    return {name.removesuffix(end): file[name] for name in file if name.endswith(end)}
-
-
-def _hdf5_tables(
-    path: Path, file: Nodes, opened: h5py.File, how: Reading
-) -> tuple[Table, Table | None, str] | None:
-    """Return the tables of an HDF5 file, and the name of their labels.
-
-    Returns None unless the inputs are rows of numbers.
-    """
-    if not isinstance(file["train"], h5py.Group) or attribute(opened, "vocabulary", 0):
-        return None
-    parts = {part: file[part] for part in ("train", "test") if part in file}
-    inputs = next((name for name in INPUTS if f"train/{name}" in file), "")
-    labels = next((name for name in LABELS if f"train/{name}" in file), "")
-    nodes = [file[f"train/{name}"] if name else None for name in (inputs, labels)]
-    if not is_table(*nodes):
-        return None
-    attributes = (attribute(opened, name) for name in ("columns", "features"))
-    stored = next((value for value in attributes if value is not None), None)
-    named = None if stored is None else parse_json(stored, "attribute 'columns'")
-    tables = []
-    for part, group in parts.items():
-        if not isinstance(group, h5py.Group):
-            raise DataError(f"{path}: {part} is no group; store {part}/{inputs}, {part}/{labels}")
-        arrays = {
-            name: whole(node, f"{path}: {part}/{name}")
-            for name in group
-            if isinstance(node := file[f"{part}/{name}"], h5py.Dataset)
-        }
-        tables.append(
-            _table(path, arrays, inputs, (labels,), named, part + "/{}", how.missing_words)
-        )
-    return tables[0], tables[1] if len(tables) > 1 else None, labels
-
-
-def _table(
-    path: Path,
-    arrays: Mapping[str, np.ndarray],
-    inputs: str,
-    labels: tuple[str, ...],
-    named: Any,
-    place: str,
-    missing: Collection[str],
-) -> Table:
+def _table(source: Source, part: str, inputs: str, labels: str, how: Reading) -> Table:
     """Return rows of numbers, and the arrays beside them, as a table.
 
-    missing: the words that stand for missing values, in lower case.
-    place: the place of an array, as in "train/{}".
+    inputs, labels: names of the arrays.
     """
-    for name in (inputs, *labels):
-        if name not in arrays:
-            raise DataError(f"{path}: has no {place.format(name)}; store it there")
-    x, where = arrays[inputs], f"{path}: {place.format(inputs)}"
+    for name in (inputs, labels):
+        source.first(part, [name])
+    x, where = source.array(part, inputs), source.where(part, inputs)
+    named, missing = source.facts.get("columns"), how.missing_words
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "biuf":
         raise DataError(f"{where}: {x.dtype} {list(x.shape)}; store numbers, [n, features]")
     names = [f"x{i}" for i in range(x.shape[1])] if named is None else named
@@ -352,127 +358,79 @@ def _table(
     for i, name in enumerate(map(str, names)):
         columns[name] = x[:, i].astype(np.float64)
     odd = {}
-    for name, array in arrays.items():
-        if name == inputs:
+    for name in source.parts[part]:
+        node = source.file[source.place(part, name)]
+        if name == inputs or isinstance(node, h5py.Group):
             continue
+        array = source.array(part, name)
         values = array[:, 0] if array.ndim == 2 and array.shape[1:] == (1,) else array
         if values.shape != (len(x),):
-            if name in (*labels, *USERS):
+            if name in (labels, *USERS):
                 raise DataError(
-                    f"{path}: {place.format(name)}: shape {list(array.shape)}, but there are "
+                    f"{source.where(part, name)}: shape {list(array.shape)}, but there are "
                     f"{len(x)} examples; store one an example"
                 )
             odd[name] = f"{array.dtype} {list(array.shape)}"
         elif values.dtype.kind in "biuf":
             columns[name] = values.astype(np.float64)
         elif values.dtype.kind in "OSU":
-            words = check.texts(values, f"{path}: {place.format(name)}")
+            words = check.texts(values, source.where(part, name))
             words[[text.strip().lower() in missing for text in words]] = None
             columns[name] = words
         else:
             odd[name] = str(values.dtype)
-    return Table(f"{path}: {place.split('/')[0].strip('{}_')}", columns, len(x), odd)
+    return Table(f"{source.path}: {part}", columns, len(x), odd)
 
 
-def _raw_group(path: Path, file: Nodes, part: str, client: str = "") -> Raw:
-    if not isinstance(file[part], h5py.Group):
-        raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
-    if f"{part}/x" in file and isinstance(file[f"{part}/x"], h5py.Group):
-        return _raw_modalities(path, file, part, client)
-    place, inputs = part + "/{}", ("images", "x", "text", "features")
-    if f"{part}/jpeg_body" not in file:
-        return _raw(path, file, place, x=inputs, y=LABELS, client=client)
-    places = [f"{part}/{key}" for key in ("labels", client or "users")]
-    arrays = {place: file[place] for place in places if place in file}
-    arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
-    return _raw(path, arrays, place, x=("images",), y=("labels",), client=client)
-
-
-def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
-    """Return a split whose inputs are a group of modalities, in alphabetical order."""
-    place = f"{part}/x"
-    names = sorted(file[place])
-    if not names:
-        raise DataError(f"{path}: group {place} is empty; store an array for each modality")
-    for name in names:
-        check_modality(f"{path}: {place}/{name}", name)
-    arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
-    present = f"{part}/present"
-    flags = {
-        name: _values(path, file, f"{present}/{name}")
-        for name in (sorted(file[present]) if present in file else ())
-    }
-    for name in flags:
-        if name not in arrays:
-            raise DataError(f"{path}: {part}/present/{name}: there is no {place}/{name}")
-    key = next((k for k in ("labels", "y") if f"{part}/{k}" in file), None)
-    if key is None:
-        raise DataError(f"{path}: has no {part}/labels or {part}/y; store it there")
-    users = users_place(path, file, part + "/{}", client)
-    ids = _values(path, file, users) if users in file else None
-    y = _values(path, file, f"{part}/{key}")
-    return Raw(arrays, y, ids, (place, f"{part}/{key}", users), flags)
-
-
-def users_place(path: Path, arrays: Mapping, place: str, client: str) -> str:
-    """Return the place of the examples' users, whether or not it exists.
-
-    client: the array that the job names.
-    Raises DataError if that array is missing.
-    """
-    if client and place.format(client) not in arrays:
-        raise DataError(
-            f"{path}: has no {place.format(client)}, which columns.client names; name an array "
-            f"with a value an example"
-        )
-    names = map(place.format, (client,) if client else USERS)
-    return next((name for name in names if name in arrays), place.format(USERS[0]))
-
-
-def _raw(
-    path: Path,
-    arrays: Mapping,
-    place: str,
-    x: tuple[str, ...],
-    y: tuple[str, ...],
-    client: str = "",
-) -> Raw:
+def _raw(source: Source, part: str, client: str) -> Raw:
     """Return the inputs, labels and users of one split.
 
-    place: the place of an array, as in "train/{}" or "{}_train".
     client: the array of users that the job names.
     """
-    inputs, labels = (_first(path, arrays, [place.format(n) for n in any_of]) for any_of in (x, y))
-    users = users_place(path, arrays, place, client)
-    ids = _values(path, arrays, users) if users in arrays else None
-    return Raw(
-        _values(path, arrays, inputs), _values(path, arrays, labels), ids, (inputs, labels, users)
-    )
+    arrays, present, inputs = source.parts[part], dict[str, np.ndarray](), "x"
+    modalities = [name.removeprefix("x/") for name in arrays if name.startswith("x/")]
+    if modalities:
+        for name in modalities:
+            check_modality(source.where(part, f"x/{name}"), name)
+        x: Any = {name: source.array(part, f"x/{name}") for name in modalities}
+    elif "jpeg_body" in arrays:
+        inputs, x = "images", _decode_jpegs(source, part)
+    else:
+        inputs = source.first(part, source.inputs)
+        x = source.array(part, inputs)
+    labels = source.first(part, source.labels)
+    y = source.array(part, labels)
+    for flags in (name for name in arrays if name.startswith("present/")):
+        name, n = flags.removeprefix("present/"), len(y) if y.ndim else 0
+        if name not in modalities:
+            other = source.place(part, f"x/{name}")
+            raise DataError(f"{source.where(part, flags)}: there is no {other}")
+        present[name] = check.flags(source.array(part, flags), n, source.where(part, flags))
+    users = next((name for name in USERS if name in arrays), USERS[0])
+    if client:
+        users = client
+        if users not in arrays:
+            raise DataError(
+                f"{source.path}: has no {source.place(part, users)}, which columns.client names; "
+                f"name an array with a value an example"
+            )
+    ids = source.array(part, users) if users in arrays else None
+    one, two, three = (source.place(part, name) for name in (inputs, labels, users))
+    return Raw(x, y, ids, (one, two, three), present)
 
 
-def _first(path: Path, arrays: Mapping, places: list[str]) -> str:
-    """Return the first of these places that has an array. Raises DataError if none has."""
-    for place in places:
-        if place in arrays:
-            return place
-    raise DataError(f"{path}: has no {' or '.join(places)}; store it there")
-
-
-def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
-    node = arrays[name]
-    return node if isinstance(node, np.ndarray) else whole(node, f"{path}: {name}")
-
-
-def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
+def _decode_jpegs(source: Source, part: str) -> np.ndarray:
     """Decode JPEG files that share a header.
 
     File i is the header followed by jpeg_body[offsets[i] : offsets[i + 1]].
     """
-    names = ("jpeg_header", f"{part}/jpeg_body", f"{part}/jpeg_offsets")
-    *parts, offsets = (_values(path, file, name) for name in names)
-    header, body = (part.tobytes() for part in parts)
+    if "jpeg_header" not in source.facts:
+        raise DataError(f"{source.path}: has no jpeg_header; store it at the top")
+    header = source.facts["jpeg_header"].tobytes()
+    body = source.array(part, "jpeg_body").tobytes()
+    offsets = source.array(part, source.first(part, ["jpeg_offsets"]))
     wrong = np.diff(offsets, append=len(body)) < 0
-    where = f"{path}: {part}/jpeg_offsets"
+    where, place = source.where(part, "jpeg_offsets"), source.where(part, "jpeg_body")
     first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
     decoded = []
     for i, (start, stop) in enumerate(pairwise(offsets)):
@@ -480,15 +438,13 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
             image = Image.open(io.BytesIO(header + body[start:stop]), formats=["JPEG"])
             decoded.append(np.asarray(image.convert("RGB")))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(
-                f"{path}: {part}/jpeg_body: image {i}: {error}; make the file again"
-            ) from error
+            raise DataError(f"{place}: image {i}: {error}; make the file again") from error
         if decoded[i].shape != decoded[0].shape:
             raise DataError(
-                f"{path}: {part}/jpeg_body: image {i} has shape {list(decoded[i].shape)}, image 0 "
+                f"{place}: image {i} has shape {list(decoded[i].shape)}, image 0 "
                 f"{list(decoded[0].shape)}; make them alike"
             )
-        fits(decoded[0].nbytes * len(offsets), f"{path}: {part}/jpeg_body")
+        fits(decoded[0].nbytes * len(offsets), place)
     return np.stack(decoded)
 
 
@@ -499,20 +455,11 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     task = task or infer(file.train.y, where)
     file = encode_labels(path, file, task)
     assert file.train is not None
-    train, raws = file.train, [file.train, *filter(None, [file.test])]
+    raws = [file.train, *filter(None, [file.test])]
     splits = number_users([_split(path, raw, file, task) for raw in raws])
     names = [f"{path}: {raw.names[1]}" for raw in raws]
     classes = task.output_names(file.classes, [split.y for split in splits], names)
-    for raw, split in zip(raws, splits, strict=True):
-        if isinstance(split.x, Mapping) or isinstance(splits[0].x, Mapping):
-            _alike(path, split.x, splits[0].x)
-        elif split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
-            raise DataError(
-                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an "
-                f"example, but "
-                f"{train.names[0]} is {splits[0].x.dtype} {list(splits[0].x.shape[1:])}; make "
-                f"them alike"
-            )
+    check_alike(path, raws, splits)
     if file.test is None:
         rows = held_out(str(path), task.strata(splits[0].y), None, how.held_out)
         splits = [splits[0].take(part) for part in rows]
@@ -556,24 +503,20 @@ def encode_labels(path: Path, file: File, task: Task) -> File:
     return replace(file, train=encoded[0], test=(*encoded, None)[1], classes=list(names))
 
 
-def _alike(path: Path, x: Any, reference: Any) -> None:
-    """Raise DataError if the test split has other modalities, or other shapes of them."""
-    kinds = [
-        {name: (v.shape[1:], v.dtype) for name, v in part.items()}
-        if isinstance(part, Mapping)
-        else {}
-        for part in (x, reference)
-    ]
-    for name in sorted(kinds[0].keys() | kinds[1].keys()):
-        actual, wanted = (kind.get(name) for kind in kinds)
-        if actual != wanted:
-            forms = [
-                f"{v[1]} {list(v[0])} an example" if v else "missing" for v in (actual, wanted)
-            ]
-            raise DataError(
-                f"{path}: test/x/{name} is {forms[0]}, but train/x/{name} is {forms[1]}; make them "
-                f"alike"
+def check_alike(path: Path, raws: list[Raw], splits: list[Split]) -> None:
+    """Raise DataError if the test split has other modalities, or other shapes, than training."""
+    forms = []
+    for split in splits:
+        inputs = split.x if isinstance(split.x, Mapping) else {"": split.x}
+        forms.append({n: f"{v.dtype} {list(v.shape[1:])} an example" for n, v in inputs.items()})
+    for name in sorted(set().union(*forms)):
+        if len({form.get(name) for form in forms}) > 1:
+            end = f"/{name}" if name else ""
+            train, test = (
+                f"{raw.names[0]}{end} is {form.get(name, 'missing')}"
+                for raw, form in zip(raws, forms, strict=True)
             )
+            raise DataError(f"{path}: {test}, but {train}; make them alike")
 
 
 def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:
@@ -581,23 +524,21 @@ def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:
     n = len(raw.y) if raw.y.ndim else 0
     y = task.check(raw.y, n, f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, n, f"{path}: {raw.names[2]}")
-    part = raw.names[0].removesuffix("/x")
-    x, present = {}, {}
+    x = {}
     for name, values in raw.x.items():
         where = f"{path}: {raw.names[0]}/{name}"
         if not values.ndim or len(values) != n:
             raise DataError(f"{where}: shape {list(values.shape)}, but there are {n} labels")
         if name in raw.present:
-            present[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
             values = values.copy()
-            values[~present[name]] = 0  # missing values may be nan
+            values[~raw.present[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
         x[name] = (
             check.tokens(values, tokens, where)
             if tokens
             else check.numbers(values, where, file.channels)
         )
-    return Split(x, y, users, present)
+    return Split(x, y, users, raw.present)
 
 
 def _split(path: Path, raw: Raw, file: File, task: Task) -> Split:
