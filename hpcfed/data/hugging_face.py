@@ -6,22 +6,20 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 from PIL import Image, ImageOps
 
 from hpcfed.core.errors import DataError
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
 from hpcfed.data import image_folder, tables
-from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split
-from hpcfed.data.moments import moments
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading
 from hpcfed.data.user_arrays import fits
 
 START = "hf:"
@@ -195,24 +193,10 @@ def of_images(
     for part, which in zip(both, ("train", "test"), strict=False):
         if not len(part):
             raise DataError(f"{name}: the split of {which} examples is empty; save it with rows")
-    images = Images(library, image, name)
-    grey, size = image_folder.survey(chain.from_iterable(map(images, both)), how.image_size)
-    fits(sum(map(len, both)) * size[0] * size[1] * (1 if grey else 3), name)
-    x = [
-        np.stack(
-            [image_folder.as_array(picture, grey, size, where) for where, picture in images(part)]
-        )
-        for part in both
-    ]
-    splits = [Split(*three) for three in zip(x, y, users, strict=True)]
-    if test is None:
-        rows = tables.held_out(name, task.strata(splits[0].y), users[0], how.held_out)
-        splits = [splits[0].take(part) for part in rows]
-    separate_tests = all(ids is not None for ids in users)
-    train, tests = splits
-    numbers = moments(train.x)
-    facts: Any = {"task": task, "own_tests": separate_tests, "user_names": user_names}
-    return DataSet(title(name), train, tests, names, *numbers, **facts)
+    decoder = Images(library, image, name)
+    images = [partial(decoder, part) for part in both]
+    facts: Any = {"name": title(name), "classes": names, "user_names": user_names}
+    return image_folder.of_images(name, images, y, users, task, how, **facts)
 
 
 class Images:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from hpcfed.data.dataset import DataSet, Reading, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.tables import Table, clients, held_out, known, positive_last, read_table
 from hpcfed.data.user_arrays import fits
+from hpcfed.tasks import Task
 from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
 
@@ -60,9 +63,6 @@ def read(folder: Path, how: Reading) -> DataSet:
     for (files, _), place in zip(lists, places, strict=True):
         if not files:
             raise DataError(f"{place}: holds no images; leave the folder away, or fill it")
-    everything = [file for files, _ in lists for file in files]
-    grey, size = survey(each(everything), how.image_size)
-    fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
     users: list[np.ndarray | None] = [None] * len(lists)
     user_names: tuple[str, ...] = ()
     if column := how.columns.client:
@@ -70,20 +70,52 @@ def read(folder: Path, how: Reading) -> DataSet:
             clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
         ]
         users, user_names = clients(listings, column)
-    y, names, task = [labels for _, labels in lists], tuple(classes), Classification()
+    y, names = [labels for _, labels in lists], tuple(classes)
+    task: Task = Classification()
     if positive := how.columns.positive:
         y, names = positive_last(str(folder), y, names, positive)
         task = Binary()
-    splits = [
-        Split(decode(files, grey, size), labels, whose)
-        for (files, _), labels, whose in zip(lists, y, users, strict=True)
-    ]
-    if test is None:
-        rows = held_out(str(folder), splits[0].y, users[0], how.held_out)
+    images = [partial(each, files) for files, _ in lists]
+    facts: Any = {"name": folder.resolve().name, "classes": names, "user_names": user_names}
+    return of_images(str(folder), images, y, users, task, how, **facts)
+
+
+def of_images(
+    where: str,
+    images: Sequence[Callable[[], Iterator[tuple[str, Image.Image]]]],
+    y: Sequence[np.ndarray],
+    users: Sequence[np.ndarray | None],
+    task: Task,
+    how: Reading,
+    **facts: Any,
+) -> DataSet:
+    """Return the data set of images; of one split a share is held out for tests.
+
+    where: opens messages.  images: of each split, a function that yields them with their places.
+    y, users: of each split.  facts: further fields of `DataSet`.
+    """
+    grey, size = survey(chain.from_iterable(split() for split in images), how.image_size)
+    fits(sum(map(len, y)) * size[0] * size[1] * (1 if grey else 3), where)
+    splits = []
+    for split, labels, whose in zip(images, y, users, strict=True):
+        x = np.empty((len(labels), 1 if grey else 3, size[1], size[0]), np.uint8)
+        for row, (place, image) in zip(x, split(), strict=True):
+            row[:] = as_array(image, grey, size, place)
+        splits.append(Split(x, labels, whose))
+    if len(splits) == 1:
+        rows = held_out(where, task.strata(y[0]), users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
-    one, two = splits
-    facts: Any = {"task": task, "own_tests": bool(column), "user_names": user_names}
-    return DataSet(folder.resolve().name, one, two, names, *moments(one.x), **facts)
+    mean, std = moments(splits[0].x)
+    own_tests = all(ids is not None for ids in users)
+    return DataSet(
+        train=splits[0],
+        test=splits[1],
+        mean=mean,
+        std=std,
+        task=task,
+        own_tests=own_tests,
+        **facts,
+    )
 
 
 def classes_of(folder: Path) -> list[str]:
@@ -173,14 +205,6 @@ def survey(images: Iterable[tuple[str, Image.Image]], wanted: int) -> tuple[bool
             )
     assert size is not None
     return grey, (wanted, wanted) if wanted else size
-
-
-def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
-    """Return images as [n, channels, height, width], uint8."""
-    x = np.empty((len(files), 1 if grey else 3, size[1], size[0]), np.uint8)
-    for row, file in zip(x, files, strict=True):
-        row[:] = as_array(opened(file, str(file)), grey, size, str(file))
-    return x
 
 
 def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) -> np.ndarray:

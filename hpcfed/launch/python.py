@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +27,7 @@ from hpcfed.core import user_code
 from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
 from hpcfed.core.exit_status import DONE, RESUME_ME, as_shells_count
 from hpcfed.engine import folder
-from hpcfed.engine.fault_tolerance.signals import handle_signals
-from hpcfed.engine.fault_tolerance.supervise import MAIN
+from hpcfed.engine.fault_tolerance.supervise import MAIN, Process
 from hpcfed.engine.run import run_here
 from hpcfed.launch.given import Call, check_importable
 from hpcfed.launch.sweep.launch import UNBOUND, find_launcher
@@ -173,18 +172,22 @@ def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
         file, said = Path(scratch) / "job.toml", Path(scratch) / "said.txt"
         file.write_text(to_toml(job.plain()), encoding="utf-8")
         words += [sys.executable, "-m", MAIN, str(file)]
-        with open(said, "wb") as log, Child() as child:
-            child.start(words, log, environment(job))
+        process = Process()
+        options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "env": environment(job)}
+        with (
+            open(said, "wb") as log,
+            process.started(words, "hpcfed.run", stderr=log, **options) as child,
+        ):
             watch(child, job, said)
-            status = child.process.wait()
+            status = child.wait()
         text = said.read_text(encoding="utf-8", errors="replace")
-    if child.got and as_shells_count(status) > SIGNALLED:  # before the ranks heeded signals
-        return RESUME_ME, child.got
+    if process.got and as_shells_count(status) > SIGNALLED:  # before the ranks heeded signals
+        return RESUME_ME, process.got
     if status not in (DONE, RESUME_ME):
         raise HpcfedError(reason(text, status))
-    if status == RESUME_ME and child.got is None:
+    if status == RESUME_ME and process.got is None:
         raise StoppedError(reason(text, status))
-    return status, child.got
+    return status, process.got
 
 
 def environment(job: Any) -> dict[str, str]:
@@ -199,60 +202,12 @@ def environment(job: Any) -> dict[str, str]:
     return UNBOUND | threads | variables | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-class Child:
-    """A launcher and its ranks, which have ended when the block ends.
-
-    Signals that ask this process to stop are passed on: the first asks the ranks to save and stop,
-    a second one to end at once.
-    got: the first signal received, or None.
-    """
-
-    def __init__(self) -> None:
-        self.got: int | None = None
-        self.stack = ExitStack()
-        self.process: subprocess.Popen[bytes]
-
-    def __enter__(self) -> Child:
-        self.stack.enter_context(handle_signals(self.ask))
-        return self
-
-    def start(self, words: Sequence[str], log: Any, env: Mapping[str, str]) -> None:
-        """Start the launcher in a process group of its own.
-
-        Ctrl-C in a terminal does not reach it.
-        """
-        try:
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=dict(env),
-                process_group=0,
-            )
-        except OSError as error:
-            raise ConfigError(f"hpcfed.run: cannot start {words[0]}: {error.strerror}") from error
-        if self.got:  # before there was a process to signal
-            self.process.send_signal(signal.SIGUSR1)
-
-    def ask(self, number: int, _: object) -> None:
-        if hasattr(self, "process"):  # mpirun hands SIGUSR1 on to the ranks
-            self.process.send_signal(signal.SIGTERM if self.got else signal.SIGUSR1)
-        self.got = self.got or number
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(self, "process") and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait()
-        self.stack.close()
-
-
-def watch(child: Child, job: Any, said: Path) -> None:
+def watch(child: subprocess.Popen[bytes], job: Any, said: Path) -> None:
     """Show new rounds and warnings until the process has ended."""
     place, position, begun = folder.of(job), 0, time.time()
     with Rounds(job) as shown:
         while True:
-            over = child.process.poll() is not None
+            over = child.poll() is not None
             lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
             for line in lines[position : len(lines) if over else -1]:
                 if line.startswith(f"{SAYS}warning: "):

@@ -84,28 +84,21 @@ MODELS = {
         "of models received after the end", ("final_received",), ("final/{}_received",)
     ),
 }
+
+
+def flow(what: str, unit: str, part: str, name: str) -> Measure:
+    """Return the measure of a number of the summary, of which less is better."""
+    return Measure(
+        what, lambda record: (facts(record)[part][name], None), share=False, high=False, unit=unit
+    )
+
+
 FLOWS = {  # numbers that are not of a metric
-    "down": Measure(
-        "Bytes that a client receives in a round",
-        lambda record: (facts(record)["traffic"]["down_per_client_round"], None),
-        share=False,
-        high=False,
-        unit="B",
+    "down": flow(
+        "Bytes that a client receives in a round", "B", "traffic", "down_per_client_round"
     ),
-    "up": Measure(
-        "Bytes that a client sends in a round",
-        lambda record: (facts(record)["traffic"]["up_per_client_round"], None),
-        share=False,
-        high=False,
-        unit="B",
-    ),
-    "seconds": Measure(
-        "Seconds of a round",
-        lambda record: (facts(record)["time"]["seconds_per_round"], None),
-        share=False,
-        high=False,
-        unit="s",
-    ),
+    "up": flow("Bytes that a client sends in a round", "B", "traffic", "up_per_client_round"),
+    "seconds": flow("Seconds of a round", "s", "time", "seconds_per_round"),
 }
 
 

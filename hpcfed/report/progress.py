@@ -92,16 +92,18 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class Rounds:
-    """Progress of a run that other processes compute, read from its results."""
+class Display:
+    """A bar over a run's rounds, in a notebook's cell or on a terminal.
 
-    def __init__(self, job: Job):
-        self.job, self.seen, self.console = job, 0, console()
-        self.live = not job.quiet and self.console.is_terminal
-        self.cell = (
-            Cell(job.algorithm.name, job.rounds) if in_notebook() and not job.quiet else None
-        )
-        self.bar = round_bar(self.console, self.live and self.cell is None)
+    active: whether it is shown, unless the job is quiet.
+    """
+
+    def __init__(self, job: Job, active: bool = True):
+        self.job, self.console = job, console()
+        shown = active and not job.quiet
+        self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
+        self.live = shown and self.cell is None and self.console.is_terminal
+        self.bar = round_bar(self.console, self.live)
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
 
     def __enter__(self) -> Self:
@@ -110,6 +112,25 @@ class Rounds:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def advance(self, done: int, line: str, left: str = "") -> bool:
+        """Show the number of rounds done; return False if there is no bar.
+
+        line: about the last round.  left: the time left, which a bar on a terminal has anyway.
+        """
+        if self.cell:
+            self.cell.update(done, line + left)
+        elif self.live:
+            self.bar.update(self.task, completed=done, line=line)
+        return bool(self.cell or self.live)
+
+
+class Rounds(Display):
+    """Progress of a run that other processes compute, read from its results."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.seen = 0
 
     def show(self, record: Record | None) -> None:
         """Show new rounds of the run's record."""
@@ -120,18 +141,14 @@ class Rounds:
         values = [mean(row) for row in record.column(f"clients/{metric}")]
         loss = [mean(row) for row in record.column("clients/train_loss")]
         last = next((a for a in values[::-1] if not np.isnan(a)), float("nan"))
-        if self.cell:
-            self.cell.update(self.seen, brief(last, loss[-1], metric))
-        elif self.live:
-            self.bar.update(self.task, completed=self.seen, line=brief(last, loss[-1], metric))
-        else:
+        if not self.advance(self.seen, brief(last, loss[-1], metric)):
             for t in range(start, self.seen):
                 self.console.print(
                     f"round {t + 1}/{self.job.rounds}  {brief(values[t], loss[t], metric)}"
                 )
 
 
-class Progress:
+class Progress(Display):
     """Progress of this process's run; silent if it is not active or the job is quiet.
 
     metric: the main metric of the run.
@@ -140,20 +157,15 @@ class Progress:
     def __init__(
         self, job: Job, folder: Path, architectures: Sequence[str], metric: str, active: bool
     ):
-        self.job, self.folder, self.architectures, self.active = job, folder, architectures, active
-        self.console = console()
-        shown = active and not job.quiet
-        self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
-        self.live = shown and self.cell is None and self.console.is_terminal
-        self.bar = round_bar(self.console, self.live)
-        self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
+        super().__init__(job, active)
+        self.folder, self.architectures, self.active = folder, architectures, active
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
         self.spoken = monotonic()  # when the last line was printed
         self.metric, self.value = metric, float("nan")
 
     def __enter__(self) -> Self:
-        self.bar.start()
+        super().__enter__()
         mix = ", ".join(sorted(set(self.architectures)))
         self.say(
             f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
@@ -166,9 +178,6 @@ class Progress:
         )
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
     def say(self, text: str) -> None:
         if self.active and not self.job.quiet:
             with suppress(OSError):  # a full disk of a log does not end the run
@@ -180,13 +189,11 @@ class Progress:
         loss = mean(row["clients/train_loss"])
         self.value = self.value if np.isnan(value) else value  # of the last evaluation
         text = line(self.value, loss, row["rounds/seconds"], self.metric)
-        if self.cell:
-            self.cell.update(t, brief(self.value, loss, self.metric) + self.left(t))
-        elif self.live:
-            self.bar.update(self.task, completed=t, line=brief(self.value, loss, self.metric))
+        left = self.left(t)
+        if self.advance(t, brief(self.value, loss, self.metric), left):
             self.bar.update(self.inside, visible=False)
         else:
-            self.say(f"round {t}/{self.job.rounds}  {text}{self.left(t)}")
+            self.say(f"round {t}/{self.job.rounds}  {text}{left}")
             self.spoken = monotonic()
         if self.job.verbose:
             self.clients(t, row)

@@ -46,10 +46,21 @@ def metric_cell(one: State, head: str) -> str:
 
 def row(name: str, one: State, now: float, head: str) -> tuple[str, ...]:
     """Return a run's cells of the table."""
-    total = "" if one.total is None else f"{one.rounds}/{one.total}"
     saved = "-" if one.saved is None else f"round {one.saved}" + ago(one.saved_at, now)
+    return name, *progress_cells(one, head), saved, words(one)
+
+
+def progress_cells(one: State, head: str) -> tuple[str, ...]:
+    """Return a run's rounds, first metric, seconds of a round and time left.
+
+    head: of the column of metrics.
+    """
     times = ("-" if seconds is None else duration(seconds) for seconds in (one.seconds, one.left))
-    return name, total, metric_cell(one, head), *times, saved, words(one)
+    return format_rounds(one), metric_cell(one, head), *times
+
+
+def format_rounds(one: State) -> str:
+    return f"{one.rounds}/{'?' if one.total is None else one.total}"
 
 
 def ago(when: float | None, now: float) -> str:

@@ -80,21 +80,12 @@ def facts(record: Record) -> dict[str, Any]:
 def main_facts(record: Record) -> dict[str, Any]:
     """Return the numbers of the main metric in `facts`."""
     name = main_metric(record)
-    values = last(record, f"clients/{name}")
-    kinds = architectures(record)
-    shown = {
-        kind: summary_statistics(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())
-    }
-    by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
-    other = {
-        "before": last(record, f"clients/{name}_before"),
-        "received": last(record, f"clients/{name}_received"),
-        "final": record.arrays.get(f"final/{name}", np.full(len(kinds), np.nan)),
-        "final_received": record.arrays.get(f"final/{name}_received", np.full(len(kinds), np.nan)),
-    }
-    spreads = {name: summary_statistics(values) for name, values in other.items()}
-    brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
-    return {**summary_statistics(values), "by_architecture": by, **brief}
+    values, kinds = last(record, f"clients/{name}"), architectures(record)
+    by = {}
+    for kind in dict.fromkeys(kinds.tolist()):
+        statistics = summary_statistics(values[kinds == kind])
+        by[kind] = {key: statistics[key] for key in ("mean", "std", "clients")}
+    return {**metric(record, name), "by_architecture": by}
 
 
 def metric(record: Record, name: str) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def test_summary_as_json_is_complete(run, capsys):
     assert (found["run"], found["algorithm"], found["rounds"]) == (str(run), "local", 1)
     accuracy = found["accuracy"]
     later = {"before", "received", "final", "final_received"}
-    assert set(accuracy) == {"mean", "std", "min", "max", "clients", "by_architecture"} | later
+    spread = {"mean", "std", "min", "max", "clients", "pooled", "best"}
+    assert set(accuracy) == spread | {"by_architecture"} | later
     assert (accuracy["mean"], accuracy["std"], accuracy["before"]["mean"]) == (0.5, 0.25, None)
     assert set(found["traffic"]) == {
         "down_per_client_round",

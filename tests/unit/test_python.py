@@ -395,7 +395,7 @@ def test_an_interrupt_while_the_ranks_start_is_an_interrupt(monkeypatch):
     """They do not heed the signal yet, which ends them."""
     end = ["sh", "-c", "kill -USR1 $$"]
     monkeypatch.setattr(python, "find_launcher", lambda *_: end)
-    monkeypatch.setattr(python, "watch", lambda child, *_: child.ask(signal.SIGINT, None))
+    monkeypatch.setattr(python, "watch", lambda *_: signal.raise_signal(signal.SIGINT))
     assert python.beside(load([]), 2, "") == (RESUME_ME, signal.SIGINT)
 
 

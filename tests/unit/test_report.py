@@ -199,7 +199,7 @@ def test_a_name_is_shown_however_its_paper_spells_it(spelt, name):
 
 def test_a_partition_is_shown_with_its_fields(capsys):
     own = [p["name"] for p in catalogue.show("dirichlet", json=True)["parameters"]]
-    assert own == ["sizes", "alpha"]
+    assert own == ["alpha", "sizes"]
     console().print(catalogue.show("dirichlet"))
     assert "data.alpha = 0.5" in capsys.readouterr().out
 

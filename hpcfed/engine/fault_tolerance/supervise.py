@@ -17,8 +17,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hpcfed.config.load import load
 from hpcfed.core.errors import CheckpointError, ConfigError, format_error
@@ -58,7 +60,8 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
-        status = process.run([*words, *over, *more])
+        with process.started([*words, *over, *more], "supervise") as child:
+            status = as_shells_count(child.wait())
         ours = ours or (
             stamp(run) != old and os.path.isfile(names.results_file(run))
         )  # it has written results
@@ -71,7 +74,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
             status = (
                 DONE  # a signal may come when all is done, and end processes that are about to end
             )
-        if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
+        if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.got:
             return status
         if rounds <= gained:
             return give_up(
@@ -127,32 +130,44 @@ def say(text: str) -> None:
 
 
 class Process:
-    """The process under supervision; each restart replaces it.
+    """A launcher and its ranks, with requests to stop passed on to them; a restart replaces it.
 
-    A request to stop this process is passed on as SIGUSR1, which asks the run to save and stop:
-    mpirun hands SIGUSR1 on to the ranks, whereas on SIGTERM it ends them at once. The child has a
-    process group of its own, so Ctrl-C in a terminal does not reach it. A second signal is passed
-    on unchanged, to stop it at once.
+    The first signal is passed on as SIGUSR1, which asks the run to save and stop: mpirun hands
+    SIGUSR1 on to the ranks, whereas on SIGTERM it ends them at once. The child has a process group
+    of its own, so Ctrl-C in a terminal does not reach it. A second signal is passed on unchanged,
+    to stop it at once.
+    got: the first signal received, or None.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.got: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
 
-    def run(self, words: Sequence[str]) -> int:
-        """Run a command and return its exit status, by the convention of shells."""
-        try:
-            with (
-                handle_signals(self.ask),
-                subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child,
-            ):
-                if self.asked:  # before there was a child to signal
-                    self.child.send_signal(signal.SIGUSR1)
-                return as_shells_count(self.child.wait())
-        except OSError as error:
-            raise ConfigError(f"supervise: cannot start {words[0]}: {error.strerror}") from error
+    @contextmanager
+    def started(
+        self, words: Sequence[str], who: str, **options: Any
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Yield the process of a command; it has ended when the block ends.
+
+        who: opens messages.  options: of Popen. Raises ConfigError if it cannot be started.
+        """
+        with handle_signals(self.ask):
+            try:
+                self.child = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, process_group=0, **options
+                )
+            except OSError as error:
+                raise ConfigError(f"{who}: cannot start {words[0]}: {error.strerror}") from error
+            if self.got:  # before there was a child to signal
+                self.child.send_signal(signal.SIGUSR1)
+            try:
+                yield self.child
+            finally:
+                if self.child.poll() is None:
+                    self.child.terminate()
+                    self.child.wait()
 
     def ask(self, number: int, _: object) -> None:
         if self.child:
-            self.child.send_signal(number if self.asked else signal.SIGUSR1)
-        self.asked = True
+            self.child.send_signal(number if self.got else signal.SIGUSR1)
+        self.got = self.got or number

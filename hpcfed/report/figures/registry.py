@@ -6,71 +6,55 @@ Each has a pure function beside it that computes its numbers, as a frozen record
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
 
+
+def _figure(target: str, line: str, cite: str = "") -> Entry:
+    return Entry(f"hpcfed.report.figures.{target}", line, cite)
+
+
 FIGURES = {
-    "curves": Entry(
-        "hpcfed.report.figures.curves:figure",
-        "accuracy over rounds, local epochs, bytes and virtual time",
+    "curves": _figure(
+        "curves:figure", "accuracy over rounds, local epochs, bytes and virtual time"
     ),
-    "labels": Entry(
-        "hpcfed.report.figures.labels:figure",
+    "labels": _figure(
+        "labels:figure",
         "how many examples of each class each client has: FedClassAvg, figures 2 and 3",
         "jang2022",
     ),
-    "learning": Entry(
-        "hpcfed.report.figures.learning:epochs",
+    "learning": _figure(
+        "learning:epochs",
         "methods over local epochs, a panel for each data set: FedClassAvg, figures 4 to 7",
         "jang2022",
     ),
-    "bytes": Entry(
-        "hpcfed.report.figures.learning:traffic", "methods over traffic, a panel for each data set"
+    "bytes": _figure("learning:traffic", "methods over traffic, a panel for each data set"),
+    "time": _figure("learning:seconds", "methods over virtual time, a panel for each data set"),
+    "accuracies": _figure(
+        "clients:figure", "each client's accuracy by architecture, and the means"
     ),
-    "time": Entry(
-        "hpcfed.report.figures.learning:seconds",
-        "methods over virtual time, a panel for each data set",
-    ),
-    "accuracies": Entry(
-        "hpcfed.report.figures.clients:figure",
-        "each client's accuracy by architecture, and the means",
-    ),
-    "halved": Entry(
-        "hpcfed.report.figures.halved:figure",
+    "halved": _figure(
+        "halved:figure",
         "accuracy over the share of clients with half of their data: FedHeNN, figure 3",
         "makhija2022",
     ),
-    "phases": Entry(
-        "hpcfed.report.figures.phases:figure",
-        "seconds of a round by phase and rank: who waits for whom",
+    "phases": _figure("phases:figure", "seconds of a round by phase and rank: who waits for whom"),
+    "seconds": _figure("phases:seconds", "wall time of each round"),
+    "memory": _figure("memory:figure", "peaks of the ranks' memory, of host and GPU"),
+    "staleness": _figure("virtual:figure", "staleness and reports of clients over virtual time"),
+    "topology": _figure(
+        "topology:figure", "who talks to whom without a server, and how far they differ"
     ),
-    "seconds": Entry("hpcfed.report.figures.phases:seconds", "wall time of each round"),
-    "memory": Entry(
-        "hpcfed.report.figures.memory:figure", "peaks of the ranks' memory, of host and GPU"
-    ),
-    "staleness": Entry(
-        "hpcfed.report.figures.virtual:figure", "staleness and reports of clients over virtual time"
-    ),
-    "topology": Entry(
-        "hpcfed.report.figures.topology:figure",
-        "who talks to whom without a server, and how far they differ",
-    ),
-    "tsne": Entry(
-        "hpcfed.report.figures.models_tsne:figure",
+    "tsne": _figure(
+        "models_tsne:figure",
         "representations of test images in a plane: FedClassAvg, figure 8",
         "jang2022,vandermaaten2008",
     ),
-    "conductance": Entry(
-        "hpcfed.report.figures.models_conductance:figure",
+    "conductance": _figure(
+        "models_conductance:figure",
         "on which units of the representation clients' predictions rest, and how far clients agree "
         "in that: FedClassAvg, figure 9",
         "jang2022,dhamdhere2019",
     ),
-    "confusion": Entry(
-        "hpcfed.report.figures.models:confusion", "which class all clients' models take for which"
-    ),
-    "cka": Entry(
-        "hpcfed.report.figures.models:cka",
-        "how alike clients represent, over rounds",
-        "kornblith2019",
-    ),
+    "confusion": _figure("models:confusion", "which class all clients' models take for which"),
+    "cka": _figure("models:cka", "how alike clients represent, over rounds", "kornblith2019"),
 }
 ALL = "all"
 PAPERS = {  # a figure of a paper, by its number

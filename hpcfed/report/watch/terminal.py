@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hpcfed.core.tables import duration, table
 from hpcfed.report.colours import LIGHT, phase
-from hpcfed.report.status import ago, metric_cell, metric_head
+from hpcfed.report.status import ago, format_rounds, metric_head, progress_cells
 from hpcfed.report.watch.view import View
 from hpcfed.results.columns import format_metric, is_share, title_metric
 from hpcfed.results.state import State, words
@@ -48,19 +48,10 @@ def render(views: Sequence[View], width: int, height: int) -> RenderableType:
 
 def several(views: Sequence[View], width: int) -> RenderableType:
     """Return a line for each run, reasons of failures, and the last warning of each run."""
-    head = metric_head([v.state for v in views])
-    rows = [
-        (
-            v.name,
-            format_rounds(v),
-            metric_cell(v.state, head),
-            spark(v.mean, width // 5),
-            time_of(v.state.seconds),
-            time_of(v.state.left),
-            brief(v),
-        )
-        for v in views
-    ]
+    head, rows = metric_head([v.state for v in views]), []
+    for v in views:
+        done, metric, *times = progress_cells(v.state, head)
+        rows.append((v.name, done, metric, spark(v.mean, width // 5), *times, brief(v)))
     ended = [
         Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why
     ]
@@ -104,7 +95,7 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
     state = view.state
     done, left = parts([state.rounds, max(0, (state.total or 1) - state.rounds)], width)
     yield Text.assemble(("━" * done, BLUE), ("─" * left, "dim"))
-    yield Text(", ".join([f"{view.name}: round {format_rounds(view)}", *pace(state, now)]))
+    yield Text(", ".join([f"{view.name}: round {format_rounds(state)}", *pace(state, now)]))
 
 
 def pace(state: State, now: float) -> list[str]:
@@ -178,14 +169,6 @@ def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
         yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *bar)
     if len(amounts) > most:
         yield Text(f"      and {len(amounts) - most} more ranks", "dim")
-
-
-def format_rounds(view: View) -> str:
-    return f"{view.state.rounds}/{'?' if view.state.total is None else view.state.total}"
-
-
-def time_of(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
 
 
 def bars(

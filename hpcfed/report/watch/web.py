@@ -17,8 +17,8 @@ from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.wording import count_noun
 from hpcfed.report.page import command, write
-from hpcfed.report.status import metric_cell
-from hpcfed.report.watch.terminal import format_rounds, pace
+from hpcfed.report.status import format_rounds, metric_cell
+from hpcfed.report.watch.terminal import pace
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
@@ -161,7 +161,7 @@ def describe_run(view: View) -> dict[str, Any]:
     name = title_metric(view.state.metric)
     parts = [
         view.name,
-        f"round {format_rounds(view)}",
+        f"round {format_rounds(view.state)}",
         f"{name} {metric_cell(view.state, name)}",
         *([count_noun(view.record.header["ranks"], "rank")] if view.record else []),
     ]
