@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
+from hpcfed.training.batches import batches
 from hpcfed.training.infer import FEW, outputs
 from hpcfed.training.recorded_step import alike
 
@@ -128,9 +128,7 @@ def fit(
     if fed.trial:
         steps, n, size = 1, min(n, FEW), FEW
     total = steps or epochs * math.ceil(n / size)
-    plan = islice(
-        orders(fed, n, math.ceil(total * size / n) + 1 if steps else epochs, size, *key), total
-    )
+    plan = batches(n, size, total, True, rng.stream(fed.seed, *key, "batches"))
     with rng.scoped(fed.seed, *key, "dropout", device=fed.device):
         for done, rows in enumerate(plan):
             if schedule == "cosine":
@@ -151,16 +149,6 @@ def fit(
             f"{fed.warnings.last_checkpoint}\n  a smaller learning rate of the server may help"
         )
     return result
-
-
-def orders(
-    fed: Federation, n: int, epochs: int, size: int, *key: str | int
-) -> Iterator[np.ndarray]:
-    """Yield the batches of all epochs, each epoch in a new order: positions in 0..n-1."""
-    g = rng.stream(fed.seed, *key, "batches")
-    for _ in range(epochs):
-        order = g.permutation(n)
-        yield from (order[start : start + size] for start in range(0, n, size))
 
 
 def call(skeleton: Skeleton, params: Params, x: Any) -> Tensor:

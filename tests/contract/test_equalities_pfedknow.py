@@ -160,7 +160,7 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
     state = pfedknow.State(*method.begin(fed, rounds.state))
     client = fed.clients[5]
     sent = {k: method.local(fed, fed.clients[k], state, 0) for k in (2, 5)}
-    models = {k: pfedknow.unpack(fed, own) for k, own in sent.items()}
+    models = {k: pfedknow.slimming(fed).received(own) for k, own in sent.items()}
     peers = {k: pfedknow.answers(fed, k, received) for k, received in models.items()}
     assert toy.differences(peers[5]["logits"], logits(fed, client, fed.public)) == []
     p = method.consensus(peers, 5)

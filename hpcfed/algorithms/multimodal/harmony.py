@@ -24,7 +24,7 @@ followed, being defects: three of four of its servers add the mean update to cla
 contain the client's own already; one has its clusters written down by hand.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -48,11 +48,20 @@ from hpcfed import (
 )
 from hpcfed.algorithms.base import common_name, warn_of_short_run
 from hpcfed.algorithms.clusters import clusters, kmeans
+from hpcfed.algorithms.multimodal.networks import (
+    ALL,
+    all_modalities,
+    encoder_of,
+    in_classifier,
+    in_network,
+    modalities,
+    only,
+    phase,
+)
 from hpcfed.config.conditions import below, field
 from hpcfed.training import evaluate
 from hpcfed.training.server import predictor
 
-ALL = "all"  # name of the modality of inputs of one kind
 FUSION = "fusion/"  # prefix of the names of the classifier that stage 2 starts from
 FUSED = "fused"  # key in the memory of a client that has begun stage 2
 ITERATIONS = 20  # largest number of iterations of K-means
@@ -116,10 +125,10 @@ class Harmony(RoundBased):
         """Return the networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
         self.warn(fed)
         model = fed.initial()
-        named = sorted({m for k in range(fed.K) for m in modalities(fed, k)})
-        networks = {m: model.pick(in_network(m)).prefixed(f"{m}/") for m in named}
-        merged = {name: v for network in networks.values() for name, v in network.items()}
-        return Params({**merged, **model.pick(in_classifier).prefixed(FUSION)})
+        state = model.pick(in_classifier).prefixed(FUSION)
+        for m in all_modalities(fed):
+            state |= model.pick(in_network(m)).prefixed(f"{m}/")
+        return Params(state)
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
         if not self.fuses(fed, t):
@@ -140,13 +149,10 @@ class Harmony(RoundBased):
             return Params()
         if not self.fuses(fed, fed.t):
             return state.pick(lambda name: name.partition("/")[0] in names)
-        encoders = {
-            name: v
-            for m in names
-            for name, v in state.under(f"{m}/").items()
-            if not in_classifier(name)
-        }
-        return Params({**encoders, **state.under(FUSION)})
+        received = dict(state.under(FUSION))
+        for m in names:
+            received |= state.under(f"{m}/").pick(lambda name: not in_classifier(name))
+        return Params(received)
 
     def receive(self, client: Client, state: Params) -> None:
         """Load encoders and classifiers by their names in the model.
@@ -196,10 +202,8 @@ class Harmony(RoundBased):
 
     def fusion(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         """Train a client's fused model; send its classifier, and d_k(i) of its modalities."""
-        download, names = (
-            fed.down(client, self.offer(fed, client, state)),
-            modalities(fed, client.id),
-        )
+        download = fed.down(client, self.offer(fed, client, state))
+        names = modalities(fed, client.id)
         if download:
             self.receive(client, download)
         start = client.params(in_classifier)
@@ -263,46 +267,6 @@ class Harmony(RoundBased):
             right = evaluate.common(fed, lambda x, m=m, f=network: f(only(x, (m,))))  # type: ignore[misc]
             numbers[common_name(fed) + (f"_{m}" if m != ALL else "")] = right
         return numbers
-
-
-def modalities(fed: Federation, k: int) -> tuple[str, ...]:
-    """Return the modalities of a client's training examples; ("all",) for inputs of one kind."""
-    return fed.modalities[k] or (ALL,)
-
-
-def all_modalities(fed: Federation) -> list[str]:
-    return sorted({m for k in range(fed.K) for m in modalities(fed, k)})
-
-
-def only(x: Any, names: tuple[str, ...]) -> Any:
-    """Return inputs reduced to these modalities."""
-    return x if names == (ALL,) else {m: x[m] for m in names}
-
-
-def phase(fed: Federation, m: str) -> str:
-    """Return the name of the random streams of a modality's training.
-
-    The first modality has FedAvg's streams.
-    """
-    return "train" if m == all_modalities(fed)[0] else f"train {m}"
-
-
-def in_classifier(name: str) -> bool:
-    return not name.startswith("body.encoders.")
-
-
-def in_network(m: str) -> Callable[[str], bool]:
-    """Return a test for the names of tensors: whether a tensor belongs to a modality's network.
-
-    The network consists of the modality's encoder and the classifier.
-    """
-    return lambda name: m == ALL or in_classifier(name) or name.startswith(f"body.encoders.{m}.")
-
-
-def encoder_of(m: str, params: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test for names: whether a tensor is a parameter of a modality's encoder."""
-    names = {name for name in params if name.startswith(f"body.encoders.{m}.")}
-    return names.__contains__
 
 
 def discrepancy(encoder: Params, initial: Params) -> float:

@@ -30,7 +30,7 @@ is.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ from hpcfed import (
     Federation,
     Guide,
     LocalSteps,
-    Mean,
     Paired,
     Params,
     RoundBased,
@@ -53,26 +52,15 @@ from hpcfed import (
     Upload,
 )
 from hpcfed.algorithms.base import score_server
-from hpcfed.algorithms.personal.slimming import Slimming, peer_weights
+from hpcfed.algorithms.personal.slimming import Pruned, Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
-from hpcfed.models.widths import Units, place
+from hpcfed.models.widths import Units
 from hpcfed.training.infer import logits, outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import call, fit, fit_targets, lay_out, parameters, predictor
 
 MASK = "mask"  # in a client's memory: the channels left of its model, bool, as in `Slimming`
 TIMES = "prunings"  # in a client's memory: how often its model was pruned
-
-
-class Received(NamedTuple):
-    """What the server has of a client of the round.
-
-    model: with 0 in dropped channels.
-    mask: its channels, bool, as in `Slimming`.
-    """
-
-    model: Params
-    mask: Tensor
 
 
 Peers = Mapping[int, Mapping[str, Tensor]]  # masks, and logits of the labelled data, [N, C]
@@ -162,7 +150,7 @@ class PFedKnow(RoundBased):
         if not len(state.logits):
             state = State(*fed.on_root(lambda: self.begin(fed, state)))
         sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        models = {k: unpack(fed, parts) for k, parts in sent.items()}
+        models = {k: slimming(fed).received(parts) for k, parts in sent.items()}
         with fed.clock("server"):
             mine = {k: answers(fed, k, received) for k, received in models.items()}
         peers = dict(fed.each(mine))
@@ -197,11 +185,9 @@ class PFedKnow(RoundBased):
             how: dict[str, Any] = {"epochs": self.finetune_epochs, "phase": "finetune"}
             self.fit(fed, client, state, t, choose(client, z, self.threshold), mask, **how)
         else:
-            drop(fed, client, mask)
+            slim.drop(client, mask)
         client.memory |= {MASK: mask, TIMES: times + 1}
-        # the positions follow from the mask
-        model = Mean.of(slim.pack(client.params(), mask), at=slim.window(mask))
-        return Upload(model=model, mask=torch.from_numpy(np.packbits(mask.numpy())))
+        return slim.upload(client.params(), mask)
 
     def fit(
         self,
@@ -217,7 +203,7 @@ class PFedKnow(RoundBased):
 
         how: as `LocalSteps` takes it.
         """
-        remaining = drop(fed, client, mask)
+        remaining = slimming(fed).drop(client, mask)
         with LocalSteps(fed, client, t, data=data, **how) as steps:
             for x, y in steps:
                 steps.descend(steps.value(partial(self.loss, client, state), x, y))
@@ -248,7 +234,7 @@ class PFedKnow(RoundBased):
         return self.lam * distil(soften(theirs, self.tau), ours, self.tau)
 
     def teach(
-        self, fed: Federation, state: State, peers: Peers, k: int, received: Received, t: int
+        self, fed: Federation, state: State, peers: Peers, k: int, received: Pruned, t: int
     ) -> Params:
         """Return client k's model after it has learnt the labelled data.
 
@@ -307,32 +293,10 @@ def slimming(fed: Federation) -> Slimming:
     return Slimming.of(fed.module(kind).model, units)
 
 
-def unpack(fed: Federation, sent: Mapping[str, Any]) -> Received:
-    """Return the model and the mask that a client sent."""
-    slim = slimming(fed)
-    bits = np.unpackbits(sent["mask"].cpu().numpy(), count=slim.channels)
-    mask = torch.from_numpy(bits).bool()
-    (packed,) = sent["model"].terms
-    return Received(place(packed.value, packed.at, slim.units), mask)
-
-
-def answers(fed: Federation, k: int, received: Received) -> dict[str, Tensor]:
+def answers(fed: Federation, k: int, received: Pruned) -> dict[str, Tensor]:
     """Return what a client's model does for its peers: its mask, and its logits, [N, C]."""
     answer = predictor(fed, fed.architectures[k], received.model)
     return {"mask": received.mask, "logits": outputs(fed, answer, fed.public)}
-
-
-def drop(fed: Federation, client: Client, mask: Tensor) -> Tensor | None:
-    """Set the dropped channels of a client's model to 0.
-
-    Returns 1 where a value of the client's flat vector is left, else 0, [size]; None if all are.
-    """
-    if mask.all():
-        return None
-    ones = slimming(fed).remaining(client.params(), mask)
-    remaining = client.skeleton.layout.flatten(ones).to(client.skeleton.flat.device)
-    client.skeleton.flat.mul_(remaining)
-    return remaining
 
 
 def uncertainty(z: Tensor) -> Tensor:

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcfed.core.params import Params
+from hpcfed import Client, Mean, Params, Upload
 from hpcfed.models.widths import Units, Window, place, take
+
+
+class Pruned(NamedTuple):
+    """A model with 0 in dropped channels, and its mask, as in `Slimming`."""
+
+    model: Params
+    mask: Tensor
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,34 @@ class Slimming:
     def remaining(self, params: Params, mask: Tensor) -> Params:
         """Return 1 for each remaining value of the model and 0 for each dropped one."""
         return self.unpack(self.pack(params.map(torch.ones_like), mask), mask)
+
+    def upload(self, params: Params, mask: Tensor) -> Upload:
+        """Return what a client sends of its pruned model: the values that are left, and the mask.
+
+        The positions of the values follow from the mask.
+        """
+        model = Mean.of(self.pack(params, mask), at=self.window(mask))
+        return Upload(model=model, mask=torch.from_numpy(np.packbits(mask.numpy())))
+
+    def received(self, sent: Mapping[str, Any]) -> Pruned:
+        """Return the model and the mask that a client sent by `upload`."""
+        bits = np.unpackbits(sent["mask"].cpu().numpy(), count=self.channels)
+        (packed,) = sent["model"].terms
+        model = place(packed.value, packed.at, self.units)
+        return Pruned(model, torch.from_numpy(bits).bool())
+
+    def drop(self, client: Client, mask: Tensor) -> Tensor | None:
+        """Set the dropped channels of a client's model to 0.
+
+        Returns 1 where a value of the client's flat vector is left, else 0, [size]; None if all
+        are.
+        """
+        if mask.all():
+            return None
+        flat, ones = client.skeleton.flat, self.remaining(client.params(), mask)
+        remaining = client.skeleton.layout.flatten(ones).to(flat.device)
+        flat.mul_(remaining)
+        return remaining
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
