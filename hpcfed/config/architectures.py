@@ -163,12 +163,14 @@ def _depths(family: str, line: str, least: int | None = None) -> dict[str, Entry
 
 
 MODELS: dict[str, Entry] = {
-    "resnet18": Entry("hpcfed.models.resnet:resnet18", "ResNet-18, ImageNet stem", "he2016", 1),
+    "resnet18": Entry(
+        "hpcfed.models.torchvision_nets:resnet18", "ResNet-18, ImageNet stem", "he2016", 1
+    ),
     "shufflenetv2": Entry(
-        "hpcfed.models.shufflenet:shufflenetv2", "ShuffleNetV2 x1.0", "ma2018", 1
+        "hpcfed.models.torchvision_nets:shufflenetv2", "ShuffleNetV2 x1.0", "ma2018", 1
     ),
     "googlenet": Entry(
-        "hpcfed.models.googlenet:googlenet", "GoogLeNet, no side heads", "szegedy2015", 15
+        "hpcfed.models.torchvision_nets:googlenet", "GoogLeNet, no side heads", "szegedy2015", 15
     ),
     "alexnet": Entry(
         "hpcfed.models.alexnet:alexnet", "FedClassAvg's AlexNet", "jang2022,krizhevsky2012", 1
@@ -197,7 +199,7 @@ MODELS: dict[str, Entry] = {
     "resnet20-server": _gkt("resnet20_server", "what follows the first maps in ResNet-20"),
     "resnet56-server": _gkt("resnet56_server", "what follows the first maps in ResNet-56"),
     "clip-tiny": Entry(
-        "hpcfed.models.clip:clip_tiny",
+        "hpcfed.models.clip:TinyDualEncoder",
         "random dual encoder, for FedCLIP",
         "radford2021",
         1,
@@ -216,7 +218,7 @@ MODELS: dict[str, Entry] = {
         text=True,
     ),
     "lstm-char": Entry(
-        "hpcfed.models.lstm:lstm_char",
+        "hpcfed.models.lstm:CharLstm",
         "LEAF's model for characters, 2 LSTM of d units",
         "caldas2018leaf",
         text=True,
@@ -226,7 +228,7 @@ MODELS: dict[str, Entry] = {
     "transformer-4": _transformer("text_4", "a transformer for text, 4 layers + 1 FC"),
     "transformer-char": _transformer("char", "a transformer for the next character, 2 layers"),
     "ft-transformer": Entry(
-        "hpcfed.models.transformer:table",
+        "hpcfed.models.transformer:TableTransformer",
         "a transformer for tables, a token a column, 3 layers",
         "gorishniy2021",
         table=True,

@@ -7,7 +7,6 @@ the traceback that lies in the user's files.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
 LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-# parts of pydantic's messages: a field without a type, with an unimported or an unsuitable one
-NOT_ANNOTATED = re.compile(r"`(\w+) = ")
+# parts of pydantic's messages: a field with an unimported or an unsuitable type
 UNDEFINED = re.compile(r"define `(\w+)`")
 UNKNOWN = re.compile(r"schema for <class '([\w.]+)'>")
 
@@ -243,7 +241,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     user_frames = frames(error)
     place = place_of(user_frames[-1]) if user_frames else file
     if isinstance(error, PydanticUserError):
-        return field_refusal(error, user_frames[-1] if user_frames else None, place)
+        return field_refusal(error, place)
     if isinstance(error, PydanticUndefinedAnnotation):
         return f"{place}: a field has the type {error.name}, which is not imported"
     if isinstance(error, SystemExit):
@@ -253,7 +251,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     return f"{place}: {type(error).__name__}: {first_line(error)}"
 
 
-def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: str) -> str:
+def field_refusal(error: PydanticUserError, place: str) -> str:
     """Return one sentence for an error in the fields of a user's class."""
     if error.code == "class-not-fully-defined" and (name := UNDEFINED.search(error.message)):
         return f"{place}: a field has the type {name[1]}, which is not imported"
@@ -262,33 +260,7 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
             f"{place}: a field has the type {name[1]}, which a job cannot hold; a field is a "
             f"number, a text, true or false, or a tuple of these; tensors belong into the state"
         )
-    match = NOT_ANNOTATED.search(error.message)
-    if error.code != "model-field-missing-annotation" or not match:
-        return f"{place}: {error.message.splitlines()[0]}"
-    field = match[1]
-    node = find_assignment(frame.filename, field, frame.lineno or 0) if frame else None
-    if frame is None or node is None:
-        return f"{place}: the field {field} has no type; write `{field}: float = ...`"
-    value = ast.unparse(node.value)
-    kind = type(node.value.value).__name__ if isinstance(node.value, ast.Constant) else "float"
-    return (
-        f"{display_path(frame.filename)}, line {node.lineno}: {field} = {value} has no type; write "
-        f"`{field}: {kind} = {value}`, and it is a field of the job (or "
-        f"`{field}: ClassVar = {value}`, and it is none)"
-    )
-
-
-def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
-    """Return the assignment to a name in the class whose body contains this line, or None."""
-    assignments = [
-        node
-        for cls in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
-        if isinstance(cls, ast.ClassDef) and cls.lineno <= line <= (cls.end_lineno or line)
-        for node in cls.body
-        if isinstance(node, ast.Assign)
-        and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
-    ]
-    return assignments[0] if assignments else None
+    return f"{place}: {error.message.splitlines()[0]}"
 
 
 @contextmanager

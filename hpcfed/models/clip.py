@@ -65,11 +65,11 @@ class TinyDualEncoder(DualEncoder):
     It has two convolutions for images, and bytes with one attention layer for texts.
     """
 
-    def __init__(self, channels: int, d: int):
+    def __init__(self, shape: tuple[int, ...], d: int):
         super().__init__()
         self.d = d
         self.image = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, stride=2, padding=1),
+            nn.Conv2d(shape[0], 32, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3, stride=2, padding=1),
             nn.ReLU(),
@@ -133,11 +133,6 @@ class HuggingFaceDualEncoder(DualEncoder):
         )
         z = clip.text_projection(clip.text_model(**tokens).pooler_output)
         return scale * F.normalize(z, dim=1)
-
-
-def clip_tiny(shape: tuple[int, ...], d: int) -> nn.Module:
-    """Small encoders of images and texts with random weights: [n, c, h, w] -> [n, d]."""
-    return TinyDualEncoder(shape[0], d)
 
 
 def of_folder(name: str) -> Any:

@@ -75,7 +75,7 @@ class Fusion(nn.Module):
     Tensors: "encoders.MODALITY. ...", "fusion. ...", "out. ...".
     """
 
-    def __init__(self, fusion: type[nn.Module], shapes: Shapes, kinds: dict[str, str], d: int):
+    def __init__(self, shapes: Shapes, d: int, kinds: dict[str, str], fusion: type[nn.Module]):
         super().__init__()
         self.encoders = Encoders({part.name: encoder(kinds[part.name], part) for part in shapes})
         self.fusion = fusion(len(shapes))
@@ -99,14 +99,7 @@ class Gated(Fusion):
         return F.silu(self.out(h))
 
 
-def gated(shapes: Shapes, d: int, kinds: dict[str, str]) -> nn.Module:
-    return Gated(Concat, shapes, kinds, d)
-
-
-def _body(shapes: Shapes, d: int, kinds: dict[str, str], fusion: type[nn.Module]) -> nn.Module:
-    return Fusion(fusion, shapes, kinds, d)
-
-
-concat = partial(_body, fusion=Concat)
-mean = partial(_body, fusion=Mean)
-attention = partial(_body, fusion=Attention)
+concat = partial(Fusion, fusion=Concat)
+mean = partial(Fusion, fusion=Mean)
+attention = partial(Fusion, fusion=Attention)
+gated = partial(Gated, fusion=Concat)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,7 @@ def of_torchvision(name: str) -> Callable[..., nn.Module]:
     if name not in names:
         raise ConfigError(f"models.mix: torchvision:{name}: {unknown('model', name, names)}")
 
-    def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        return make_torchvision(name, shape, num_classes)
-
-    return build
+    return partial(make_torchvision, name)
 
 
 def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -75,10 +74,7 @@ def of_timm(name: str) -> Callable[..., nn.Module]:
         names = timm.list_models()
         raise ConfigError(f"models.mix: timm:{name}: {unknown('model', name, names)}")
 
-    def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        return make_timm(timm, name, shape, num_classes)
-
-    return build
+    return partial(make_timm, timm, name)
 
 
 def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -90,21 +86,16 @@ def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) ->
         return for_small_images(timm.create_model(name, pretrained=False, **arguments))
 
 
-class explain:
-    """Context in which a library makes a model; any exception becomes a ConfigError."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            reason = str(error).strip() or type(error).__name__
-            raise ConfigError(
-                f"models.mix: {self.name} cannot be made for these data: {reason}; take "
-                f"another model"
-            ) from error
+@contextmanager
+def explain(name: str) -> Iterator[None]:
+    """Convert any exception of a library that makes a model to a ConfigError."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        raise ConfigError(
+            f"models.mix: {name} cannot be made for these data: {reason}; take another model"
+        ) from error
 
 
 def replace_first(net: nn.Module, channels: int) -> None:

@@ -25,7 +25,7 @@ class Lstm(nn.Module):
     is always 0.
     """
 
-    def __init__(self, vocabulary: int, d: int, layers: int):
+    def __init__(self, shape: tuple[int, ...], d: int, vocabulary: int, layers: int):
         super().__init__()
         self.words = nn.Embedding(vocabulary, WORD, padding_idx=0)
         self.lstm = nn.LSTM(WORD, HIDDEN, layers, batch_first=True)
@@ -38,10 +38,6 @@ class Lstm(nn.Module):
         return self.first(states[torch.arange(len(x), device=x.device), last]).relu()
 
 
-def _body(shape: tuple[int, ...], d: int, vocabulary: int, layers: int) -> nn.Module:
-    return Lstm(vocabulary, d, layers)
-
-
 class CharLstm(nn.Module):
     """An LSTM for characters [n, L], int64, 0 for an unknown one -> the last state [n, d].
 
@@ -50,7 +46,7 @@ class CharLstm(nn.Module):
     Deviations: torch's LSTM has two biases for each gate, which are added; theirs has one.
     """
 
-    def __init__(self, vocabulary: int, d: int):
+    def __init__(self, shape: tuple[int, ...], d: int, vocabulary: int):
         super().__init__()
         self.characters = nn.Embedding(vocabulary, CHARACTER)
         self.lstm = nn.LSTM(CHARACTER, d, 2, batch_first=True)
@@ -59,9 +55,5 @@ class CharLstm(nn.Module):
         return self.lstm(self.characters(x))[0][:, -1]
 
 
-def lstm_char(shape: tuple[int, ...], d: int, vocabulary: int) -> nn.Module:
-    return CharLstm(vocabulary, d)
-
-
-lstm_1 = partial(_body, layers=1)
-lstm_2 = partial(_body, layers=2)
+lstm_1 = partial(Lstm, layers=1)
+lstm_2 = partial(Lstm, layers=2)

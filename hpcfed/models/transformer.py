@@ -79,11 +79,11 @@ class Transformer(nn.Module):
     (0). For a text without any token it depends only on the bias of the last layer.
     """
 
-    def __init__(self, length: int, vocabulary: int, d: int, layers: int, last: bool = False):
+    def __init__(self, shape: tuple[int, ...], d: int, vocabulary: int, layers: int, last: bool):
         super().__init__()
         self.last = last
         self.words = nn.Embedding(vocabulary, WIDTH, padding_idx=None if last else 0)
-        self.places = drawn(length, WIDTH)
+        self.places = drawn(shape[0], WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, d)
 
@@ -109,10 +109,10 @@ class TableTransformer(nn.Module):
     token.
     """
 
-    def __init__(self, columns: int, d: int):
+    def __init__(self, shape: tuple[int, ...], d: int):
         super().__init__()
-        self.weight = drawn(columns, WIDTH)
-        self.bias = drawn(columns, WIDTH)
+        self.weight = drawn(shape[0], WIDTH)
+        self.bias = drawn(shape[0], WIDTH)
         self.token = drawn(1, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(TABLE_LAYERS))
         self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, d)
@@ -125,15 +125,7 @@ class TableTransformer(nn.Module):
         return self.out(self.norm(h[:, 0])).relu()
 
 
-def _text(shape: tuple[int, ...], d: int, vocabulary: int, layers: int, last: bool) -> nn.Module:
-    return Transformer(shape[0], vocabulary, d, layers, last)
-
-
-def table(shape: tuple[int, ...], d: int) -> nn.Module:
-    return TableTransformer(shape[0], d)
-
-
-text_1 = partial(_text, layers=1, last=False)
-text_2 = partial(_text, layers=2, last=False)
-text_4 = partial(_text, layers=4, last=False)
-char = partial(_text, layers=CHAR_LAYERS, last=True)
+text_1 = partial(Transformer, layers=1, last=False)
+text_2 = partial(Transformer, layers=2, last=False)
+text_4 = partial(Transformer, layers=4, last=False)
+char = partial(Transformer, layers=CHAR_LAYERS, last=True)

@@ -81,7 +81,7 @@ CLASSES = {
         "def agg",
         "is no hook of RoundBased, and nothing calls it",
     ),
-    "no type": ("lam = 0.1", "lam = 0.1", "write `lam: float = 0.1`"),
+    "no type": ("lam = 0.1", "class Mine", "`lam = 0.1`. All model fields require a type"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
     "not imported": (
         "lam: 'NonNegative' = 0.1",
