@@ -6,13 +6,12 @@ from typing import Any
 
 from text import block, code, folded, joined, prose, sentence, table
 
-from hpcfed.config.sections import Data
 from hpcfed.core.registry import Entry as Named
 from hpcfed.data import DATASETS, PARTITIONS, schemes
 from hpcfed.data.partition import split
 from hpcfed.data.sampling import mirror
 from hpcfed.models import MODELS, Entry
-from hpcfed.report.catalogue import concerns, keys, model, parameter
+from hpcfed.report.catalogue import data_fields, keys, model
 from hpcfed.report.references import bibtex
 from hpcfed.tasks import METRICS, TASKS
 
@@ -114,7 +113,7 @@ def partition(name: str) -> str:
         for how, fn in drawn.items()
         if fn
     ]
-    mine = [parameter(Data, field) for field in Data.model_fields if concerns(name, field)]
+    mine = data_fields(name, PARTITIONS[name])["parameters"]
     rows = (
         (f"[`data.{f['name']}`](job.md#data-{f['name']})", code(f["default"]), prose(f["meaning"]))
         for f in mine
