@@ -38,15 +38,18 @@ from torch import Tensor
 from hpcfed.config.conditions import Unused, check_conditions
 from hpcfed.config.job import Job
 from hpcfed.config.sections import Section
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation.upload import Upload
 from hpcfed.models.assign import draw_width
 from hpcfed.training import evaluate, stacked
 from hpcfed.training.local import sgd
+from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.widths import Units
 
 State = (
     Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
@@ -351,10 +354,32 @@ def score_server(fed: Federation, architecture: str, params: Params) -> dict[str
     """Return the common score of a model of the server's own, if evaluate.common; collective."""
     if not fed.job.evaluate.common:
         return {}
-    pooled = fed.pooled()
-    pooled.architecture = architecture
-    pooled.load(params)
-    return {common_name(fed): evaluate.common(fed, pooled.model)}
+    return {common_name(fed): evaluate.common(fed, predictor(fed, architecture, params))}
+
+
+def known_units(fed: Federation, what: str, advice: str) -> Units:
+    """Return the groups of units of the clients' one architecture.
+
+    Raises ConfigError if they are not known.  what: the method does with them.  advice: another
+    model or setting.
+    """
+    kind, name = fed.architectures[0], fed.job.algorithm.name
+    try:
+        return fed.store.units(kind)
+    except ConfigError as why:
+        raise ConfigError(
+            f"{name} {what}, but which units of {kind} belong together is not known\n  take "
+            f"another model, {advice}"
+        ) from why
+
+
+def check_public_labels(fed: Federation, advice: str) -> None:
+    """Raise DataError, with this advice, if a public label is no class of the clients."""
+    if fed.public and (label := fed.public.labels.max()) >= fed.classes:
+        raise DataError(
+            f"{fed.job.algorithm.name} learns the public labels, but one is {label}, and the "
+            f"clients have {fed.classes} classes; {advice}"
+        )
 
 
 def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | None = None) -> None:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import PositiveInt
 
-from hpcfed import Client, ConfigError, Federation, Guide, Mean, Params, Upload
+from hpcfed import Client, Federation, Guide, Mean, Params, Upload
+from hpcfed.algorithms.base import known_units
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
@@ -61,14 +62,7 @@ class FeSEMMA(EM):
 
         Raises ConfigError if they are not known for this architecture.
         """
-        kind = fed.architectures[0]
-        try:
-            return fed.store.units(kind)
-        except ConfigError as why:
-            raise ConfigError(
-                f"fesemma matches the units of models, but which units of {kind} belong together "
-                f"is not known\n  take another model, cnn or mlp for one, or fesem"
-            ) from why
+        return known_units(fed, "matches the units of models", "cnn or mlp for one, or fesem")
 
     def init(self, fed: Federation) -> State:
         self.units(fed)

@@ -7,11 +7,10 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from hpcfed import Client, Federation, Mean, Params, Share
-from hpcfed.algorithms.base import common_name
+from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.decentralised.topology import Topology, graph
 from hpcfed.config.conditions import field
 from hpcfed.config.sections import Section
-from hpcfed.training import evaluate
 
 
 class Peers(Section):
@@ -72,11 +71,7 @@ class Peers(Section):
                 float(d.double().square().sum()) for d in (client.params() - mean).values()
             )
         numbers = {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
-        if fed.job.evaluate.common:
-            pooled = fed.pooled()
-            pooled.load(mean)
-            numbers[common_name(fed)] = evaluate.common(fed, pooled.model)
-        return numbers
+        return numbers | score_server(fed, fed.architectures[0], mean)
 
 
 def consensus(fed: Federation) -> Params:

@@ -9,15 +9,14 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed import Client, ConfigError, Federation, Params, RoundBased, Upload
-from hpcfed.algorithms.base import common_name
+from hpcfed import Client, Federation, Params, RoundBased, Upload
+from hpcfed.algorithms.base import known_units, score_server
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
 from hpcfed.config.conditions import Unused, other_than, unless
 from hpcfed.models.widths import Units, take
-from hpcfed.training import evaluate
-from hpcfed.training.server import parameters, predictor
+from hpcfed.training.server import parameters
 
 # what a client sends: under "model" tensors, under "counts" its number of examples of each class
 Sent = dict[str, Params]
@@ -50,14 +49,7 @@ class Matched(RoundBased):
 
         Raises ConfigError for an architecture whose groups are not known.
         """
-        kind, name = fed.architectures[0], fed.job.algorithm.name
-        try:
-            return fed.store.units(kind)
-        except ConfigError as why:
-            raise ConfigError(
-                f"{name} matches the units of models, but which units of {kind} belong together "
-                f"is not known\n  take another model, cnn or mlp for one, or fedavg"
-            ) from why
+        return known_units(fed, "matches the units of models", "cnn or mlp for one, or fedavg")
 
     def counts(self, fed: Federation) -> Callable[[str], bool]:
         """Return a test for the names of tensors: whether units are matched by this tensor.
@@ -164,11 +156,8 @@ class Widened(Matched):
         return take(state.model, wide.places(order))
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        numbers = {"units": float(state.sizes.sum())}
-        if fed.job.evaluate.common:
-            answer = predictor(fed, fed.architectures[0], state.model)
-            numbers[common_name(fed)] = evaluate.common(fed, answer)
-        return numbers
+        score = score_server(fed, fed.architectures[0], state.model)
+        return {"units": float(state.sizes.sum())} | score
 
     def gathered(
         self, fed: Federation, model: Params, sizes: Sequence[int], orders: Mapping[int, Order]

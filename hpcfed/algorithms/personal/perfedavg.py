@@ -16,9 +16,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Upload, rng
-from hpcfed.algorithms.base import common_name
+from hpcfed.algorithms.base import score_server
 from hpcfed.config.conditions import field, other_than
-from hpcfed.training import evaluate
 from hpcfed.training.local import Loss, gradient
 
 
@@ -118,8 +117,4 @@ class PerFedAvg(RoundBased):
 
         No client owns the whole test split, so there are no examples for such a step.
         """
-        if not fed.job.evaluate.common:
-            return {}
-        pooled = fed.pooled()
-        pooled.load(state)
-        return {common_name(fed): evaluate.common(fed, pooled.model)}
+        return score_server(fed, fed.architectures[0], state)

@@ -41,7 +41,6 @@ from torch import Tensor
 from hpcfed import (
     Client,
     ConfigError,
-    DataError,
     Federation,
     Guide,
     LocalSteps,
@@ -51,7 +50,7 @@ from hpcfed import (
     Shard,
     Upload,
 )
-from hpcfed.algorithms.base import score_server
+from hpcfed.algorithms.base import check_public_labels, known_units, score_server
 from hpcfed.algorithms.personal.slimming import Pruned, Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.widths import Units
@@ -127,11 +126,7 @@ class PFedKnow(RoundBased):
 
     def init(self, fed: Federation) -> State:
         kind = fed.architectures[0]
-        if fed.public and (label := fed.public.labels.max()) >= fed.classes:
-            raise DataError(
-                f"pfedknow learns the public labels, but one is {label}, and the clients have "
-                f"{fed.classes} classes; take public data with the same classes"
-            )
+        check_public_labels(fed, "take public data with the same classes")
         if self.rate and not slimming(fed).scales:
             raise ConfigError(
                 f"pfedknow prunes channels by the scales of batch normalisation, of which {kind} "
@@ -280,17 +275,11 @@ def slimming(fed: Federation) -> Slimming:
 
     Raises ConfigError if they are not known.
     """
-    kind = fed.architectures[0]
     if not fed.job.algorithm.rate:
         return Slimming(Units({}, {}), ())
-    try:
-        units = fed.store.units(kind)
-    except ConfigError as why:
-        raise ConfigError(
-            f"pfedknow prunes channels, but which units of {kind} belong together is not known\n"
-            f"  take another model, resnet18 for one, or set algorithm.rate = 0"
-        ) from why
-    return Slimming.of(fed.module(kind).model, units)
+    advice = "resnet18 for one, or set algorithm.rate = 0"
+    units = known_units(fed, "prunes channels", advice)
+    return Slimming.of(fed.module(fed.architectures[0]).model, units)
 
 
 def answers(fed: Federation, k: int, received: Pruned) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hpcfed import (
     Client,
-    DataError,
     Federation,
     Guide,
     Mean,
@@ -30,6 +29,7 @@ from hpcfed import (
     Upload,
     sgd,
 )
+from hpcfed.algorithms.base import check_public_labels
 from hpcfed.config.conditions import field
 from hpcfed.training.infer import logits
 from hpcfed.training.losses import distil, soften
@@ -69,13 +69,8 @@ class FedMD(RoundBased):
         return False
 
     def init(self, fed: Federation) -> Params:
-        labels = fed.public.labels
-        if self.transfer_epochs and labels.max() >= fed.classes:
-            problem = f"one is {labels.max()}, and the clients have {fed.classes} classes"
-            raise DataError(
-                f"fedmd first learns the public labels, but {problem}; set "
-                f"algorithm.transfer_epochs = 0"
-            )
+        if self.transfer_epochs:
+            check_public_labels(fed, "set algorithm.transfer_epochs = 0")
         return Params()
 
     def transfer(self, fed: Federation, client: Client, state: Params, t: int) -> None:

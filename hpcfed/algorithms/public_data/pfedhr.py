@@ -43,7 +43,6 @@ from torch import Tensor
 from hpcfed import (
     Client,
     ConfigError,
-    DataError,
     Federation,
     Guide,
     Mean,
@@ -53,6 +52,7 @@ from hpcfed import (
     Upload,
     rng,
 )
+from hpcfed.algorithms.base import check_public_labels
 from hpcfed.algorithms.public_data.blocks import Row
 from hpcfed.algorithms.public_data.by_architecture import join_models
 from hpcfed.algorithms.public_data.reassembly import IMAGES, Piece, most_bytes, reassembly
@@ -120,18 +120,14 @@ class PFedHR(RoundBased):
     def init(self, fed: Federation) -> Params:
         if not (self.lam and self.server_epochs):
             return Params()
-        labels, images = fed.public.labels, len(getattr(fed.public.x, "shape", ())) == IMAGES
+        images = len(getattr(fed.public.x, "shape", ())) == IMAGES
         if not self.public_labels and not images:
             raise ConfigError(
                 "pfedhr learns without public labels from two augmented views of each image, but "
                 "these data are no images; set algorithm.public_labels = true"
             )
-        if self.public_labels and labels.max() >= fed.classes:
-            problem = f"one is {labels.max()}, and the clients have {fed.classes} classes"
-            raise DataError(
-                f"pfedhr learns the public labels, but {problem}; set "
-                f"algorithm.public_labels = false"
-            )
+        if self.public_labels:
+            check_public_labels(fed, "set algorithm.public_labels = false")
         return Params()
 
     def receive(self, client: Client, state: Params) -> None:
