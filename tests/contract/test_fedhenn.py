@@ -198,7 +198,7 @@ def parts(rounds: Rounds) -> tuple[dict[int, fedhenn.Kernel], dict[int, float]]:
     made = {
         c.id: fedhenn.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
     }
-    return made, {k: fedhenn.kernel_weight(fed, k, how) for k in fed.clients}
+    return made, dict.fromkeys(fed.clients, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "rbf"])
@@ -291,19 +291,6 @@ def test_one_client_alone_is_not_pulled_at_first():
         rounds.fed, client, rad(rounds), target(rounds, [0]), rounds.algorithm
     )
     assert abs(distance(represent(rounds.fed, client, rad(rounds))).item()) < 1e-5
-
-
-def test_clients_count_alike_or_by_examples_or_by_parameters():
-    rounds = begun("--models.mix", "mlp,logistic")
-    fed = rounds.fed
-    of = {
-        w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
-        for w in ("uniform", "samples", "capacity")
-    }
-    assert [fedhenn.kernel_weight(fed, k, of["uniform"]) for k in range(6)] == [1.0] * 6
-    assert [fedhenn.kernel_weight(fed, k, of["samples"]) for k in range(6)] == list(toy.SIZES)
-    mlp, logistic = (fedhenn.kernel_weight(fed, k, of["capacity"]) for k in (0, 1))
-    assert (mlp, logistic) == (64 * 200 + 200 + 200 * 16 + 16 + 16 * 4 + 4, 64 * 4 + 4)
 
 
 def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one():

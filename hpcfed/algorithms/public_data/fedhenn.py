@@ -67,9 +67,7 @@ class FedHeNN(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("public",)
     keeps_weights: ClassVar[bool | None] = True
     unused: ClassVar[Unused] = {
-        "weighting": unless(
-            {"setting": "homogeneous"}, "models are not averaged; client_weights weights kernels"
-        ),
+        "weighting": unless({"setting": "homogeneous"}, "models are not averaged"),
     }
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
@@ -95,12 +93,6 @@ class FedHeNN(RoundBased):
     )
     """Heterogeneous: whose kernels are averaged: all clients', the cohort's, or those of the cohort
     of the round before (authors' code), in the first round nobody's.
-    """
-    client_weights: Literal["uniform", "samples", "capacity"] = field(
-        "uniform", used_if={"setting": "heterogeneous", "eta0": above(0)}
-    )
-    """Heterogeneous: weight of a client's kernel: 1, its training examples, or its number of
-    parameters.
     """
     kernel_norm: Literal["none", "frobenius"] = field(
         "none", used_if={"setting": "heterogeneous", "eta0": above(0)}
@@ -249,9 +241,9 @@ def mean_of_clients(
         uploads = fed.stream(members, lambda client: send_kernel(fed, client, rad, method))
         for k, value in uploads:
             kernels[k] = received_kernel(value, len(rad), method)
-    weights = {k: kernel_weight(fed, k, method) for k in kernels}
     if not members:
         return None
+    weights = dict.fromkeys(kernels, 1.0)
     return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
 
 
@@ -263,11 +255,3 @@ def represent_received(fed: Federation, client: Client, rad: Shard) -> Tensor:
     module = fed.module(client.architecture)
     module.assign(client.recall(RECEIVED) or fed.initial(k=client.id))
     return outputs(fed, module.model.eval().body, rad)
-
-
-def kernel_weight(fed: Federation, k: int, method: FedHeNN) -> float:
-    """Return the client's weight in the mean kernel."""
-    capacity = fed.store.layout(fed.architectures[k]).n_params
-    return float(
-        {"uniform": 1, "samples": fed.sizes[k], "capacity": capacity}[method.client_weights]
-    )
