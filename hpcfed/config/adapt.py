@@ -1,4 +1,4 @@
-"""The part of a job that says how clients adapt their models after the last round."""
+"""The part of a job that sets how clients adapt their models after the last round."""
 
 from typing import Annotated, Literal
 
@@ -17,8 +17,8 @@ class Adapt(Section):
     """
 
     how: Literal["none", "all", "head", "ewc", "distil"] = "none"
-    """None; fine-tuning of all layers, or of the head alone; of all with elastic weight
-    consolidation, or with distillation from the model as it was.
+    """None; fine-tuning of all layers, or only of the head; of all layers with elastic weight
+    consolidation, or with distillation from the model before.
     """
     epochs: NonNegativeInt = field(1, used_if=ADAPTS)
     """Epochs over the client's data; 0 leaves the model as it is."""

@@ -1,4 +1,4 @@
-"""The part of a job that puts edge servers between the clients and the server."""
+"""The part of a job that sets edge servers between the clients and the server."""
 
 from typing import Annotated, Self
 
@@ -20,15 +20,19 @@ class Edges(Section):
     file: FileName | None = field(None, used_if="number")
     """CSV with the edge server of each client instead: client,edge."""
     rounds: PositiveInt = field(1, used_if="number")
-    """Rounds after which the server aggregates the edges; till then each has a model of its own."""
+    """Rounds after which the server aggregates the edges; between these each edge has its own
+    model.
+    """
     bandwidth: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = field(
         (1e7,), used_if="number"
     )
-    """Bytes per second between an edge and the server, up and down; one number, or one an edge."""
+    """Bytes per second between an edge and the server, up and down; one number, or one per edge."""
     latency: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = field(
         (0.1,), used_if="number"
     )
-    """Seconds of one exchange of an edge with the server, beside its bytes; as bandwidth."""
+    """Seconds of one exchange of an edge with the server, in addition to the transfer; one number,
+    or one per edge.
+    """
 
     @model_validator(mode="after")
     def agrees(self) -> Self:
@@ -38,7 +42,7 @@ class Edges(Section):
             count = len(getattr(self, name))
             if self.number and count not in (1, self.number):
                 raise ValueError(
-                    f"{name} has {count} numbers for {self.number} edges; give one, or one an edge"
+                    f"{name} has {count} numbers for {self.number} edges; give one, or one per edge"
                 )
         for k, e in enumerate(self.clients):
             if self.number and e >= self.number:

@@ -13,7 +13,7 @@ class Evaluate(Section):
     """When clients are evaluated on their test sets."""
 
     every: PositiveInt = 1
-    """Evaluate after every so many rounds, and after the last."""
+    """Rounds between evaluations; the last round is always evaluated."""
     before: bool = True
     """Evaluate the cohort before local training too."""
     received: bool = False
@@ -21,22 +21,22 @@ class Evaluate(Section):
     train it.
     """
     common: bool = False
-    """Evaluate the server's model, where it is a whole one, on the whole test split."""
+    """Evaluate the server's model, if it is a complete model, on the whole test split."""
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
-    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to
-    1,000 clients, and of more the cohort.
+    """Clients to evaluate after a round: all, the cohort, or this number, drawn once; auto: all if
+    there are at most 1,000 clients, else the cohort.
     """
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each client's training examples that are held out to choose values by: models are
-    scored on them too.
+    """Share of each client's training examples that is held out for choosing values; models are
+    also scored on it.
     """
     validation_model: Literal["own", "received"] = field("own", used_if="validation")
-    """Which model is scored on them: a client's own, in its round that of its local training; or
-    what it would receive next, so that values are chosen for the server's model.
+    """Model that is scored on them: the client's own after its local training; or the one that it
+    would receive next, so that values are chosen for the server's model.
     """
     metrics: Names = ()
-    """What to measure beside accuracy (`hpcfed list metrics`), separated by commas; none: accuracy
-    for classes, what is usual for the task of other data.
+    """Metrics besides the main one (`hpcfed list metrics`), separated by commas; none: the default
+    metrics of the task.
     """
     batch: PositiveInt = 256
     """Examples in one forward pass."""

@@ -86,13 +86,13 @@ class Job(Limited):
     _layers: Sequence[Layer] = PrivateAttr(())
 
     rounds: PositiveInt = 100
-    """Rounds to run in all."""
+    """Total number of rounds."""
     clients: Annotated[int, Gt(0), Le(10**8)] = 20
     """Number of clients."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Cohort size over the number of clients."""
     seed: NonNegativeInt = 0
-    """Every draw of the run comes from streams that this number names."""
+    """Seed of all random streams of the run."""
     out: FileName | None = None
     """Output folder; default runs/ALGORITHM-DATA-PARTITION-seedSEED."""
     resume: FileName | None = None
@@ -100,17 +100,17 @@ class Job(Limited):
     overwrite: bool = False
     """Replace an output folder that exists."""
     force: bool = False
-    """Take the output folder from a run on another machine that nothing is heard of."""
+    """Take the output folder from a run on another machine that gives no sign of life."""
     own_changed: bool = False
-    """Resume though the code of a method or model of your own has changed since the run began."""
+    """Resume although the code of your own method or model has changed since the run started."""
     dry_run: bool = False
-    """Check the job, print it with placement, memory and traffic, and run nothing."""
+    """Check the job and print it with placement, memory and traffic, without running it."""
     quiet: bool = False
     """Print only warnings and the final table."""
     verbose: bool = False
     """Print a line for every client and round."""
     preset: Literal["paper", "authors"] = "paper"
-    """The papers' formulas, or those of the authors' public code where they differ."""
+    """The papers' formulas, or those of the authors' public code if they differ."""
     algorithm: Any
     """The method and its own parameters (`hpcfed show NAME`)."""
     models: Models = Models()

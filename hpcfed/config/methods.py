@@ -2,8 +2,8 @@
 
 The file of an algorithm's name, in the folder of its kind, holds the method.
 
-A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
-the folder where you start or anywhere on Python's path.
+Your own method needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in the
+current directory or anywhere on Python's path.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "matching": "one global model, units matched",
     "common_head": "different models, a common head",
     "public_data": "different models, public data",
-    "data_free": "made examples, no public data",
-    "proxies": "different models, a small common one or a server's",
+    "data_free": "synthetic examples, no public data",
+    "proxies": "different models, a small common or server model",
     "widths": "one model in several widths or depths",
     "personal": "personal models, one architecture",
     "clusters": "clusters of clients",
@@ -64,23 +64,23 @@ ALGORITHMS = {
         ),
         moon=(
             "MOON",
-            "representations drawn to the global model's and away from the own one's of before",
+            "pulls representations to the global model's, away from the client's previous ones",
             "li2021moon",
         ),
         fedpan=("FedPAN", "FedAvg of networks whose units know their position", "li2022fedpan"),
         fedrare=(
             "FedRare",
-            "FedAvg that contrasts rare classes in batches and with class vectors of all",
+            "FedAvg that contrasts rare classes in batches and with all clients' class vectors",
             "wu2022fedrare",
         ),
         fed2=(
             "Fed2",
-            "upper layers in groups by classes, averaged over the clients that have these",
+            "upper layers in groups by class, averaged over clients with these classes",
             "yu2021fed2",
         ),
         fedpd=(
             "FedPD",
-            "augmented Lagrangians with a dual variable a client; may skip communication",
+            "augmented Lagrangians with a dual variable per client; may skip communication",
             "zhang2021fedpd",
         ),
         fedsplit=(
@@ -96,7 +96,7 @@ ALGORITHMS = {
         aruba=("ARUBA", "FedAvg with a learned local rate for each weight", "khodak2019"),
         semicyclic=(
             "SemiCyclic",
-            "clients by time of day; a read-out of the common chain for each block",
+            "clients by time of day; one model per block, read out of the common chain",
             "eichner2019",
         ),
         fedclip=(
@@ -110,7 +110,11 @@ ALGORITHMS = {
             "local training corrected by the mean gradient of a first exchange",
             "li2019feddane",
         ),
-        feddist=("FedDist", "FedAvg that goes part of the way; +WS by examples", "long2023"),
+        feddist=(
+            "FedDist",
+            "FedAvg that moves part of the way to the mean; +WS by examples",
+            "long2023",
+        ),
         fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad", "reddi2021"),
         fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
         cyclic=("Cyclic", "one model goes from client to client", "chang2018,flamby2022"),
@@ -127,10 +131,10 @@ ALGORITHMS = {
             "units moved onto those of one model by optimal transport, then averaged",
             "singh2020",
         ),
-        pfnm=("PFNM", "units matched to as many as a beta process finds", "yurochkin2019"),
+        pfnm=("PFNM", "units matched; a beta process determines their number", "yurochkin2019"),
         fedma=(
             "FedMA",
-            "units matched layer by layer; clients train the layers above on",
+            "units matched layer by layer; clients continue to train the layers above",
             "wang2020fedma",
         ),
     ),
@@ -153,7 +157,7 @@ ALGORITHMS = {
         feddf=("FedDF", "FedAvg by architecture, then ensemble distillation", "lin2020"),
         heterossfl=(
             "HeteroSSFL",
-            "clients learn without labels; kernels of their representations are drawn to the mean",
+            "clients learn without labels; their representations' kernels are pulled to the mean",
             "makhija2022ssfl",
         ),
         fccl=(
@@ -169,7 +173,7 @@ ALGORITHMS = {
         ),
         pfedhr=(
             "PFedHR",
-            "new models put together of blocks of the clients' teach each client",
+            "models stitched from blocks of the clients' models teach each client",
             "wang2023",
         ),
         fedhenn=(
@@ -183,17 +187,17 @@ ALGORITHMS = {
         "data_free",
         fedzkt=(
             "FedZKT",
-            "any models and the server's teach one another on examples of a generator",
+            "any models and the server's teach one another on generated examples",
             "zhang2022zkt",
         ),
         zeroshot=(
             "ZeroShot",
-            "FedAvg with made examples of the classes that clients lack, at these or at the server",
+            "FedAvg with synthetic examples of missing classes, made at clients or at the server",
             "hao2021zeroshot",
         ),
         fedsynth=(
             "FedSynth",
-            "clients send a few made examples whose gradient is their update",
+            "clients send a few synthetic examples whose gradient is their update",
             "goetz2020",
         ),
     ),
@@ -238,17 +242,17 @@ ALGORITHMS = {
     **methods(
         "personal",
         fedrep=("FedRep", "a common body, personal heads, trained in turn", "collins2021"),
-        perfedavg=("PerFedAvg", "a start from which one step adapts", "fallah2020"),
+        perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),
         waffle=(
             "WAFFLe",
-            "weights are products of common factors; which of them count is each client's own",
+            "weights are products of common factors, of which each client selects its own",
             "hao2020waffle",
         ),
-        ditto=("Ditto", "FedAvg, and personal models that stay near its model", "li2021ditto"),
+        ditto=("Ditto", "FedAvg, and personal models near its model", "li2021ditto"),
         pfedknow=(
             "PFedKnow",
-            "clients without labels prune their models; a server with labels and their peers teach",
+            "clients without labels prune their models; a labelled server and their peers teach",
             "wang2023pfedknow",
         ),
         mocha=(
@@ -260,9 +264,9 @@ ALGORITHMS = {
     **methods(
         "clusters",
         ifca=("IFCA", "each client trains the best of several", "ghosh2020,mansour2020"),
-        fesem=("FeSEM", "clients train on from the nearest centre", "long2023"),
+        fesem=("FeSEM", "clients train from the nearest centre", "long2023"),
         tkm=("TKM", "clusters by trimmed K-means, with robust centres", "ghosh2019,long2023"),
-        cfl=("CFL", "a cluster is cut in two where updates pull apart", "sattler2021,long2023"),
+        cfl=("CFL", "a cluster is split if its clients' updates diverge", "sattler2021,long2023"),
         fesemma=(
             "FeSEMMA",
             "FeSEM with units matched before they are averaged",
@@ -290,8 +294,8 @@ ALGORITHMS = {
     ),
     **methods(
         "asynchronous",
-        fedasync=("FedAsync", "asynchronous: models are merged as they come", "xie2019"),
-        fedbuff=("FedBuff", "a new model of every K updates, which wait in a buffer", "nguyen2022"),
+        fedasync=("FedAsync", "asynchronous: models are merged as they arrive", "xie2019"),
+        fedbuff=("FedBuff", "a new model from every K updates in a buffer", "nguyen2022"),
         fedcompass=(
             "FedCompass",
             "steps by speed, so that clients arrive in groups",

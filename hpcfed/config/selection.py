@@ -1,4 +1,4 @@
-"""The part of a job that says how a round's cohort is chosen."""
+"""The part of a job that sets how a round's cohort is chosen."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ from hpcfed.core.registry import Entry
 SELECTIONS = {  # the values of selection.by
     name: Entry("hpcfed.clients.selection:Choice", line, cite)
     for name, line, cite in (
-        ("uniform", "all clients alike", ""),
+        ("uniform", "all clients equally likely", ""),
         ("size", "in proportion to clients' numbers of examples", ""),
-        ("power-of-choice", "of some candidates those with the highest losses", "cho2020powd"),
+        ("power-of-choice", "the highest losses among candidates drawn by size", "cho2020powd"),
         ("e3cs", "clients that report become likelier, with a quota for all", "huang2020e3cs"),
     )
 }
@@ -26,15 +26,15 @@ class Selection(Section):
     """
 
     by: Literal["uniform", "size", "power-of-choice", "e3cs"] = "uniform"
-    """Alike; in proportion to examples (use weighting = 'uniform'); highest losses of some
-    candidates, which are drawn in proportion to examples (likewise); E3CS: who reports.
+    """Uniform; in proportion to examples (use weighting = 'uniform'); the highest losses among
+    candidates drawn in proportion to examples (likewise); E3CS: prefers clients that report.
     """
     candidates: PositiveInt | None = field(None, used_if={"by": "power-of-choice"})
     """Power of choice: clients drawn by size, of which those with the highest losses train.
     Default: two cohorts.
     """
     quota: Share = field(0.5, used_if={"by": "e3cs"})
-    """E3CS: least probability of each client, over that of a uniform choice."""
+    """E3CS: minimum probability of each client, relative to a uniform choice."""
     quota_after: Share = field(0.0, used_if="quota")
     """E3CS: share of the run's rounds before the quota begins; until then it is 0. Authors' "inc":
     0.25, with quota = 1.

@@ -15,8 +15,8 @@ class System(Section):
     """
 
     distribution: Literal["equal", "uniform", "lognormal", "file", "measured"] = "equal"
-    """How speed, bandwidth and latency differ between clients; file: as it says; measured: speeds
-    as they were measured, the rest alike.
+    """How speed, bandwidth and latency differ between clients; file: read from `file`; measured:
+    speeds from `measured`, the rest equal.
     """
     spread: NonNegative = 0.5
     """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their
@@ -27,20 +27,20 @@ class System(Section):
     bandwidth: PositiveFloat = 1e6
     """Bytes per second of the median client, up and down."""
     latency: NonNegative = 0.1
-    """Seconds of one exchange with the median client, beside its bytes."""
+    """Seconds of one exchange with the median client, in addition to the transfer of its bytes."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the rounds or jobs for which a client can be reached."""
     file: FileName | None = None
     """CSV of all clients: client,speed,bandwidth,latency,availability."""
     measured: FileName | None = None
-    """CSV of what was measured of clients, a line a client and round: client,seconds,examples."""
+    """CSV of measurements, one line per client and round: client,seconds,examples."""
     trace: FileName | None = None
-    """CSV of who is available, and how fast, over virtual time: client,time,available,speed."""
+    """CSV of availability and speed over virtual time: client,time,available,speed."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a client is lost in the middle of its work and never reports."""
     deadline: PositiveFloat | None = None
-    """Virtual seconds after which a round closes; who would be later is left out, or does what
-    fits.
+    """Virtual seconds after which a round closes; later clients are left out, or do the part of
+    their work that fits.
     """
 
     @model_validator(mode="after")

@@ -1,7 +1,6 @@
 """The commands of `hpcfed`, their arguments, and the functions that they call.
 
-Arguments of several commands have a name of their own; those of a single command stand with it.
-"""
+Arguments of several commands are constants; those of a single command are defined with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,50 +68,64 @@ METRIC = argument(
 TABLES = (
     argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
     argument(
-        "-o", "--out", type=Path, metavar="FOLDER", help="to write to; default: export in RUN"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to write to; default: export in RUN",
     ),
 )
 WEB = (
-    argument("--web", action="store_true", help="as the page of report, on 127.0.0.1 only"),
-    argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
+    argument("--web", action="store_true", help="serve the page of report, on 127.0.0.1 only"),
+    argument("--port", type=int, metavar="N", help="port of the page; default: a free one"),
 )
 CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
 OWN = argument(
     "--own",
     action="append",
     metavar="MODULE:NAME",
-    help="method or model of your own that the run uses, and that may be imported",
+    help="your own method or model that the run uses and that may be imported",
 )
 PROBE = (
     CLIENTS,
     OWN,
     argument(
-        "--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"
+        "--examples",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="test examples to use; default: 1000",
     ),
 )
 MODELS = (
     CLIENTS,
     OWN,
-    argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to write to; default: models in RUN",
+    ),
 )
 BY = argument(
     "--job",
     action="append",
     dest="job_ids",
     metavar="ID",
-    help="of Slurm: what it began is gone on with",
+    help="Slurm job whose run is continued",
 )
 PLOT = (
     argument(
         "--figure",
         metavar="NAMES",
-        help="with commas, or all (`hpcfed list figures`); default: curves,labels",
+        help="figures, separated by commas, or all (`hpcfed list figures`); default: curves,labels",
     ),
     argument(
         "--metric",
         metavar="NAME",
-        help="of curves, learning, bytes, time and accuracies: one of `hpcfed list metrics`, also "
-        "NAME_received (the server's next model), NAME_pooled, NAME_received_pooled",
+        help="metric of curves, learning, bytes, time and accuracies: one of `hpcfed list "
+        "metrics`, also NAME_received (the server's next model), NAME_pooled, NAME_received_pooled",
     ),
     argument(
         "-o",
@@ -121,27 +134,27 @@ PLOT = (
         metavar="FILE",
         help="picture to write; default: in the first RUN's folder",
     ),
-    argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
+    argument("--format", choices=("png", "svg", "pdf"), help="default: the suffix of FILE, or png"),
 )
 CLEAN = (
-    argument("--delete", action="store_true", help="delete it; default: only list it"),
+    argument("--delete", action="store_true", help="delete the files; default: only list them"),
     argument(
         "--last",
         action="store_true",
-        help="of finished runs also the last checkpoint, with their models",
+        help="also the last checkpoint of finished runs, with their models",
     ),
 )
 TABLE = (
     argument(
         "--rows",
         metavar="FIELDS",
-        help="of the job, separated by commas, or ranks, nodes, version; default: method and its "
-        "parameters",
+        help="fields of the job, separated by commas, or ranks, nodes, version; default: method "
+        "and its parameters",
     ),
     argument(
         "--columns",
         metavar="FIELDS",
-        help="default: all other fields in which runs differ, but the seed",
+        help="default: all other fields in which runs differ, except the seed",
     ),
     argument(
         "--choose",
@@ -150,12 +163,16 @@ TABLE = (
     ),
     argument("--value", metavar="NAME", help=VALUES),
     METRIC,
-    argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
+    argument(
+        "--deviation",
+        choices=("seeds", "clients", "none"),
+        help="standard deviation over these; default: seeds",
+    ),
     argument("--percent", action="store_true", help="accuracies in percent"),
     argument(
         "--layout",
         metavar="TABLE",
-        help="as in a paper: fedclassavg-2 (to -5), fedhenn-1 (to -3); scaling: seconds by ranks",
+        help="a paper's table: fedclassavg-2 (to -5), fedhenn-1 (to -3); scaling: seconds by ranks",
     ),
     argument(
         "--paper", action="store_true", help="with --layout: the paper's own numbers beside ours"
@@ -177,7 +194,7 @@ COMPARE = (
     argument(
         "--anyway",
         action="store_true",
-        help="also runs of other rounds, data, partitions or clients",
+        help="also compare runs with other rounds, data, partitions or clients",
     ),
     *(
         option
@@ -191,30 +208,30 @@ BATCH = (
         "--ntasks-per-node",
         type=int,
         metavar="N",
-        help="ranks of a node; default: one for each GPU, or one",
+        help="ranks per node; default: one per GPU, or one",
     ),
     argument("--gpus-per-node", metavar="[TYPE:]N"),
     argument(
         "--cpus-per-task",
         type=int,
         metavar="N",
-        help="cores of a rank; default: those of its run.threads",
+        help="cores per rank; default: run.threads",
     ),
     *(
-        argument(f"--{name}", help="as sbatch has it")
+        argument(f"--{name}", help="as for sbatch")
         for name in ("mem", "time", "partition", "account", "qos", "constraint")
     ),
     argument(
         "--sbatch",
         action="append",
         metavar="OPTION",
-        help="any other of sbatch, as in --sbatch=--exclusive",
+        help="any other option of sbatch, such as --sbatch=--exclusive",
     ),
     argument(
         "--env",
         action="append",
         metavar="LINE",
-        help="line of shell to begin with, as 'module load openmpi'",
+        help="shell command to run first, such as 'module load openmpi'",
     ),
 )
 SWEEP = (
@@ -224,25 +241,31 @@ SWEEP = (
         type=Path,
         dest="overlays",
         metavar="FILE.toml",
-        help="job file that lies over each of the JOB.toml; several are given one by one",
+        help="job file that overrides each JOB.toml; repeat the option for several",
     ),
     argument(
-        "-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the sweep; default: runs/sweep-JOB",
     ),
     argument(
         "--at-once",
         type=int,
         metavar="N",
-        help="runs side by side; default: as many as cores, or Slurm, allow",
+        help="number of concurrent runs; default: as many as cores, or Slurm, allow",
     ),
     argument(
         "--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun"
     ),
-    argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun"),
+    argument(
+        "--launcher", metavar="COMMAND", help="command that starts the ranks; default: mpirun"
+    ),
     argument(
         "--search",
         choices=("random", "optuna"),
-        help="draw values of ranges (0.001..0.1, log:0.001..0.1): at random, or as hpcfed[tune] "
+        help="draw values from ranges (0.001..0.1, log:0.001..0.1): at random, or as hpcfed[tune] "
         "proposes from validation scores",
     ),
     argument("--trials", type=int, metavar="N", help="draws of a search; default: 10"),
@@ -250,41 +273,41 @@ SWEEP = (
         "--task",
         type=int,
         metavar="I",
-        help="only run number I, from 0, as an array job's task does",
+        help="only run number I, from 0, like a task of an array job",
     ),
     OWN,
     argument("--dry-run", action="store_true", help="check and list the runs, start nothing"),
     argument(
-        "--submit", action="store_true", help="as an array job of Slurm, a task for each run; with:"
+        "--submit", action="store_true", help="submit as a Slurm array job, one task per run; with:"
     ),
     *BATCH,
 )
 SUBMIT = (
     *BATCH,
-    argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
+    argument("--container", metavar="IMAGE", help="apptainer image in which the ranks run"),
     argument(
         "--launcher",
         default="auto",
         metavar="COMMAND",
-        help="as 'srun --mpi=pmi2'; default: mpirun, else srun",
+        help="such as 'srun --mpi=pmi2'; default: mpirun, else srun",
     ),
     argument(
         "--chain",
         type=int,
         default=1,
         metavar="N",
-        help="jobs, each to go on where the one before stopped",
+        help="number of jobs; each continues where the previous one stopped",
     ),
     argument(
         "--each",
         action="append",
         metavar="FIELDS",
-        help="a run with these fields too, as task of an array job",
+        help="add a run with these fields, as a task of an array job",
     ),
     argument(
         "--ranks",
         metavar="1,2,4",
-        help="a run on each of these numbers of ranks, one after the other",
+        help="one run on each of these numbers of ranks, one after the other",
     ),
     argument(
         "--dry-run",
@@ -308,14 +331,12 @@ PLAN = (
     argument(
         "--gpus-per-node", type=int, default=0, metavar="N", help="default: ranks compute on cores"
     ),
-    argument(
-        "--cores-per-node", type=int, metavar="N", help="default: as many as the short run had"
-    ),
+    argument("--cores-per-node", type=int, metavar="N", help="default: those of the short run"),
     argument(
         "--ranks-per-node",
         type=int,
         metavar="N",
-        help="default: one a GPU, or as many as cores allow",
+        help="default: one per GPU, or as many as cores allow",
     ),
     argument(
         "--network",
@@ -330,30 +351,40 @@ DOCTOR = (
         nargs="*",
         type=Path,
         metavar="JOB.toml",
-        help="files whose fields count, the later over the earlier; default: the embedded job",
+        help="job files, later ones override earlier ones; default: the embedded job",
     ),
     argument(
         "--ranks",
         type=int,
         metavar="N",
-        help="of the probe; default: Slurm's number of tasks, or 2",
+        help="ranks of the probe; default: Slurm's number of tasks, or 2",
     ),
     argument(
-        "-o", "--out", type=Path, metavar="FOLDER", help="of runs; default: that of JOB, or runs"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of runs; default: that of JOB, or runs",
     ),
     argument(
         "--slurm",
         default="",
         metavar="OPTIONS",
-        help="of srun and salloc, as in --slurm='--partition=gpu'",
+        help="options of srun and salloc, such as --slurm='--partition=gpu'",
     ),
     argument(
-        "--limit", type=float, default=60.0, metavar="SECONDS", help="for each probe; default 60"
+        "--limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time limit of each probe; default: 60",
     ),
 )
 
 
-COMPLETION = (argument("shell", choices=("bash", "zsh", "tcsh"), help="for which the script is"),)
+COMPLETION = (
+    argument("shell", choices=("bash", "zsh", "tcsh"), help="shell that the script is for"),
+)
 
 
 def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
@@ -363,42 +394,46 @@ def command(target: str, line: str, *arguments: Argument, fields: bool = False) 
 COMMANDS = {
     "run": command(
         "hpcfed.cli:run",
-        "one run, as python -m hpcfed.main; without anything a first one",
+        "run one job, like python -m hpcfed.main; without arguments the embedded one",
         fields=True,
     ),
     "list": command(
         "hpcfed.report.catalogue:listing",
-        "what a job can name, and figures, a line each",
+        "list methods, data sets, models, metrics, figures and so on",
         KIND,
         JSON,
     ),
     "show": command(
-        "hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON
+        "hpcfed.report.catalogue:show",
+        "describe one of these: its parameters and its source",
+        NAME,
+        JSON,
     ),
     "summary": command(
         "hpcfed.results.summary:summary", "accuracy, traffic and time of a run", RUN, JSON
     ),
     "status": command(
-        "hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON
+        "hpcfed.report.status:status",
+        "progress of runs, and whether they are running",
+        PLACES,
+        JSON,
     ),
     "watch": command(
         "hpcfed.report.watch.command:watch",
-        "runs as they go on, in the terminal or as a page",
+        "follow runs, in the terminal or as a page",
         RUNS,
         *WEB,
     ),
     "table": command(
-        "hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE
+        "hpcfed.report.table:table", "table of methods by data sets, over seeds", PLACES, *TABLE
     ),
     "compare": command(
         "hpcfed.report.compare:compare",
-        "methods side by side: differences, tests",
+        "compare methods: differences, intervals, tests",
         PLACES,
         *COMPARE,
     ),
-    "plot": command(
-        "hpcfed.report.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT
-    ),
+    "plot": command("hpcfed.report.figures.command:plot", "draw figures of runs", PLACES, *PLOT),
     "report": command(
         "hpcfed.report.page.command:report",
         "one page for a browser: curves, tables, job",
@@ -408,43 +443,48 @@ COMMANDS = {
     ),
     "clean": command(
         "hpcfed.results.clean:clean",
-        "what runs keep on disk that their results do not need",
+        "list or delete files that results do not need",
         PLACES,
         *CLEAN,
     ),
     "export": command(
         "hpcfed.results.export:export",
-        "a run's numbers as CSV or Parquet, and its job",
+        "write a run's numbers as CSV or Parquet, and its job",
         RUN,
         *TABLES,
     ),
     "models": command(
         "hpcfed.results.trained.export:models",
-        "the clients' trained models as safetensors",
+        "write the clients' trained models as safetensors",
         RUN,
         *MODELS,
     ),
     "probe": command(
         "hpcfed.results.trained.probe:command",
-        "what trained models make of test examples",
+        "evaluate all trained models on the same test examples",
         RUN,
         *PROBE,
     ),
-    "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
+    "cite": command(
+        "hpcfed.report.cite:cite", "BibTeX entries for everything that a run used", RUN
+    ),
     "doctor": command(
         "hpcfed.launch.doctor.main:doctor",
-        "what runs meet on this machine, and what to change",
+        "check this machine's MPI, GPUs and Slurm, and say what to change",
         *DOCTOR,
         JSON,
     ),
     "supervise": command(
         "hpcfed.engine.fault_tolerance.supervise:supervise",
-        "start a run, again when it is cut short",
+        "start a run, and restart it if it is interrupted",
         BY,
         WORDS,
     ),
     "submit": command(
-        "hpcfed.launch.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True
+        "hpcfed.launch.slurm.submit:submit",
+        "submit a run as a Slurm batch job",
+        *SUBMIT,
+        fields=True,
     ),
     "sweep": command(
         "hpcfed.launch.sweep.command:sweep",
@@ -454,13 +494,13 @@ COMMANDS = {
     ),
     "plan": command(
         "hpcfed.launch.plan.command:plan",
-        "what a job would take on so many nodes",
+        "predict the time and cost of a job on clusters",
         *PLAN,
         JSON,
         fields=True,
     ),
     "completion": command(
-        "hpcfed.cli:completion", "a script that lets a shell complete commands", *COMPLETION
+        "hpcfed.cli:completion", "print a script for completion in a shell", *COMPLETION
     ),
     "digest": command(
         "hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN

@@ -86,7 +86,7 @@ class FedBuff(EventBased):
     edges: ClassVar[str] = "models"
 
     K: PositiveInt = 10
-    """Number of updates of which the server makes a new model."""
+    """Number of updates from which the server makes a new model."""
     lr: PositiveFloat = 1.0
     """Learning rate of the server, eta_g."""
     momentum: Share = 0.0

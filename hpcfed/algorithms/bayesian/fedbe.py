@@ -45,7 +45,7 @@ class FedBE(RoundBased):
     Dirichlet weights, or from the Gaussian of the authors' code.
     """
     samples: NonNegativeInt = field(10, used_if="server_epochs")
-    """Number of models that are drawn in a round."""
+    """Number of models drawn per round."""
     std_scale: NonNegativeFloat = field(1.0, used_if={"posterior": other_than("dirichlet")})
     """Factor of the Gaussian's standard deviation; 0: all drawn models are its mean."""
     alpha: PositiveFloat = field(1.0, used_if={"posterior": "dirichlet"})

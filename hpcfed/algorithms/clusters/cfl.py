@@ -64,7 +64,7 @@ class CFL(Centred):
     average.
     """
     scope: Literal["all", "head"] = field("all", used_if=SPLITS)
-    """Updates are compared in all parameters, or in the last layer's weight matrix alone."""
+    """Updates are compared in all parameters, or only in the last layer's weight matrix."""
     after: NonNegativeInt = field(20, used_if=SPLITS)
     """Rounds before the first in which a cluster may be split."""
     every: PositiveInt = field(1, used_if=SPLITS)

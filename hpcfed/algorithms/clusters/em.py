@@ -29,7 +29,7 @@ class EM(Centred):
     clusters: PositiveInt = 3
     """Number of centres, M."""
     scope: Literal["all", "head"] = field("all", used_if={"clusters": above(1)})
-    """Distances are over all parameters, or over the last layer's weight matrix alone."""
+    """Distances are over all parameters, or only over the last layer's weight matrix."""
     start: Literal["k-means++", "clients"] = field("k-means++", used_if={"clusters": above(1)})
     """First centres: models of clients that are far from one another, or of any different clients.
     """

@@ -39,7 +39,7 @@ class IFCA(RoundBased):
     all their examples.
     """
     share_body: bool = field(False, used_if={"clusters": above(1)})
-    """Clusters differ in their heads alone; one common body is averaged over all clients."""
+    """Clusters differ only in their heads; one common body is averaged over all clients."""
     start: Literal["random", "perturbed"] = field("random", used_if={"clusters": above(1)})
     """Models start from different random weights, or all but the first start from the first one
     plus noise.

@@ -63,8 +63,8 @@ class FedProto(RoundBased):
     lam: NonNegativeFloat = 1.0
     """Weight of the distance of representations to their class's prototype; 0 is local training."""
     reduction: Literal["mean", "sum"] = "mean"
-    """The squared distance over the d components: their mean, to which the published lam belong, or
-    their sum, which is d times as strong.
+    """The squared distance over the d components: their mean, as for the published lam, or their
+    sum, which is d times as strong.
     """
     inference: Literal["prototype", "head"] = "prototype"
     """Predict the class of the nearest prototype, or with the client's own head."""

@@ -58,13 +58,13 @@ class ZeroShot(RoundBased):
     at: Literal["clients", "server"] = field("clients", used_if="samples")
     """Where examples are made: at the clients (Fed-ZDAC), or at the server (Fed-ZDAS)."""
     samples: NonNegativeInt = 20
-    """Synthetic examples per class: at a client the most that it adds of each class, at the server
-    the number from each model.
+    """Synthetic examples per class: at a client the maximum that it adds, at the server the number
+    from each model.
     """
     after: NonNegativeInt = field(1, used_if="samples")
     """Rounds before the first examples are made."""
     by: Literal["examples", "generator"] = field("examples", used_if="samples")
-    """What is optimised: the values of the examples, or a generator that makes them from noise."""
+    """Optimise the values of the examples, or a generator that makes them from noise."""
     steps: PositiveInt = field(100, used_if="samples")
     """Steps of optimisation of the examples."""
     examples_lr: PositiveFloat = field(0.1, used_if={"by": "examples"})
@@ -80,7 +80,7 @@ class ZeroShot(RoundBased):
     prior: NonNegativeFloat = field(1e-3, used_if="samples")
     """Weight of the mean square of the examples' normalised values."""
     source: Literal["each", "mean"] = field("each", used_if={"at": "server"})
-    """The server makes examples from each uploaded model, or from their mean, then of all classes.
+    """The server makes examples from each uploaded model, or, of all classes, from their mean.
     """
     server_epochs: PositiveInt = field(1, used_if={"at": "server"})
     """Epochs of the server over the synthetic examples of a round."""

@@ -37,7 +37,7 @@ class DSGD(Peers, RoundBased):
     }
 
     weights: Literal["metropolis", "uniform"] = "metropolis"
-    """Weights of neighbours; uniform is doubly stochastic only where all clients have equally many.
+    """Weights of neighbours; uniform is doubly stochastic only if all clients have equally many.
     """
     order: Literal["together", "average-first", "step-first"] = "together"
     """The local step is computed at the old model, or at the averaged one, or models are averaged

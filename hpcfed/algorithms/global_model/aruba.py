@@ -61,11 +61,11 @@ class ARUBA(RoundBased):
     learn: bool = True
     """Learn the rates; otherwise they stay at local.lr, and clients send only models."""
     scope: Literal["weight", "all"] = field("weight", used_if="learn")
-    """What has its own rate: each weight, or all weights together (isotropic)."""
+    """One rate per weight, or one for all weights (isotropic)."""
     zeta: PositiveFloat = field(1.0, used_if="learn")
     """Initial size of the sums: the larger, the more slowly rates change from local.lr."""
     p: NonNegativeFloat = field(1.0, used_if="learn")
-    """How fast the constant that is added to the sums for each client falls."""
+    """Decay of the constant that is added to the sums for each client."""
     final_epochs: NonNegativeInt = field(0, used_if={"learn": True, "adapt.how": "none"})
     """ARUBA++: epochs in which all clients personalise the model after the last round."""
     c: NonNegativeFloat = field(0.0, used_if="final_epochs")

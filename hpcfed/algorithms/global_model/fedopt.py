@@ -54,7 +54,7 @@ class FedOpt(RoundBased):
     eta: PositiveFloat = 0.01
     """Step size of the server."""
     b1: Decay = 0.9
-    """Decay of the first moment; 0: the change of this round alone."""
+    """Decay of the first moment; 0: only the change of this round."""
     b2: Decay = field(0.99, used_if={"optimiser": other_than("adagrad")})
     """Adam and Yogi: decay of the second moment."""
     tau: NonNegativeFloat = 1e-3

@@ -44,8 +44,8 @@ class FedPAN(RoundBased):
     encoding: Literal["add", "mul"] = field("add", used_if="amplitude")
     """Encodings are added to the outputs of layers, or scale them."""
     amplitude: NonNegativeFloat = 0.15
-    """A, the largest value of an encoding; the authors' code has 0.05 for mul, 0.5 where
-    frequency = 8.
+    """A, the largest value of an encoding; the authors' code has 0.05 for mul, 0.5 if frequency =
+    8.
     """
     frequency: PositiveFloat = field(1.0, used_if="amplitude")
     """T, number of waves over the units of a layer."""

@@ -60,7 +60,7 @@ class SemiCyclic(RoundBased):
     block_rounds: PositiveInt = field(1, used_if={"blocks": above(1)})
     """Number of rounds of a block."""
     chain: Literal["common", "separate"] = field("common", used_if={"blocks": above(1)})
-    """One model runs through all blocks, or each block trains a model of its own."""
+    """One model runs through all blocks, or each block trains its own model."""
     predict: Literal["mean", "last", "common"] = "mean"
     """A client predicts with the mean of the models of its block, the last of these, or the current
     model.

@@ -65,8 +65,8 @@ class FedMA(Widened):
     `weighting`.
     """
     head: Literal["trained", "matched"] = "trained"
-    """The last layer is trained on after the last matching, or matched and averaged with the layer
-    below it.
+    """The last layer is trained further after the last matching, or matched and averaged with the
+    layer below it.
     """
 
     def layers(self, fed: Federation, units: Units) -> list[set[str]]:

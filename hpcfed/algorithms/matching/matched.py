@@ -40,8 +40,7 @@ class Matched(RoundBased):
     """A method whose server matches units: the groups of units, and the tensors that count."""
 
     start: Literal["common", "own"] = "common"
-    """Clients of the first round train on from one model, or each from random weights of its
-    own.
+    """Clients of the first round start from one model, or each from its own random weights.
     """
 
     def units(self, fed: Federation) -> Units:
@@ -83,7 +82,7 @@ class Widened(Matched):
     gamma: PositiveFloat = 1.0
     """Mass of the beta process: the larger, the more units the wide model has."""
     sweeps: NonNegativeInt = 5
-    """Most times that every client's units are taken out and matched again."""
+    """Maximum number of times that every client's units are taken out and matched again."""
 
     @property
     def prior(self) -> Prior:

@@ -47,8 +47,8 @@ class OTFusion(Matched):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, as in the paper, or its number of training examples."""
     reference: Literal["first", "server"] = "first"
-    """Models are aligned to that of the round's first client, or to the server's of the round
-    before.
+    """Models are aligned to that of the round's first client, or to the server's model of the
+    previous round.
     """
     regularise: NonNegativeFloat = 0.0
     """Weight of the plan's entropy, as a share of the mean cost; 0: exact."""

@@ -82,19 +82,21 @@ class FedCovid(RoundBased):
     copies: PositiveInt = field(4, used_if=("lam_c", "lam_m"))
     """Copies of each positive example in a batch."""
     noise: NonNegativeFloat = field(0.2, used_if=("lam_c", "lam_m"))
-    """Standard deviation of what is added to a copy."""
+    """Standard deviation of the noise added to a copy."""
     lam_c: NonNegativeFloat = 1.0
     """Weight of the cross-entropy of the copies."""
     lam_m: NonNegativeFloat = 1.0
     """Weight of the margin loss."""
     margin: NonNegativeFloat = field(0.2, used_if="lam_m")
-    """How much farther the other side has to be than the own one, in cosine distance."""
+    """Margin by which the other class has to be farther than the example's own, in cosine
+    distance.
+    """
     lam_w: NonNegativeFloat = 0.5
     """Weight of the proximal term, which is a mean over parameters."""
     large: PositiveInt = 10
-    """The clients with most examples: so many are large."""
+    """Number of large clients: those with most examples."""
     warmup: NonNegativeInt = field(200, used_if={"large": below("clients")})
-    """Rounds in which large clients alone take part; 0: none."""
+    """Rounds in which only large clients take part; 0: none."""
     small_epochs: Share = field(
         0.5, used_if=({**SMALL, "local.steps": above(1)}, {**SMALL, "local.epochs": above(1)})
     )

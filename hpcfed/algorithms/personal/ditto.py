@@ -34,7 +34,7 @@ class Ditto(RoundBased):
     keeps_weights: ClassVar[bool | None] = True
 
     lam: NonNegativeFloat = 1.0
-    """How strongly personal models are held near the global one; the paper picks from 0.1, 1, 2."""
+    """Weight of the distance between personal and global model; the paper picks from 0.1, 1, 2."""
     personal_epochs: PositiveInt | None = None
     """Epochs of the personal model; none: as many as the job's local training has."""
 

@@ -33,7 +33,7 @@ class FedRep(RoundBased):
     trains_once: ClassVar[bool] = False
 
     personal: Literal["head", "none"] = "head"
-    """What clients keep to themselves: the head, or nothing."""
+    """The part that clients do not share: the head, or nothing."""
     head_epochs: NonNegativeInt = 9
     """Epochs in which the head is trained and the body is fixed."""
     body_epochs: NonNegativeInt = 1

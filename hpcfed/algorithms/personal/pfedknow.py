@@ -101,9 +101,9 @@ class PFedKnow(RoundBased):
     small_epochs: NonNegativeInt = 30
     """Epochs of the small model after that."""
     rate: float = Field(0.1, ge=0, lt=1)
-    """Share of a model's channels that a pruning drops."""
+    """Share of a model's channels that each pruning drops."""
     prunings: PositiveInt = field(2, used_if="rate")
-    """Most prunings of a model, one in each of its client's first rounds."""
+    """Maximum number of prunings of a model, one in each of its client's first rounds."""
     threshold: NonNegativeFloat = field(0.7, used_if="finetune_epochs")
     """Largest uncertainty, from 0 to 1, of an example on which a pruned model is trained."""
     finetune_epochs: NonNegativeInt = 3

@@ -39,7 +39,7 @@ class PFedMe(RoundBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
     lam: NonNegativeFloat = 15.0
-    """How strongly personal models are held near the common one."""
+    """Weight of the distance between personal and common model."""
     inner_steps: PositiveInt = 5
     """Steps of the personal model on each batch (K of the paper)."""
     eta: PositiveFloat = field(0.005, used_if="lam")

@@ -46,13 +46,13 @@ class WAFFLe(RoundBased):
     factors: PositiveInt = 120
     """F, factors of each layer."""
     alpha: PositiveFloat = field(4.0, used_if="kl")
-    """Of the prior, Beta(alpha, 1) for each stick: the larger, the more factors are likely."""
+    """Parameter of the prior, Beta(alpha, 1) per stick: the larger, the more factors are likely."""
     kl: NonNegativeFloat = field(1.0, used_if="personal")
     """Weight of the divergence from the prior; 0: all factors cost nothing."""
     temperature: PositiveFloat = field(0.67, used_if="personal")
-    """Of the relaxed draws of b: the smaller, the nearer to 0 and 1."""
+    """Temperature of the relaxed draws of b: the smaller, the nearer to 0 and 1."""
     personal: bool = True
-    """Clients have scores; else all of them are 1 and stay so."""
+    """Clients learn scores; otherwise all scores are 1."""
 
     @property
     def variants(self) -> Any:

@@ -82,7 +82,7 @@ class FedKD(RoundBased):
     energy_end: Energy = 0.98
     """That share in the last round; between them it changes by the same amount each round."""
     exchange: Literal["updates", "weights"] = "updates"
-    """What is compressed: the change of the common model, or its weights."""
+    """Compress the change of the common model, or its weights."""
     hidden: Literal["projected", "plain", "none"] = "projected"
     """Representations agree after a linear map W_h of the common model's, which each client learns;
     as they are; or need not.

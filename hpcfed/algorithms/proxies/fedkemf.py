@@ -57,12 +57,12 @@ class FedKEMF(RoundBased):
     difference of logits.
     """
     ensemble: Literal["max", "mean", "soft"] = field("max", used_if={"label_share": below(1)})
-    """What the server learns: the largest logit of each class, the mean of logits, or the mean of
+    """Target of the server: the largest logit of each class, the mean of logits, or the mean of
     soft predictions (at temperature 1), both by `weighting`.
     """
     start: Literal["mean", "previous"] = "mean"
-    """What the server starts from: the mean of the uploaded networks, or its own of the round
-    before.
+    """Start of the server's network: the mean of the uploaded ones, or its own of the previous
+    round.
     """
     subset: PositiveInt = field(5000, used_if="server_epochs")
     """Public examples of a round, drawn anew for each."""
@@ -71,7 +71,7 @@ class FedKEMF(RoundBased):
     server_lr: PositiveFloat = field(0.01, used_if="server_epochs")
     """Learning rate of the server, by plain SGD."""
     server_schedule: Literal["constant", "cosine"] = field("constant", used_if="server_epochs")
-    """How that rate falls over the server's steps of a round: not at all, or by a cosine to 0."""
+    """Schedule of that rate over the server's steps of a round: constant, or a cosine to 0."""
     server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Examples in one step of the server."""
     distance: Literal["kl", "mse"] = field("kl", used_if={"label_share": below(1)})

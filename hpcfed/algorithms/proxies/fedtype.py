@@ -84,15 +84,15 @@ class FedType(RoundBased):
     kl: NonNegativeFloat = 1.0
     """Weight of the proxy's KL to the private model."""
     margin: NonNegativeFloat = field(0.0, used_if="imitation")
-    """By how much logits in the proxy's set have to be above those outside."""
+    """Margin of logits in the proxy's set above those outside."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = field(0.1, used_if="imitation")
-    """Sets hold the label with probability 1 - alpha at least."""
+    """Sets contain the label with probability at least 1 - alpha."""
     k_reg: PositiveInt = field(5, used_if="imitation")
-    """RAPS: classes of a set that cost nothing."""
+    """RAPS: number of classes of a set without penalty."""
     lam_small: Share = field(0.5, used_if="imitation")
-    """RAPS: what each further class of a proxy's set costs."""
+    """RAPS: penalty of each further class of a proxy's set."""
     lam_large: NonNegativeFloat = field(1.0, used_if="imitation")
-    """RAPS: what each further class of a private model's set costs."""
+    """RAPS: penalty of each further class of a private model's set."""
     adapt: bool = field(True, used_if="imitation")
     """Whether further classes of a proxy's set cost more than lam_small once the private model's
     training accuracy has fallen.
@@ -104,13 +104,13 @@ class FedType(RoundBased):
     inner_steps: PositiveInt = field(5, used_if={"aggregation": ("pfedme", "pfedbayes")})
     """pFedMe, pFedBayes: steps of the personal proxy on each batch."""
     lam: NonNegativeFloat = field(15.0, used_if={"aggregation": "pfedme"})
-    """pFedMe: how strongly personal proxies are held near the common one."""
+    """pFedMe: weight of the distance between personal and common proxy."""
     eta: PositiveFloat = field(0.005, used_if="lam")
     """pFedMe: step of the common proxy towards the personal one, times lam."""
     zeta: NonNegativeFloat = field(10.0, used_if={"aggregation": "pfedbayes"})
     """pFedBayes: weight of the divergence between personal and common distribution."""
     rho: float = field(-3.0, used_if=("eps_std", "zeta"))
-    """pFedBayes: where all rho start."""
+    """pFedBayes: initial value of all rho."""
     eps_std: NonNegativeFloat = field(1.0, used_if={"aggregation": "pfedbayes"})
     """pFedBayes: standard deviation of the noise that weights are drawn with."""
     inference: Literal["own", "proxy"] = "own"

@@ -34,9 +34,13 @@ class FML(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("proxy",)
 
     alpha: Share = 0.5
-    """Share of cross-entropy in the loss of the own model; the rest is to follow the common one."""
+    """Share of cross-entropy in the personal model's loss; the rest is the KL to the common
+    model.
+    """
     beta: Share = 0.5
-    """Share of cross-entropy in the loss of the common model; the rest is to follow the own one."""
+    """Share of cross-entropy in the common model's loss; the rest is the KL to the personal
+    model.
+    """
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
 

@@ -72,7 +72,7 @@ class FCCL(RoundBased):
     )
     """Epochs over the round's public examples."""
     public_batch: PositiveInt = field(256, used_if="public_epochs")
-    """Public examples in one step, over which logits are correlated; 2 at least."""
+    """Public examples in one step, over which logits are correlated; at least 2."""
     public_lr: PositiveFloat = field(1e-3, used_if="public_epochs")
     """Learning rate of these steps, which are those of the job's optimiser."""
     lam: NonNegativeFloat = field(0.0051, used_if="public_epochs")
@@ -84,7 +84,7 @@ class FCCL(RoundBased):
     none.
     """
     pretrain_epochs: NonNegativeInt = 50
-    """Epochs on the own data before a client's first round; 0: none, and no intra teacher."""
+    """Epochs on the client's own data before its first round; 0: none, and no intra teacher."""
     inter: NonNegativeFloat = 1.0
     """Weight of the KL to the model at the end of the client's last round."""
     intra: NonNegativeFloat = field(1.0, used_if="pretrain_epochs")

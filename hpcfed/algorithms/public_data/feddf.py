@@ -44,7 +44,7 @@ class FedDF(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("public",)
 
     steps: NonNegativeInt = 10_000
-    """Most steps of distillation for each architecture and round."""
+    """Maximum number of distillation steps per architecture and round."""
     server_lr: PositiveFloat = field(1e-3, used_if="steps")
     """Learning rate of the distillation, by Adam."""
     schedule: Literal["cosine", "constant"] = field("cosine", used_if="steps")
@@ -52,7 +52,7 @@ class FedDF(RoundBased):
     server_batch: PositiveInt = field(128, used_if="steps")
     """Examples in one step of distillation."""
     clip: NonNegativeFloat = field(5.0, used_if="steps")
-    """Largest norm of a gradient; 0: any."""
+    """Maximum norm of a gradient; 0: no limit."""
     tau: PositiveFloat = field(1.0, used_if="steps")
     """Temperature of the distillation."""
     validation: Annotated[float, Field(ge=0, lt=1)] = field(0.1, used_if=("steps", "drop_worst"))
@@ -60,8 +60,8 @@ class FedDF(RoundBased):
     patience: PositiveInt = field(1000, used_if={"steps": above(0), "validation": above(0)})
     """Steps without a better student on the held-out data after which the distillation ends."""
     drop_worst: NonNegativeFloat = 0.0
-    """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2);
-    0: nobody.
+    """Leave out clients whose accuracy on held-out data is below this multiple of guessing
+    (authors: 1.2); 0: none.
     """
 
     def refuses(self, job: Job) -> dict[str, str]:

@@ -67,7 +67,7 @@ class FedET(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
 
     lam: NonNegativeFloat = field(0.05, used_if="server_epochs")
-    """Weight of the KL to what the models say that disagree with the consensus."""
+    """Weight of the KL to the predictions of models that disagree with the consensus."""
     server_epochs: NonNegativeInt = 5
     """Epochs of the server over the public data in each round."""
     server_lr: PositiveFloat = field(1e-3, used_if="server_epochs")
@@ -75,8 +75,8 @@ class FedET(RoundBased):
     server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Examples in one step of the server."""
     transfer: tuple[str, ...] = field(("head.",), used_if="server_epochs")
-    """Beginnings of the names of the server's tensors that go into the small models, where name and
-    shape agree; none: nothing does.
+    """Prefixes of the names of the server's tensors that are copied into the small models if name
+    and shape agree; none: no tensors.
     """
 
     def init(self, fed: Federation) -> State:

@@ -77,9 +77,9 @@ class FedHeNN(RoundBased):
     schedule: Literal["sqrt", "constant", "linear"] = field("sqrt", used_if="eta0")
     """How that weight grows with the round: by its root, not at all, or in proportion."""
     rad_size: PositiveInt = 5000
-    """Public examples drawn each round; all where there are fewer."""
+    """Public examples drawn each round; all if there are fewer."""
     align_every: PositiveInt = field(1, used_if="eta0")
-    """The first of so many local steps has the term."""
+    """Steps from one local step with the term to the next; 1: all have it."""
     distance: Literal["cka", "procrustes"] = field("cka", used_if="eta0")
     """Distance of representations; Procrustes in the homogeneous setting only."""
     kernel: Literal["linear", "rbf"] = field(
@@ -91,8 +91,8 @@ class FedHeNN(RoundBased):
     mean_over: Literal["all", "cohort", "previous"] = field(
         "all", used_if={"setting": "heterogeneous", "eta0": above(0)}
     )
-    """Heterogeneous: whose kernels are averaged: all clients', the cohort's, or those of the cohort
-    of the round before (authors' code), in the first round nobody's.
+    """Heterogeneous: whose kernels are averaged: all clients', the cohort's, or (authors' code)
+    those of the previous round's cohort, none in the first round.
     """
     kernel_norm: Literal["none", "frobenius"] = field(
         "none", used_if={"setting": "heterogeneous", "eta0": above(0)}
@@ -103,7 +103,7 @@ class FedHeNN(RoundBased):
     upload: Literal["model", "representations", "kernel"] = field(
         "model", used_if={"setting": "heterogeneous"}
     )
-    """Heterogeneous: what clients send: their models after training; or, before training, the
+    """Heterogeneous: clients send their models after training; or, before training, the
     representations or the kernels of the RAD, from all clients whose kernels are averaged.
     """
 

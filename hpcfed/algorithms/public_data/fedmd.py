@@ -51,8 +51,8 @@ class FedMD(RoundBased):
     weighting: Literal["samples", "uniform"] = field("uniform", used_if="digest_epochs")
     """Weight of a client in the consensus: 1, or its number of training examples."""
     transfer_epochs: NonNegativeInt = 5
-    """Epochs on the labelled public data, then as many on the own data, before the first round; 0:
-    none.
+    """Epochs on the labelled public data, then as many on the client's own data, before the first
+    round; 0: none.
     """
     subset: PositiveInt = 5000
     """Public examples of a round, drawn anew for each."""

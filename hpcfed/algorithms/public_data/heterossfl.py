@@ -68,11 +68,11 @@ class HeteroSSFL(RoundBased):
     mu: NonNegativeFloat = 1.0
     """Weight of the distance to the mean kernel; 0: clients train alone."""
     rad_size: PositiveInt = field(1000, used_if="mu")
-    """Public examples drawn each round; all where there are fewer."""
+    """Public examples drawn each round; all if there are fewer."""
     kernel_norm: Literal["frobenius", "none"] = field("frobenius", used_if="mu")
     """Average kernels each at length 1, so that none outweighs the others, or as they are."""
     upload: Literal["kernel", "representations"] = field("kernel", used_if="mu")
-    """What is sent: the half of a kernel, or the representations, of which the server makes it."""
+    """Clients send half of a kernel, or the representations, from which the server computes it."""
     probe_epochs: PositiveInt = 1
     """Epochs in which a client fits its head to its labels after its training of a round."""
 

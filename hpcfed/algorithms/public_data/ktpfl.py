@@ -93,7 +93,7 @@ class KTpFL(RoundBased):
     coeff_lr: NonNegativeFloat = 0.01
     """Learning rate of the coefficients."""
     ramp: NonNegativeInt = 0
-    """Local epochs are 1 in the first round, 2 in the next, up to so many; 0: local.epochs."""
+    """Local epochs are 1 in the first round, 2 in the next, up to this number; 0: local.epochs."""
 
     @property
     def accepts(self) -> str:

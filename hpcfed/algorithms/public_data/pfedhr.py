@@ -88,16 +88,16 @@ class PFedHR(RoundBased):
     own).
     """
     merge: bool = field(False, used_if="lam")
-    """Average the models of each architecture before they are cut, for many clients with few
-    architectures.
+    """Average the models of each architecture before cutting them into blocks, for many clients
+    with few architectures.
     """
     groups: PositiveInt = field(4, used_if="lam")
-    """Groups of blocks, K; fewer where there are fewer blocks."""
+    """Groups of blocks, K; fewer if there are fewer blocks."""
     candidates: PositiveInt = field(4, used_if="lam")
-    """Candidates of a round; fewer where the rules allow fewer."""
+    """Candidates per round; fewer if the rules allow fewer."""
     public_labels: bool = field(True, used_if="server_epochs")
-    """Candidates learn the labels of public data; else, without them, to tell images apart from two
-    augmented views of each.
+    """Candidates learn the labels of public data; otherwise, without labels, they learn by
+    contrasting two augmented views of each image.
     """
     tau: PositiveFloat = field(0.5, used_if={"public_labels": False})
     """Without labels: temperature of the contrastive loss."""

@@ -28,8 +28,8 @@ class FedDropout(WindowBased):
     )
 
     shared_windows: bool = field(False, used_if={"models.widths": below(1)})
-    """All clients of a round drop the same units (of clients with different widths the narrower
-    one's are a part).
+    """All clients of a round drop the same units; units of a narrower client are a subset of a
+    wider one's.
     """
 
     @property

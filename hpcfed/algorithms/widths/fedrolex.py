@@ -35,8 +35,8 @@ class FedRolex(WindowBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""
     mask: Mask = "zero"
-    """What the logits of classes become that a client has no examples of; none: they and their rows
-    are as others.
+    """Logits of classes without examples at a client become this; none: they and their rows are
+    treated like others.
     """
     roll_step: int = field(1, used_if={"models.widths": below(1)})
     """Units by which the window moves from round to round; negative: backwards, -1 as the authors'

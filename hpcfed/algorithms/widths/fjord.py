@@ -42,7 +42,7 @@ class FjORD(RoundBased):
     per: ClassVar[str] = "value"
 
     kd: bool = field(False, used_if={"models.widths": SEVERAL})
-    """Each step trains the client's whole model too, and the narrower one learns from its soft
+    """Each step also trains the client's full model, and the narrower one learns from its soft
     predictions.
     """
 

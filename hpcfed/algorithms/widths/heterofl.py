@@ -38,8 +38,8 @@ class HeteroFL(WindowBased):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of a value: its number of training examples, or 1."""
     mask: Mask = "zero"
-    """What the logits of classes become that a client has no examples of; none: they and their rows
-    are as others.
+    """Logits of classes without examples at a client become this; none: they and their rows are
+    treated like others.
     """
 
     def statistics_architectures(self, fed: Federation) -> list[str]:

@@ -78,7 +78,7 @@ class InclusiveFL(RoundBased):
     """Weight of the deeper tier's momentum in the last layer of a shallower one; 0: none."""
     distil_from: Literal["last", "above"] = field("last", used_if="beta")
     """The deeper tier's layers from which momentum comes: from the shallower one's last layer on,
-    or those above it alone.
+    or only those above it.
     """
     server_optimiser: Literal["none", "adam"] = "none"
     """The server's step: to the mean of the clients' models, or by Adam with their mean change."""

@@ -27,18 +27,18 @@ class WindowBased(RoundBased):
     scaler: bool = field(True, used_if={"models.widths": below(1)})
     """Multiply the outputs of hidden layers by 1 / width while training."""
     mask: Mask = "none"
-    """What the logits of classes become that a client has no examples of; none: they and their rows
-    are as others.
+    """Logits of classes without examples at a client become this; none: they and their rows are
+    treated like others.
     """
     batch_norm: Literal["static", "aggregate"] = "static"
-    """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged
-    like weights.
+    """Statistics for evaluation: computed in one more pass over the cohort's data, or averaged like
+    weights.
     """
     assignment: submodels.Assignment = field("fix", used_if={"models.widths": SEVERAL})
     """Clients keep their width, or draw one of models.widths for each round."""
     clip: NonNegativeFloat = 1.0
-    """Largest norm of a gradient in local training; 0: any, with which narrow clients may diverge,
-    for the scaler multiplies their gradients too.
+    """Maximum norm of a gradient in local training; 0: no limit. Narrow clients may then diverge,
+    because the scaler multiplies their gradients too.
     """
 
     @property
