@@ -86,7 +86,7 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
     ("training/server.py", {"fit": ()}),
     ("core/rng.py", {"stream": (), "torch_stream": ()}),
 )
-ATTRIBUTES = {  # that are no ClassVar: name, meaning
+ATTRIBUTES = {  # that are not ClassVar: name, meaning
     "Federation": (
         ("job", "the job: `fed.job.local.lr` and so on"),
         ("seed", "the job's seed"),

@@ -45,7 +45,7 @@ from hpcfed.storage.fields import at
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
-EARLY = "hpcfed: a rank died before the run began; start it again"
+EARLY = "hpcfed: a rank died before the run started; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 GRACE = 1.0
 

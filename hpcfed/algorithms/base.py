@@ -394,7 +394,7 @@ def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | Non
     if begins >= rounds:
         fed.warnings.say(
             f"warning: {method.name}: {never}, because algorithm.{field} = {value} and the job "
-            f"has {rounds} rounds; that takes {begins + 1} rounds or more"
+            f"has {rounds} rounds; it needs at least {begins + 1} rounds"
         )
 
 

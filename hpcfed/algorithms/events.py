@@ -147,7 +147,7 @@ class EventBased(Method):
         reasons = super().refuses(job)
         if job.system.deadline is not None:
             reasons["job"] = (
-                "needs no deadline, for it has no rounds that could close; set "
+                "needs no deadline, because it has no rounds that could close; set "
                 "system.deadline to none"
             )
         return reasons

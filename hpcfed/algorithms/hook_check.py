@@ -105,7 +105,7 @@ def declarations(cls: type, base: type) -> Iterator[str]:
             yield f"{place}: " + (
                 f"the field {name} has the name of a hook of {base.__name__}; give it another name"
                 if callable(getattr(base, name))
-                else f"{name} says what the method is, and is no field of the job; write "
+                else f"{name} says what the method is, and is not a field of the job; write "
                 f"`{name}: ClassVar = ...`"
             )
     for name, valid in CHOICES.items():
@@ -171,7 +171,7 @@ def misspelt(cls: type, name: str, base: type) -> str:
     near = get_close_matches(name, hooks, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return (
-        f"{cls.__name__}.{name} is no hook of {base.__name__}, and nothing calls it{hint}\n"
+        f"{cls.__name__}.{name} is not a hook of {base.__name__}, and nothing calls it{hint}\n"
         f"  name it after a hook ({', '.join(sorted(hooks))}), call it, or begin its name with _"
     )
 

@@ -44,7 +44,8 @@ def connect(limit: float = 0) -> Comm:
     limit: seconds to wait for ranks that may have died before MPI started, in case they do not end
     the job themselves (`ulfm.limit_start`); 0 is no limit.
     Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the
-    launcher started, or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
+    launcher started, or if the launcher's variable is not a number; RankLost if a rank dies
+    meanwhile.
     """
     name, size = detect_launcher(os.environ)
     if size == 1:
@@ -99,7 +100,9 @@ def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
     for name in SIZES:
         if name in env:
             return name, count(name, env[name])
-    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:  # srun; a batch script itself is no step
+    if (
+        "SLURM_STEP_ID" in env and "SLURM_PROCID" in env
+    ):  # srun; a batch script itself is not a step
         return "SLURM_STEP_NUM_TASKS", count(
             "SLURM_STEP_NUM_TASKS", env.get("SLURM_STEP_NUM_TASKS", "1")
         )
@@ -112,12 +115,12 @@ def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
 def count(name: str, value: str) -> int:
     """Return a launcher's variable as a number of processes.
 
-    Raises ConfigError if it is no integer.
+    Raises ConfigError if it is not an integer.
     """
     try:
         return int(value)
     except ValueError as error:
         raise ConfigError(
-            f"environment variable {name}: {value!r} is no number of processes; unset it, or "
+            f"environment variable {name}: {value!r} is not a number of processes; unset it, or "
             f"start with mpirun or srun"
         ) from error

@@ -99,8 +99,8 @@ def check_columns(job: Job) -> None:
         if value != usual:
             text = format_value(to_jsonable_python(value))
             raise ConfigError(
-                f"{name} = {text} has no effect: {job.data.name} is a data set that hpcfed knows, "
-                f"not a file of your own; leave it away, or set data.name"
+                f"{name} = {text} has no effect: {job.data.name} is a data set of hpcfed, "
+                f"not a file of your own; remove it, or set data.name"
             )
 
 
@@ -115,7 +115,7 @@ def check_metrics(names: Sequence[str]) -> None:
                 f"evaluate.metrics: {unknown('metric', name, METRICS, 'hpcfed list metrics')}"
             )
         if name in names[:i]:
-            raise ConfigError(f"evaluate.metrics names {name} twice; leave one of them away")
+            raise ConfigError(f"evaluate.metrics names {name} twice; remove one of them")
 
 
 def check_weights(job: Job) -> None:
@@ -212,18 +212,18 @@ def check_selection(job: Job) -> None:
     m = job.cohort_size
     if not getattr(job.algorithm, "samples_cohorts", False):
         raise ConfigError(
-            f"{where}: {job.algorithm.name} says itself who works when; set "
+            f"{where}: {job.algorithm.name} schedules its clients itself; set "
             f"selection.by = 'uniform'"
         )
     if m == job.clients:
         raise ConfigError(
-            f"{where} has no effect where all {m} clients are in every cohort; set a smaller "
+            f"{where} has no effect if all {m} clients are in every cohort; set a smaller "
             f"participation, or selection.by = 'uniform'"
         )
     if getattr(job.algorithm, "sampling", "uniform") != "uniform":
         raise ConfigError(
-            f"{where}: algorithm.sampling = {job.algorithm.sampling!r} says it too; leave one of "
-            f"them away"
+            f"{where}: algorithm.sampling = {job.algorithm.sampling!r} sets it too; remove one of "
+            f"them"
         )
     if chosen.candidates is not None and not m <= chosen.candidates <= job.clients:
         raise ConfigError(
@@ -256,13 +256,12 @@ def check_edges(job: Job) -> None:
         return
     if can == "sums":
         raise ConfigError(
-            f"edges.rounds = {edges.rounds}: the server of {job.algorithm.name} makes a step of "
-            f"its own from what all clients send, which an edge cannot do alone; set "
-            f"edges.rounds = 1"
+            f"edges.rounds = {edges.rounds}: the server of {job.algorithm.name} computes its "
+            f"own step from all uploads, which an edge cannot do; set edges.rounds = 1"
         )
     raise ConfigError(
         f"edges.number = {edges.number}: {job.algorithm.name} does not average one model of all "
-        f"clients, so there is nothing that edge servers could add up; leave [edges] away, or take "
+        f"clients, so there is nothing that edge servers could add up; remove [edges], or take "
         f"a method that does, as fedavg"
     )
 
@@ -301,7 +300,7 @@ def unfit_models(algorithm: Method, job: Job) -> str | None:
         return None
     if job.modalities.encoders == "own":
         return (
-            "needs one architecture, but clients have encoders of their own modalities alone; "
+            "needs one architecture, but clients have encoders only of their own modalities; "
             "set modalities.encoders = 'all'"
         )
     if algorithm.accepts == "depths":
@@ -358,9 +357,7 @@ def untrained_parts(algorithm: Method, job: Job) -> str | None:
     if algorithm.trains_parts and set(algorithm.needs) <= {"public"} and set(how.widths) == {1.0}:
         return None
     setting = f"models.train = {list(how.train)}" if how.train else f"models.lora = {how.lora}"
-    return (
-        f"needs whole models of one width, but {setting}; leave models.train and models.lora away"
-    )
+    return f"needs whole models of one width, but {setting}; remove models.train and models.lora"
 
 
 def missing_needs(algorithm: Method, job: Job) -> str | None:

@@ -245,7 +245,7 @@ def check_conditions(section: type[BaseModel], job: type[BaseModel]) -> None:
         for other, check in checks + bounds:
             if not scope.exists(other):
                 raise ValueError(
-                    f"{place} names {other!r}, which is no field{near(other, choices)}"
+                    f"{place} names {other!r}, which is not a field{near(other, choices)}"
                 )
             info = scope.info(other)
             valid = choices_of(info.annotation) if info else ()

@@ -117,14 +117,14 @@ PARTITIONS = {
     ),
     "classes": Scheme(
         "hpcfed.data.schemes:classes",
-        "classes_per_client classes a client, equal sizes as far as possible",
+        "classes_per_client classes per client, equal sizes as far as possible",
         "jang2022",
         by_class=True,
         fields=("classes_per_client",),
     ),
     "shards": Scheme(
         "hpcfed.data.schemes:shards",
-        "sorted by label and cut; shards_per_client pieces a client",
+        "sorted by label and cut; shards_per_client pieces per client",
         "mcmahan2017",
         complete=True,
         by_class=True,
@@ -175,14 +175,14 @@ PARTITIONS = {
     ),
     "pathological": Scheme(
         "hpcfed.data.schemes:pathological",
-        "classes_per_client classes a client, chosen by class_choice; free sizes",
+        "classes_per_client classes per client, chosen by class_choice; free sizes",
         "li2022,flower",
         by_class=True,
         fields=("classes_per_client", "class_choice"),
     ),
     "distribution": Scheme(
         "hpcfed.data.schemes:distribution",
-        "classes_per_client neighbouring classes a client, shares of a table or log-normal",
+        "classes_per_client neighbouring classes per client, shares of a table or log-normal",
         "li2020,flower",
         complete=True,
         by_class=True,

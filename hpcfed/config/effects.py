@@ -119,7 +119,7 @@ def idle_fields(job: Job) -> Iterator[str]:
             hint = f"; it is used only if {idle.condition}" if idle.condition else ""
             yield (
                 f"{by}{name} = {format_value(value)} has no effect: {idle.why}\n"
-                f"  leave it away, or set its default, {format_value(usual[name])}{hint}"
+                f"  remove it, or set its default, {format_value(usual[name])}{hint}"
             )
 
 

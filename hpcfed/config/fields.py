@@ -24,7 +24,7 @@ def is_part(annotation: object) -> TypeGuard[type[BaseModel]]:
 
 
 def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted names of all fields that are no tables."""
+    """Return the dotted names of all fields that are not tables."""
     names = []
     for name, info in model.model_fields.items():
         if is_part(info.annotation):

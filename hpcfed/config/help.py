@@ -76,7 +76,7 @@ class Command:
 def help(words: CommandLine, stored: Stored = lambda path: {}) -> str:
     """Return the text that a command line with --help asks for.
 
-    Raises ConfigError for a topic that is no field, table or method, with the nearest ones.
+    Raises ConfigError for a topic that is not a field, table or method, with the nearest ones.
     """
     width = min(WIDEST, shutil.get_terminal_size().columns)
     texts = [about(topic, words, stored, width) for topic in words.topics or ()]
@@ -165,7 +165,7 @@ def section(shown: Command, name: str, width: int) -> str:
     names = [n for n, info in part.model_fields.items() if not is_part(info.annotation)]
     prefix = ""
     if name == TOP:
-        head = "fields that stand in no table:"
+        head = "fields outside tables:"
     else:
         part = table_at(part, [name])
         names, prefix = list(part.model_fields), f"{name}."

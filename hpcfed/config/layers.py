@@ -69,7 +69,7 @@ def origin(path: Sequence[str], layers: Sequence[Layer]) -> str:
 def environment(environ: Mapping[str, str]) -> Layer:
     """Return the texts of HPCFED_ variables, by field; a whole table is written as JSON.
 
-    Their names are checked by `load.check_environment`. Raises ConfigError for what is no JSON.
+    Their names are checked by `load.check_environment`. Raises ConfigError for what is not JSON.
     """
     values: dict[str, Any] = {}
     places = {}

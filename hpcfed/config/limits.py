@@ -29,7 +29,7 @@ FileName = Annotated[Path, BeforeValidator(expand_path)]
 
 
 class Limited(BaseModel):
-    """Base of a job and its sections: numbers are no switches."""
+    """Base of a job and its sections: numbers are not switches."""
 
     @field_validator("*", mode="before")
     @classmethod

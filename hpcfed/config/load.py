@@ -300,6 +300,5 @@ def check_environment(environ: Mapping[str, str]) -> None:
         table = table_name == "algorithm" or section(Job, [table_name])
         if others and not (table and len(others) == 1):
             raise ConfigError(
-                f"environment variable {name}: {table_name} has no fields of that kind; see "
-                f"--help all"
+                f"environment variable {name}: {table_name} has no such fields; see --help all"
             )

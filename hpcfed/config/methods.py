@@ -362,7 +362,7 @@ def load(name: str) -> type:
     if not (isinstance(cls, type) and issubclass(cls, Section)):
         attribute = name.partition(":")[2]
         raise ConfigError(
-            f"algorithm.name = {name!r}: {user_code.line_of(cls)}: {attribute} is no algorithm; "
-            f"write `class {attribute}(RoundBased):`, or EventBased"
+            f"algorithm.name = {name!r}: {user_code.line_of(cls)}: {attribute} is not an "
+            f"algorithm; write `class {attribute}(RoundBased):`, or EventBased"
         )
     return cls

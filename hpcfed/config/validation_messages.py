@@ -46,7 +46,7 @@ def one(e: Any, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     if e["type"] == "missing" and isinstance(e["loc"][-1], int):
         return f"{place}: takes {count(model, path)} values, got {len(e['input'])}"
     if e["type"] == "missing":
-        return f"{place}: must be given; its method has no default for it"
+        return f"{place}: must be given; the method has no default for it"
     return f"{place}: {e['msg'][:1].lower()}{e['msg'][1:]}, got {e['input']!r}"
 
 

@@ -136,7 +136,10 @@ def flag(name: str) -> str:
 def stray(word: str) -> str:
     """Return the message for a word of the command line that belongs to no field."""
     if word.endswith(".toml"):
-        return f"{COMMAND_LINE}: {word}: job files stand before all flags; of several the later win"
+        return (
+            f"{COMMAND_LINE}: {word}: job files come before all flags; later ones override "
+            f"earlier ones"
+        )
     return f"{COMMAND_LINE}: {word!r} is neither a job file (.toml) nor the value of a --field"
 
 

@@ -24,14 +24,14 @@ def to_toml(job: dict[str, Any]) -> str:
     Fields that are None have no line: TOML has no such value, and None is their default.
 
     Raises ConfigError for a field that no job file can hold: None in a list, a name of a file that
-    is no Unicode text.
+    is not Unicode text.
     """
     for name, value in flat(job).items():
         try:
             tomli_w.dumps({} if value is None else {name: value}).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{name}: {value!r:.200} cannot stand in a job file: {error}"
+                f"{name}: {value!r:.200} cannot be written to a job file: {error}"
             ) from error
     return tomli_w.dumps(without_none(job))
 

@@ -127,4 +127,4 @@ def parse_width(text: str, width: str) -> float:
     try:
         return float(width)
     except ValueError:
-        raise ConfigError(f"model {text}: {width!r} is no width; write it as cnn@0.5") from None
+        raise ConfigError(f"model {text}: {width!r} is not a width; write it as cnn@0.5") from None

@@ -89,8 +89,8 @@ def glob_folder(folder: Path, pattern: str) -> list[Path]:
 def expand_path(value: Any) -> Any:
     """Return a path from a job, before validation, with ~ and ~NAME expanded.
 
-    Raises ValueError for a text that is no valid path. An empty text is refused too: it would mean
-    the current folder, and usually comes from an unset variable of a shell.
+    Raises ValueError for a text that is not a valid path. An empty text is refused too: it would
+    mean the current folder, and usually comes from an unset variable of a shell.
     """
     if not isinstance(value, str):
         return value

@@ -25,7 +25,7 @@ def track(things: Iterable[T], what: str, named: bool = False) -> Iterator[T]:
 
     what: the work on them, such as `probing 20 models`.
     named: also show the current item.
-    Work of less than five seconds prints nothing if stderr is no terminal.
+    Work of less than five seconds prints nothing if stderr is not a terminal.
     """
     total = len(things) if isinstance(things, Sized) else None
     yield from (bar if interactive(sys.stderr) else lines)(things, what, total, named)

@@ -59,8 +59,8 @@ def refuse_import(
     """
     for base in (base for name in names for base in outside(name) if base not in importable):
         raise ConfigError(
-            f"{where} names {base}: its module would be imported, and what it says run; "
-            f"hpcfed does that only where you name it yourself: {advice} {base}"
+            f"{where} names {base}: its module would be imported and its code run; "
+            f"hpcfed does that only if you name it yourself: {advice} {base}"
         )
 
 

@@ -55,7 +55,9 @@ def load(field: str, name: str, form: str) -> Any:
     where = f"{field} = {name!r}"
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ConfigError(f"{where}: is no name of the form {form}; mine:Mine is Mine of mine.py")
+        raise ConfigError(
+            f"{where}: is not a name of the form {form}; mine:Mine is Mine of mine.py"
+        )
     if name in LENT:
         return LENT[name]
     register(where, module, form)
@@ -129,7 +131,7 @@ def register(where: str, module: str, form: str) -> None:
     if built_in or (file is not None and under(file, LIBRARY) and not under(file, SITE)):
         raise ConfigError(
             f"{where}: {top} is a module of Python's standard library; write {form} for a file of "
-            f"your own, and rename your file if it has that name"
+            f"your own, and rename your file if it has this name"
         )
     # imported here because `hpcfed list` needs no torch
     from hpcfed.core.compat import prepare_torchvision
@@ -247,7 +249,7 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     if isinstance(error, SystemExit):
         return f"{place}: ends Python when it is imported ({error!r}); leave that to a script"
     if isinstance(error, ModuleNotFoundError):
-        return f"{place}: {error}; install it, or mend the import"
+        return f"{place}: {error}; install it, or fix the import"
     return f"{place}: {type(error).__name__}: {first_line(error)}"
 
 

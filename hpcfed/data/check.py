@@ -55,9 +55,11 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
-        first_bad(x, ~np.isfinite(x), where, "pixels must be finite; remove or mend the example")
+        first_bad(x, ~np.isfinite(x), where, "pixels must be finite; remove or fix the example")
         return x
-    raise DataError(f"{where}: dtype {x.dtype} is no pixel; store uint8 (0..255) or float32 (0..1)")
+    raise DataError(
+        f"{where}: dtype {x.dtype} is not a pixel; store uint8 (0..255) or float32 (0..1)"
+    )
 
 
 def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
@@ -72,14 +74,14 @@ def numbers(x: np.ndarray, where: str, channels: str = "auto") -> np.ndarray:
         return images(x, where, channels)
     if x.ndim not in (2, 3) or 0 in x.shape or x.dtype.kind not in "fiu":
         raise DataError(
-            f"{where}: {x.dtype} {list(x.shape)} is no modality; store numbers, [n, features], "
+            f"{where}: {x.dtype} {list(x.shape)} is not a modality; store numbers, [n, features], "
             f"[n, channels, steps] or [n, height, width, channels], or tokens, [n, length], with "
             f"an attribute vocabulary"
         )
     with np.errstate(over="ignore"):
         converted = x.astype(np.float32)
     first_bad(
-        x, ~np.isfinite(converted), where, "numbers must be finite; mend the example, or mark it"
+        x, ~np.isfinite(converted), where, "numbers must be finite; fix the example, or mark it"
     )
     return converted
 
@@ -159,7 +161,7 @@ def text(name: str, where: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: {name!r} is no Unicode text; store another name there"
+            f"{where}: {name!r} is not Unicode text; store another name there"
         ) from error
 
 

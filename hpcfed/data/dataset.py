@@ -73,7 +73,7 @@ class Reading:
             table, _, last = name.partition(".")
             mine, other = (r.columns if table == "columns" else r for r in (self, usual))
             if name not in taken and getattr(mine, last) != getattr(other, last):
-                raise DataError(f"{where}: {name} has no effect on {what}; leave it away")
+                raise DataError(f"{where}: {name} has no effect on {what}; remove it")
 
 
 COLUMNS = tuple(  # fields that have an effect on tables of any format

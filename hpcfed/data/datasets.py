@@ -28,7 +28,7 @@ def load(name: str, root: Path, download: bool = True, how: Reading = READING) -
     if how.task not in ("", data.task.name):
         raise ConfigError(
             f"data.task = {how.task!r}, but the labels of {name} are "
-            f"{data.task.describe(len(data.classes))} ({data.task.name}); leave it away"
+            f"{data.task.describe(len(data.classes))} ({data.task.name}); remove it"
         )
     return data
 

@@ -260,7 +260,7 @@ def _of_group(path: Path, file: Nodes, part: str) -> list[str]:
     """Return the names of the arrays of a group, of modalities in alphabetical order."""
     group = file[part]
     if not isinstance(group, h5py.Group):
-        raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
+        raise DataError(f"{path}: {part} is not a group; store {part}/images, {part}/labels")
     names = []
     for name in group:
         node = file[f"{part}/{name}"] if name in ("x", "present") else None
@@ -305,8 +305,8 @@ def _own_tests(source: Source, train: Raw, test: Raw | None) -> bool:
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(stored) or stored not in (0, 1) or (stored and not named):
         raise DataError(
-            f"{source.path}: {source.fact.format('own_tests')} is {stored!s:.50}; store 1 where "
-            f"both splits name their users, else leave it away"
+            f"{source.path}: {source.fact.format('own_tests')} is {stored!s:.50}; store 1 if "
+            f"both splits name their users, else remove it"
         )
     return bool(stored)
 
@@ -368,7 +368,7 @@ def _table(source: Source, part: str, inputs: str, labels: str, how: Reading) ->
             if name in (labels, *USERS):
                 raise DataError(
                     f"{source.where(part, name)}: shape {list(array.shape)}, but there are "
-                    f"{len(x)} examples; store one an example"
+                    f"{len(x)} examples; store one per example"
                 )
             odd[name] = f"{array.dtype} {list(array.shape)}"
         elif values.dtype.kind in "biuf":
@@ -412,7 +412,7 @@ def _raw(source: Source, part: str, client: str) -> Raw:
         if users not in arrays:
             raise DataError(
                 f"{source.path}: has no {source.place(part, users)}, which columns.client names; "
-                f"name an array with a value an example"
+                f"name an array with one value per example"
             )
     ids = source.array(part, users) if users in arrays else None
     one, two, three = (source.place(part, name) for name in (inputs, labels, users))

@@ -138,7 +138,7 @@ def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str
     wanted = how.columns.image
     if wanted and wanted not in images:
         raise DataError(
-            f"{name}: columns.image = {wanted!r} is no column of images; there are "
+            f"{name}: columns.image = {wanted!r} is not a column of images; there are "
             f"{join_few(images, FEW) or 'none'}"
         )
     others = how.columns.text or how.columns.inputs
@@ -232,7 +232,7 @@ class Images:
             return upright.convert(mode) if mode else upright
         except Exception as error:  # Pillow raises exceptions of many types over damaged images
             raise DataError(
-                f"{where}: is no whole image: {error or type(error).__name__}; save it again"
+                f"{where}: is not a whole image: {error or type(error).__name__}; save it again"
             ) from error
 
     def source(self, cell: Any, where: str) -> Path | BytesIO:

@@ -62,7 +62,7 @@ def read(folder: Path, how: Reading) -> DataSet:
     lists = [listed(place, classes) for place in places]
     for (files, _), place in zip(lists, places, strict=True):
         if not files:
-            raise DataError(f"{place}: holds no images; leave the folder away, or fill it")
+            raise DataError(f"{place}: holds no images; remove the folder, or fill it")
     users: list[np.ndarray | None] = [None] * len(lists)
     user_names: tuple[str, ...] = ()
     if column := how.columns.client:
@@ -174,7 +174,7 @@ def opened(file: Path | BytesIO, where: str) -> Image.Image:
         return Image.open(regular(file) if isinstance(file, Path) else file, formats=FORMATS)
     except Exception as error:  # Pillow raises exceptions of many types over damaged images
         raise DataError(
-            f"{where}: is no image ({', '.join(FORMATS)}): {error or type(error).__name__}; remove "
+            f"{where}: is not an image ({', '.join(FORMATS)}): {error or type(error).__name__}; remove "
             f"it, or save it again"
         ) from error
 
@@ -218,6 +218,6 @@ def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) 
         pixels = np.asarray(image)
     except Exception as error:  # Pillow raises exceptions of many types over damaged images
         raise DataError(
-            f"{where}: is no whole image: {error or type(error).__name__}; save it again"
+            f"{where}: is not a whole image: {error or type(error).__name__}; save it again"
         ) from error
     return pixels[None] if grey else np.moveaxis(pixels, 2, 0)

@@ -150,5 +150,5 @@ def check_idle(data: DataSet, settings: Modalities) -> None:
         if value != getattr(usual, name) and not data.modalities:
             raise ConfigError(
                 f"modalities.{name} = {value!r} has no effect: {data.name} has inputs of one kind; "
-                f"leave it away, or take data with several"
+                f"remove it, or take data with several"
             )

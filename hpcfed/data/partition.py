@@ -85,7 +85,7 @@ def _frequent(train: Split, pool: np.ndarray, settings: Data) -> np.ndarray:
     if settings.partition != "natural" or train.users is None:
         raise ConfigError(
             f"data.least = {settings.least} is about users: it needs data.partition = 'natural', "
-            f"and data that name users; leave it away"
+            f"and data that name users; remove it"
         )
     ids, number = np.unique(train.users[pool], return_counts=True)
     frequent = pool[np.isin(train.users[pool], ids[number >= settings.least])]
@@ -109,7 +109,7 @@ def check_groups(data: DataSet, settings: Data) -> None:
         "data.sort_clients": settings.sort_clients,
     }
     for name in (name for name, used in fields.items() if used):
-        instead = "leave it away"
+        instead = "remove it"
         if name == partition:
             users = "" if data.train.users is None else "'natural', "
             instead = f"set data.partition = {users}'iid' or 'quantity'"

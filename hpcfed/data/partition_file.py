@@ -87,7 +87,7 @@ class Partition:
                 if differ(run_id, owner := file.attrs.get(RUN_ID, "")):
                     raise DataError(
                         f"{path}: is of another run ({owner}) than the results of this folder "
-                        f"({run_id}); put it back to where it belongs, or run the job again"
+                        f"({run_id}); put it back into its folder, or run the job again"
                     )
                 for name in _NAMES:
                     if name not in file:
@@ -148,7 +148,9 @@ def _below(rows: np.ndarray, n: int, where: str, data: str) -> None:
 
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
-        raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
+        raise DataError(
+            f"{where}: is not a row of whole numbers; write the file with Partition.save"
+        )
     if not values.size:  # of any type, because numpy gives an empty list floats
         return np.zeros(0, np.int64)
     first_bad(

@@ -343,9 +343,7 @@ def distribution(
             f"classes, but there are {clients}; set clients = {C * max(1, clients // C)}"
         )
     if preassigned and not rescale:
-        raise ConfigError(
-            "data.preassigned has no effect where data.rescale = false; leave it away"
-        )
+        raise ConfigError("data.preassigned has no effect if data.rescale = false; remove it")
     m = clients * per_client // C
     if table is None:
         table = g.lognormal(0, spread, (C, m))

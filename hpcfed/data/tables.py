@@ -111,7 +111,7 @@ def read_table(path: Path, how: Reading) -> Table:
             return read_csv(path, how)
         if path.suffix == ".parquet":
             return read_parquet(path, how.missing_words)
-    raise DataError(f"{path}: is no table; give a .csv or .parquet file")
+    raise DataError(f"{path}: is not a table; give a .csv or .parquet file")
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def read_csv(path: Path, how: Reading) -> Table:
             if len(row) != len(names):
                 raise DataError(
                     f"{path}: line {lines.line_num} has {count_noun(len(row), 'value')}, but the "
-                    f"first line names {count_noun(len(names), 'column')}; mend that line"
+                    f"first line names {count_noun(len(names), 'column')}; fix that line"
                 )
             rows.append(row)
     if names and not names[0]:
@@ -282,7 +282,7 @@ def label_column(table: Table, wanted: str) -> str:
 
 
 def known(table: Table, what: str, *names: str) -> None:
-    """Raise DataError for a name that is no column of the table.
+    """Raise DataError for a name that is not a column of the table.
 
     what: the field that gives the name.
     """
@@ -341,7 +341,7 @@ def stated_task(how: Reading, where: str, stated: str = "") -> Task | None:
                 names |= {name: f"columns.{field_name}"}
     if len(names) > 1:
         claims = [f"{source} ({name})" for name, source in names.items()]
-        raise DataError(f"{where}: {' and '.join(claims)} name different tasks; leave one away")
+        raise DataError(f"{where}: {' and '.join(claims)} name different tasks; remove one")
     for name in names:
         return make(name)
     return None
@@ -358,7 +358,7 @@ def label_columns(table: Table, how: Reading, task: Task | None) -> dict[str, st
     elif how.columns.label and "label" not in fields:
         raise DataError(
             f"{table.where}: columns.label has no effect beside columns.{next(iter(fields))}; "
-            f"leave it away"
+            f"remove it"
         )
     columns: dict[str, str] = {}
     for name, words in fields.items():
@@ -397,8 +397,8 @@ def roles(table: Table, how: Reading, stated: str = "") -> Roles:
         for name in getattr(c, what):
             if name not in inputs or (what == "codes" and name in c.one_hot) or c.text:
                 raise DataError(
-                    f"{table.where}: columns.{what} names {name!r}, which is no input, or is named "
-                    f"twice; leave it out"
+                    f"{table.where}: columns.{what} names {name!r}, which is not an input, or is "
+                    f"named twice; leave it out"
                 )
     return Roles(labels, c.client, tuple(inputs), task)
 
@@ -463,7 +463,7 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
     """Raise DataError for a word in a column of numbers.
 
     These are inputs most of whose values are numbers, unless the job names them as categories, and
-    labels that are no classes.
+    labels that are not classes.
     """
     categories = {*how.columns.one_hot, *how.columns.codes, how.columns.text}
     times = tuple(role.labels) if role.numeric else ()
@@ -477,13 +477,13 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
         if name not in times and 2 * like <= len(present):
             continue
         table, row = words[0]
-        wrong = f"column {name!r}: {table[name][row]!r:.40} in row {row + 1} is no number"
+        wrong = f"column {name!r}: {table[name][row]!r:.40} in row {row + 1} is not a number"
         if name in times:
             assert role.task is not None  # its labels are numbers
             raise DataError(f"{table.where}: {wrong}, as {role.task.labels} need")
         raise DataError(
             f"{table.where}: {wrong}, though {like:,} of {len(present):,} values look like "
-            f"numbers; mend it (a number has a decimal point, or in all rows a decimal comma, and "
+            f"numbers; fix it (a number has a decimal point, or in all rows a decimal comma, and "
             f"no other mark), leave it empty, or name the column in columns.one_hot if it holds "
             f"categories"
         )
@@ -500,7 +500,7 @@ def looks_like_number(text: str) -> bool:
 
 
 def other_roles(table: Table, role: Roles, how: Reading) -> dict[str, str]:
-    """Return what each column is that is no input of numbers or categories."""
+    """Return what each column is that is not an input of numbers or categories."""
     described = dict.fromkeys(table.names, "ignored")
     for name, what in (
         (how.columns.test, "says which rows are tests"),
@@ -593,7 +593,7 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
             row = int(np.flatnonzero(np.isinf(table[name]))[0])
             raise DataError(
                 f"{table.where}: column {name!r}: value {table[name][row]} in row {row + 1}; "
-                f"numbers are finite: mend it, or leave it empty"
+                f"numbers are finite: fix it, or leave it empty"
             )
     missing = {name: gaps(table[name]) for name in used if name != how.columns.text}
     number = {name: int(gone.sum()) for name, gone in missing.items() if gone.any()}
@@ -636,7 +636,7 @@ def filling(values: np.ndarray, name: str, how: Reading) -> str:
     if name in how.columns.codes:
         return "the most frequent code"
     kinds = name in how.columns.one_hot or values.dtype == object
-    return "no kind at all" if kinds else "the mean"
+    return "all zeros" if kinds else "the mean"
 
 
 def kind_name(value: Any) -> str:
@@ -792,7 +792,7 @@ def encode(
         if len(values) > KINDS and not named:
             raise DataError(
                 f"{parts[0].where}: column {name!r} has {len(values):,} different words (as "
-                f"{values[0]!r:.40}); name it in columns.ignore, or, if these are kinds, in "
+                f"{values[0]!r:.40}); name it in columns.ignore, or, if these are categories, in "
                 f"columns.one_hot or columns.codes, or, if they are texts, as columns.text"
             )
         form = "codes 0, 1, ..." if name in how.columns.codes else "a 0 or 1 for each"
@@ -813,8 +813,9 @@ def encode(
     if fresh:
         shown = join_few([f"{name} {n}" for name, n in fresh.items()], FEW)
         notes.append(
-            f"{parts[1].where}: {count_noun(sum(fresh.values()), 'value')} of the test part of a "
-            f"kind that the training part does not have; such values count as missing ({shown})"
+            f"{parts[1].where}: {count_noun(sum(fresh.values()), 'value')} of the test part of "
+            f"categories that the training part does not have; such values count as missing "
+            f"({shown})"
         )
     for part in parts:
         fits(4 * part.n * len(features), part.where)

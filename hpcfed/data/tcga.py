@@ -98,7 +98,7 @@ def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     x = values[:, :FEATURES].astype(np.float32)
     if not np.isfinite(x).all():
         number = int(np.flatnonzero(~np.isfinite(x).all(1))[0]) + 2
-        raise DataError(f"{path}: line {number}: a feature is no finite number; {AGAIN}")
+        raise DataError(f"{path}: line {number}: a feature is not a finite number; {AGAIN}")
     y = Survival().check(values[:, [FEATURES + 1, FEATURES]], len(rows), f"{path}: T, E")
     return [line["pid"] for line in rows], x, y
 

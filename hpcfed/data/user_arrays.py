@@ -120,7 +120,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
     Raises DataError for another object, and for a size that exceeds this machine's memory.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
-        raise DataError(f"{where}: is no array; store one there")
+        raise DataError(f"{where}: is not an array; store one there")
     fits(node.nbytes, where)
     check_dataset(node, NUMBERS + STRINGS, filters=True)
     return node[()]

@@ -57,7 +57,7 @@ def check_classes(job: Job, data: DataSet) -> None:
         "adapt.how = 'distil'": job.adapt.how == "distil",
     }
     for field in (name for name, used in fields.items() if used):
-        raise ConfigError(f"{field} needs classes, {has}; leave it away")
+        raise ConfigError(f"{field} needs classes, {has}; remove it")
 
 
 def check_models(kinds: list[str], data: DataSet) -> None:
@@ -129,6 +129,6 @@ def check_finetuning(job: Job, kinds: list[str], data: DataSet) -> dict[str, str
             ):
                 raise ConfigError(
                     f"models.train leaves nothing that {method.name} exchanges of {kind}; name "
-                    f"more, or leave models.train and models.lora away"
+                    f"more, or remove models.train and models.lora"
                 )
     return finetuning.sums()

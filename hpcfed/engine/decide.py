@@ -133,7 +133,7 @@ def per_client(values: Mapping[str, float], architectures: Sequence[str]) -> np.
 def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
     """Return the partition, and the rows that clients hold out of it for validation.
 
-    Rows that are held out are no part of the partition any more. Raises DataError if no client has
+    Rows that are held out are not part of the partition any more. Raises DataError if no client has
     enough examples for that.
     """
     if data.name == "synthetic":

@@ -121,7 +121,7 @@ def of(job: Job) -> Path:
     folder = names.run_of(job.resume)
     if job.out and job.out.resolve() != folder.resolve():
         raise ConfigError(
-            f"out: {job.out}, but a resumed run goes on in its own folder, {folder}; leave out away"
+            f"out: {job.out}, but a resumed run continues in its own folder, {folder}; remove out"
         )
     return folder
 
@@ -204,7 +204,7 @@ def read_job(path: Path) -> dict[str, Any]:
     """
     if path.suffix == ".h5" and not os.path.isfile(path):
         raise CheckpointError(
-            f"resume: {path} is no file; give a run folder, or one of its checkpoints"
+            f"resume: {path} is not a file; give a run folder, or one of its checkpoints"
         )
     try:
         job = results.recover(names.run_of(path)).header["job"]

@@ -134,7 +134,7 @@ class Loop:
         if not self.checkpoints.saver.exists:
             raise save_restore.everywhere(WriteError(refused))
         self.rounds.fed.warnings.say(
-            f"warning: {refused}\n  the end is not on disk; make room, and go on with --resume "
+            f"warning: {refused}\n  the end is not on disk; make room, and continue with --resume "
             f"{self.folder}"
         )
         return RESUME_ME

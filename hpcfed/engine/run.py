@@ -127,7 +127,7 @@ def warn(fed: Federation, decided: World) -> None:
         fed.warnings.say(f"warning: {line}")
     idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle and not fed.job.dry_run:  # the plan says it
-        fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
+        fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and are idle")
 
 
 def keep_partition(world: World, folder: Path, rounds: Rounds) -> None:
@@ -175,7 +175,7 @@ def open_results(
             warn(explain_lost_rounds(results))
         elif results.source != results.path:
             warn(
-                f"{results.path}: damaged or missing; the run goes on with the copy in "
+                f"{results.path}: damaged or missing; the run continues with the copy in "
                 f"{results.source}"
             )
         return results
@@ -194,6 +194,6 @@ def explain_lost_rounds(results: Results) -> str:
     where = f"; what cannot be read is kept as {aside}" if aside.exists() else ""
     return (
         f"{results.path}: damaged, incomplete or missing, and so are its copies beside the "
-        f"checkpoints: the records of {which} are lost, and stay empty; the run goes on from the "
+        f"checkpoints: the records of {which} are lost and stay empty; the run continues from the "
         f"checkpoint of round {results.rounds}, which is whole{where}"
     )

@@ -9,7 +9,7 @@ in any order.
 During a sum the device holds, beside the uploads: the lines of one message in float64 (2 MiB; with
 so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, up to
 64 MiB (or one row) of rows that are computed at once, with a copy in their own type, and up to
-64 MiB (or one array) of the arrays whose largest values are sought, if they are no plain pieces of
+64 MiB (or one array) of the arrays whose largest values are sought, if they are not plain pieces of
 memory (weighted values, pieces in zeros, channels-last).
 """
 

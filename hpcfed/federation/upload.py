@@ -120,7 +120,7 @@ class Uplink:
         """Return what the server receives of the result of a client's turn.
 
         Raises DivergedError, which names client and tensor, for a value that is nan or infinite,
-        and OwnError for a result that is no upload.
+        and OwnError for a result that is not an upload.
         """
         if upload is None:
             return None

@@ -108,7 +108,7 @@ def job_of(job: Any) -> tuple[list[Path], dict[str, Any]]:
     if isinstance(files, list | tuple) and all(isinstance(file, str | Path) for file in files):
         for wrong in (file for file in files if not str(file).endswith(".toml")):
             raise ConfigError(
-                f"hpcfed.run: {str(wrong)!r} is no job file (.toml); other fields are given by "
+                f"hpcfed.run: {str(wrong)!r} is not a job file (.toml); other fields are given by "
                 "name, as in hpcfed.run(algorithm='fedavg')"
             )
         return [Path(file) for file in files], {}
@@ -178,5 +178,5 @@ def check_importable(lent: Iterable[str], ranks: int) -> None:
         raise ConfigError(
             f"hpcfed.run: ranks = {ranks}, but {join_few(names, 4)} is defined in this script or "
             "notebook, which the other processes cannot import; move it into a file of its own, "
-            "say mine.py, and import it from there, or leave ranks away"
+            "say mine.py, and import it from there, or remove ranks"
         )

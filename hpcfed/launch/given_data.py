@@ -231,7 +231,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{WHERE}: {name} is no array: {error}") from error
+        raise DataError(f"{WHERE}: {name} is not an array: {error}") from error
     if array.dtype == object and all(isinstance(item, str) for item in array.flat):
         array = array.astype(str)
     if array.dtype.kind not in "biufSU":
@@ -261,7 +261,7 @@ def from_tensor(name: str, value: Any) -> np.ndarray:
     try:
         return value.cpu().numpy()
     except (TypeError, RuntimeError) as error:  # quantized, or of the device "meta"
-        raise DataError(f"{WHERE}: {name} is no plain tensor: {error}") from error
+        raise DataError(f"{WHERE}: {name} is not a plain tensor: {error}") from error
 
 
 def is_dataset(value: Any) -> bool:
@@ -306,7 +306,7 @@ def from_frames(data: Sequence[Any]) -> GivenData:
         if len(x) != len(y) or label in x.columns:
             raise DataError(
                 f"{WHERE}: {len(x)} rows of inputs with the columns {list(x.columns)}, and "
-                f"{len(y)} labels named {label}; give one label a row, with a name of its own"
+                f"{len(y)} labels named {label}; give one label per row, with a name of its own"
             )
         test = {TEST: split} if len(data) == 4 else {}
         parts.append(x.assign(**{label: np.asarray(y)}, **test))

@@ -112,7 +112,7 @@ def checked(call: Call, resume: bool | str | Path) -> Any:
         )
     if not (job.resume or job.overwrite) and folder.holds(job.folder):
         raise ConfigError(
-            f"hpcfed.run: out: {job.folder} holds a run already; resume=True goes on with it, "
+            f"hpcfed.run: out: {job.folder} holds a run already; resume=True continues it, "
             "overwrite=True replaces it; or give another out"
         )
     return job
@@ -144,7 +144,7 @@ def here(job: Any) -> tuple[int, int | None]:
     """Run the job in this process; return the exit status and the signal that stopped it."""
     if not ONE.acquire(blocking=False):
         raise ConfigError(
-            "hpcfed.run: another run goes on in this process, and torch's settings are "
+            "hpcfed.run: another run is in progress in this process, and torch's settings are "
             "those of one; wait for its end, or give ranks = 2, which starts processes of its own"
         )
     try:
@@ -249,7 +249,7 @@ def reason(text: str, status: int) -> str:
 
 def stopped(number: int | None, place: Path) -> NoReturn:
     """Pass on the signal that stopped the run, after everything is saved."""
-    text = f"the run is saved in {place}; hpcfed.run(..., resume=True) goes on with it"
+    text = f"the run is saved in {place}; hpcfed.run(..., resume=True) continues it"
     if number == signal.SIGINT:
         raise KeyboardInterrupt(text)
     if number is not None:

@@ -27,7 +27,7 @@ def place(costs: Floats, ranks: int, speeds: Floats = ()) -> list[int]:
     Graham's longest-processing-time rule, makespan at most 4/3 of the best (twice, if speeds
     differ: Gonzalez, Ibarra, Sahni, SIAM J. Comput. 1977), then improved as long as an exchange
     helps the rank that takes longest. O(K log R) for each kind of rank if the rule alone is good
-    enough, as it is for many clients a rank.
+    enough, as it is for many clients per rank.
     """
     speeds = every(speeds, ranks)
     kinds = {

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 ADVICE = (  # where memory does not suffice
-    "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
+    "make models or data smaller, or give each rank more memory (fewer ranks per node, larger "
+    "nodes)"
 )
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 TRIED = re.compile(r"Tried to allocate ([\d.]+) (B|KiB|MiB|GiB)")  # in torch's message

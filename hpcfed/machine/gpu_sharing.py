@@ -88,7 +88,7 @@ def check_sharing(shared: Mapping[int, Sequence[int]], allowed: int | None) -> s
     if allowed and len(most) > allowed:
         raise ConfigError(
             f"run.ranks_per_gpu = {allowed}, but ranks {ranks} would share one GPU; start fewer "
-            f"ranks a node "
+            f"ranks per node "
             f"(--ntasks-per-node, or mpirun --map-by ppr:N:node), or set run.ranks_per_gpu = "
             f"{len(most)}"
         )

@@ -22,6 +22,6 @@ def of_ranks(factors: Sequence[float], node_of: Sequence[int], lost: int = 0) ->
     if factors and not lost:
         raise ConfigError(
             f"run.speeds has {len(factors)} values, but the run has {ranks} ranks on {nodes} "
-            "nodes; give one value a rank, or one a node"
+            "nodes; give one value per rank, or one per node"
         )
     return [1.0] * ranks

@@ -234,8 +234,9 @@ class Adapter(nn.Sequential):
 def attend(model: Model) -> Model:
     """Add an adapter after the body, and return the model.
 
-    The representation z becomes a(z) z, divided by its length. For a model that is no dual encoder
-    its length is exp(s) = 1 / 0.07 instead of 1; in a dual encoder this factor is in the head.
+    The representation z becomes a(z) z, divided by its length. For a model that is not a dual
+    encoder its length is exp(s) = 1 / 0.07 instead of 1; in a dual encoder this factor is in the
+    head.
     Lu et al. (FedCLIP), arXiv:2302.13485.
     """
     dual = isinstance(model.body, DualEncoder)

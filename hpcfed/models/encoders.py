@@ -29,14 +29,14 @@ WORD = 100  # values of a token's vector, as in `hpcfed.models.lstm`
 class Steps(NamedTuple):
     """The output of an encoder.
 
-    h: [n, T, STEP].  mask: [n, T], bool, steps that are no padding; None: all.
+    h: [n, T, STEP].  mask: [n, T], bool, steps that are not padding; None: all.
     """
 
     h: Tensor
     mask: Tensor | None = None
 
     def mean(self) -> Tensor:
-        """Return the mean over the steps that are no padding, [n, STEP]; 0 without such steps."""
+        """Return the mean over the steps that are not padding, [n, STEP]; 0 without such steps."""
         if self.mask is None:
             return self.h.mean(1)
         weight = self.mask.to(self.h.dtype)[:, :, None]
@@ -159,7 +159,7 @@ class Encoders(nn.Module):
 def stacked(encoded: list[Steps]) -> tuple[Tensor, Tensor | None]:
     """Return the steps of all modalities one after the other, [n, T, STEP], and their mask.
 
-    The mask, [n, T], is true for steps that are no padding; None: all.
+    The mask, [n, T], is true for steps that are not padding; None: all.
     """
     h = torch.cat([steps.h for steps in encoded], 1)
     if all(steps.mask is None for steps in encoded):

@@ -58,7 +58,7 @@ def read(path: Path, importable: Collection[str] = ()) -> Trained:
     try:
         with library.safe_open(regular(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a dict
     except (OSError, library.SafetensorError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {error}; give a file that `hpcfed models` wrote"
@@ -92,7 +92,8 @@ def parse_about(path: Path, metadata: dict[str, str]) -> About:
     check_task(path, about)
     if about.kind not in KINDS:
         raise CheckpointError(
-            f"{path}: predicts by {about.kind!r}, which this hpcfed does not know; use a newer"
+            f"{path}: predicts by {about.kind!r}, which this version of hpcfed does not have; "
+            f"use a newer one"
         )
     return about
 

@@ -2,7 +2,7 @@
 
 They are chosen by patterns of their names (`models.train`), by LoRA (`models.lora`), or both. All
 other tensors are frozen. They are the same on all clients and the server, exist once for each
-module, and are no part of the flat vector of a model; so they are neither sent nor saved, nor
+module, and are not part of the flat vector of a model; so they are neither sent nor saved, nor
 stored for each client.
 
 LoRA: Hu et al., ICLR 2022, arXiv:2106.09685, equation 3: a frozen matrix W [m, n] acts as W + B A,

@@ -29,7 +29,7 @@ class Layout:
     and make one by `flatten`, which are right for every format.
 
     shapes, strides: of params, then of buffers.
-    integers: integer buffers (num_batches_tracked of batch normalisation). They are no part of the
+    integers: integer buffers (num_batches_tracked of batch normalisation). They are not part of the
     flat
     vector: with a fixed momentum they never enter a result.
     """

@@ -52,7 +52,7 @@ class Mean(nn.Module):
 class Attention(nn.Module):
     """Attention heads over the steps of all modalities, [n, HEADS * STEP].
 
-    The weights are softmax(U tanh(V h)) over all steps that are no padding.
+    The weights are softmax(U tanh(V h)) over all steps that are not padding.
     """
 
     def __init__(self, modalities: int):

@@ -31,7 +31,7 @@ tried: set[tuple[str, tuple[int, ...], int]] = set()
 class Encoder(nn.Module):
     """A text encoder: tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
 
-    The mean of the last states of tokens that are no padding, then a linear layer with ReLU.
+    The mean of the last states of tokens that are not padding, then a linear layer with ReLU.
     """
 
     def __init__(self, encoder: nn.Module, width: int, d: int):
@@ -76,7 +76,7 @@ def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
         except Exception as error:  # transformers and torch raise many kinds over configurations
             reason = first_line(error)
             raise ConfigError(
-                f"models.mix: hf:{model} is no encoder of texts: {reason}; take one as "
+                f"models.mix: hf:{model} is not an encoder of texts: {reason}; take one as "
                 f"hf:distilbert-base-uncased"
             ) from error
         return encoder.train()

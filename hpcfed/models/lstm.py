@@ -20,7 +20,7 @@ HIDDEN = 100  # units of an LSTM layer
 class Lstm(nn.Module):
     """An LSTM for texts: tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
 
-    The representation is made of the state after the last token that is no padding, so padding at
+    The representation is made of the state after the last token that is not padding, so padding at
     the end changes nothing. A text without any token is read as one token of padding, whose vector
     is always 0.
     """

@@ -44,8 +44,8 @@ class Trace(TorchFunctionMode):
     """One pass of a model that follows the units through every call of torch.
 
     After `run`, axes has the content of the first dimensions of each parameter and float buffer,
-    and sizes the number of units of each group. In tensors that are no parameters only dimension 1,
-    the units, is followed.
+    and sizes the number of units of each group. In tensors that are not parameters only dimension
+    1, the units, is followed.
     """
 
     def __init__(self, model: nn.Module):

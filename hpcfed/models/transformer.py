@@ -75,7 +75,7 @@ class Transformer(nn.Module):
     """A transformer for texts: tokens [n, L], int64 -> representation [n, d], >= 0.
 
     last: the representation is made of the state at the last token, to predict the next one, and 0
-    is a token like others. Otherwise it is made of the mean over the tokens that are no padding
+    is a token like others. Otherwise it is made of the mean over the tokens that are not padding
     (0). For a text without any token it depends only on the bias of the last layer.
     """
 
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
 
 
 def mean(h: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over the steps that are no padding, [n, width]; 0 without such steps."""
+    """Return the mean over the steps that are not padding, [n, width]; 0 without such steps."""
     weight = mask.to(h.dtype)[:, :, None]
     return (h * weight).sum(1) / weight.sum(1).clamp(min=1)
 

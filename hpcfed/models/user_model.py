@@ -42,7 +42,7 @@ def make(
     """
     if isinstance(target, nn.Module):
         raise ConfigError(
-            f"models.mix: {name}: is one module that exists already; name its class, or a function "
+            f"models.mix: {name}: is one existing module; name its class, or a function "
             f"that makes a new one, so that each client has weights of its own"
         )
     if not callable(target):
@@ -136,7 +136,7 @@ def arguments(
     """
     if isinstance(target, type) and not issubclass(target, nn.Module):
         raise ConfigError(
-            f"{place}: class {target.__name__} is no torch.nn.Module; write "
+            f"{place}: class {target.__name__} is not a torch.nn.Module; write "
             f"`class {target.__name__}(nn.Module):`"
         )
     values = values_of(shape, classes, d)
@@ -162,7 +162,7 @@ def other_defaults(target: Callable[..., Any], shape: tuple[int, ...], classes: 
     wanted = {name: values[name] for name in values if name not in D}
     lines = [
         f"\n  {name} = {p.default!r} is a default, which is kept; for these data it would be "
-        f"{wanted[name]!r}: leave the default away, and the parameter is filled in"
+        f"{wanted[name]!r}: remove the default, and the parameter is filled in"
         for name, p in inspect.signature(target).parameters.items()
         if name in wanted and p.default is not p.empty and p.default != wanted[name]
     ]

@@ -238,7 +238,7 @@ def page(facts: dict[str, Any]) -> RenderableType:
         defaults = [
             f"local.{n} = {format_flag_value(v)}" for n, v in facts["local_defaults"].items()
         ]
-        usual = f"\ndefaults of its own: {', '.join(defaults)}" if defaults else ""
+        usual = f"\nits own defaults: {', '.join(defaults)}" if defaults else ""
         parts.append(Text(unwrap(facts["text"]) + "\n"))
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
         parts += [Text(f"{GUIDE[n]}: {words}") for n, words in facts["guide"].items()]

@@ -68,9 +68,8 @@ OVER_SEEDS = (
 ONE_SEED = (
     f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test "
     f"over the "
-    "clients of one run, which are not independent: they share a server and a seed. This tells "
-    "how alike these "
-    "clients fare, not what another seed would give."
+    "clients of one run, which are not independent: they share a server and a seed. This "
+    "describes these clients, not what another seed would give."
 )
 
 

@@ -94,10 +94,8 @@ def flow(what: str, unit: str, part: str, name: str) -> Measure:
 
 
 FLOWS = {  # numbers that are not of a metric
-    "down": flow(
-        "Bytes that a client receives in a round", "B", "traffic", "down_per_client_round"
-    ),
-    "up": flow("Bytes that a client sends in a round", "B", "traffic", "up_per_client_round"),
+    "down": flow("Bytes received per client and round", "B", "traffic", "down_per_client_round"),
+    "up": flow("Bytes sent per client and round", "B", "traffic", "up_per_client_round"),
     "seconds": flow("Seconds of a round", "s", "time", "seconds_per_round"),
 }
 
@@ -214,7 +212,7 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
     if metric and name in (*FLOWS, "accuracy") and name != metric:
         raise ConfigError(
             f"--metric {metric}, but --value {name} is not of a metric, or of another; "
-            "leave one of them away"
+            "remove one of them"
         )
     if name in FLOWS:
         return FLOWS[name]

@@ -148,7 +148,7 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
         f"{format_value(theirs.fields.get(name))})"
         for name in [*["rounds"] * rounds, *([] if same else fields)]
     ]
-    why = "" if same else ", for their clients hold other examples"
+    why = "" if same else ", because their clients hold other examples"
     raise ConfigError(
         f"compare: {ours.name} and {theirs.name} cannot be paired{why}; they differ in "
         f"{', '.join(texts) or 'no field, but in who holds which examples'}\n"

@@ -37,7 +37,7 @@ def scaling(finished: list[Run]) -> Grid:
     rows = [(*name, *at) for name, places in groups.items() for at in places]
     cells = [line(runs, places) for places in groups.values() for runs in places.values()]
     caption = (
-        "Seconds of a round, mean over rounds; speedup and efficiency relative to the fewest ranks "
+        "Seconds per round, mean over rounds; speedup and efficiency relative to the fewest ranks "
         "of the same job; waiting: share of the ranks' time in which they wait for others"
     )
     heads: list[tuple[str, ...]] = [(name,) for name in COLUMNS]

@@ -82,7 +82,7 @@ def table(
             FORMATS[format](layouts.fill_layout(find_cases(runs), design, paper)), out
         )
     if paper:
-        raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
+        raise ConfigError("table: --paper, but no --layout names the table of a paper; add one")
     chosen = [names.split(",") if names else None for names in (rows, columns)]
     tried, how = with_machine(rename_data(find_cases(runs))), list[str]()
     if choose:
@@ -98,9 +98,7 @@ def table(
 def refuse(layout: str, **options: object) -> None:
     """Raise ConfigError for options that a layout sets itself."""
     for name in (name for name, value in options.items() if value):
-        raise ConfigError(
-            f"table: --{name}, but --layout {layout} has its own; leave one of them away"
-        )
+        raise ConfigError(f"table: --{name}, but --layout {layout} has its own; remove one of them")
 
 
 def grid(

@@ -293,7 +293,7 @@ class Run:
     def label_counts(self) -> np.ndarray | None:
         """[K, C], training examples of each class that each client has.
 
-        None if that was not recorded, or if the labels are no classes.
+        None if that was not recorded, or if the labels are not classes.
         """
         return self.record.arrays.get("label_counts")
 
@@ -374,7 +374,7 @@ def check_exists(path: Path) -> Path:
     if not os.path.exists(path):
         raise CheckpointError(
             f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
-            "(a job that waits in a queue makes it when it begins)"
+            "(a queued job makes it when it starts)"
         )
     return path
 

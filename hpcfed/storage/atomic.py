@@ -140,7 +140,7 @@ def _sync(folder: Path) -> None:
 def _check_format(path: Path, file: h5py.File, form: str) -> None:
     actual, version = attribute(file, "format"), attribute(file, "format_version")
     if actual != form:
-        raise CheckpointError(f"{path}: holds {actual}, not {form}; give a file of that kind")
+        raise CheckpointError(f"{path}: holds {actual}, not {form}; give such a file")
     if version != version_of(form):
         older = "the hpcfed that wrote it (results name its version)"
         who = "a newer hpcfed" if version > version_of(form) else older

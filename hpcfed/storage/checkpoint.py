@@ -110,7 +110,7 @@ class Reader:
         group = subgroup(self._file, "/".join(["items", *groups]))
         target = link(group, last)
         if not isinstance(target, h5py.ExternalLink):
-            raise DamagedError(f"{self.path}: {name}: is no link to a part")
+            raise DamagedError(f"{self.path}: {name}: is not a link to a part")
         return subgroup(self._part(target.filename), "items")
 
     def _part(self, name: str) -> h5py.File:
@@ -128,7 +128,7 @@ class Reader:
         """
         path = self.path.parent / name
         if name not in self.parts:
-            raise DamagedError(f"{self.path}: damaged: links to {name!r}, which is no part of it")
+            raise DamagedError(f"{self.path}: damaged: links to {name!r}, which is not part of it")
         try:
             intact = identity(path) == self.parts[name]
         except OSError as error:

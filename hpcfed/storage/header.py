@@ -170,7 +170,7 @@ def first_mistake(error: ValidationError) -> str:
     mistake = error.errors(include_url=False)[0]
     place = ".".join(map(str, mistake["loc"])) or "all of it"
     if mistake["type"] == "string_unicode":
-        return f"{place}: {mistake['input']!r:.200} is no Unicode text"
+        return f"{place}: {mistake['input']!r:.200} is not Unicode text"
     return f"{place}: {mistake['msg'].lower()}"
 
 
@@ -269,4 +269,4 @@ def check_arrays(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> None:
     if counts is not None and (K, C) not in ((None, None), counts.shape) and None not in (K, C):
         raise DamagedError(f"label_counts has the shape {list(counts.shape)}, not {[K, C]}")
     if links is not None and (links.shape[1] != 2 or (K and ((links < 0) | (links >= K)).any())):
-        raise DamagedError("links are no pairs of clients")
+        raise DamagedError("links are not pairs of clients")

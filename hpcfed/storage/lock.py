@@ -412,6 +412,6 @@ def refusal(path: Path, entry: Found, now: float, here: bool, force: bool) -> Co
     if force or abs(now - entry.renewed) <= ALIVE:
         return ConfigError(f"{heard}; wait for its end, end it, or give another --out")
     return ConfigError(
-        f"{heard}; whether it still goes on cannot be told from this machine: where it does not, "
+        f"{heard}; this machine cannot tell whether it still runs: if it does not, "
         f"take the folder with --force"
     )

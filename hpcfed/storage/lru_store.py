@@ -164,8 +164,7 @@ class LruStore(Generic[T]):
             self.failed = self.failed or HpcfedError(
                 f"{self.path(k)}: clients that do not fit in run.resident cannot be written: "
                 f"{error.strerror}; "
-                "make room, choose another run folder (out), or let more stay in memory "
-                "(run.resident)"
+                "make room, choose another run folder (out), or raise run.resident"
             )
             self.failed.again = may_pass(error)
         if self.failed:

@@ -135,7 +135,7 @@ def check(probe: Probe) -> None:
     C = len(probe.header["classes"])
     fits = (
         (len(K), len(N), len(P), len(M)) == (1, 1, 1, 1)
-        and probe.labels.shape in (N, (0,))  # none where labels are no classes
+        and probe.labels.shape in (N, (0,))  # none where labels are not classes
         and probe.predictions.shape == (*K, *probe.labels.shape)
         and probe.image_labels.shape == M
         and probe.image_predictions.shape == (*K, *M)

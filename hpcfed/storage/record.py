@@ -94,14 +94,14 @@ def _absent(path: Path) -> str:
             f"{folder}: no such folder or file; `hpcfed status runs/*` lists the runs below runs, "
             "and those of its sweeps"
         )
-    return f"{path}: No such file: no run has begun in this folder\n  {_advice(folder)}"
+    return f"{path}: No such file: no run has started in this folder\n  {_advice(folder)}"
 
 
 def _advice(folder: Path) -> str:
     if os.path.isfile(names.sweep_file(folder)):
         return f"{folder} is a sweep: give one of its runs, which `hpcfed status {folder}` lists"
     return (
-        "give the folder of a run that has begun, restore the file from a copy, or run the "
+        "give the folder of a run that has started, restore the file from a copy, or run the "
         "job again"
     )
 
@@ -153,7 +153,7 @@ def same_run(header: Header, other: Header, path: Path) -> None:
     if differ(header.get(RUN_ID), other.get(RUN_ID)):
         raise CheckpointError(
             f"{path}: is of another run ({other[RUN_ID]}) than the results of this folder "
-            f"({header[RUN_ID]}); put it back to where it belongs, or take a checkpoint of this run"
+            f"({header[RUN_ID]}); put it back into its folder, or take a checkpoint of this run"
         )
 
 

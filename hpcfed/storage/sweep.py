@@ -25,7 +25,7 @@ from hpcfed.storage.header import FileText, Finite
 def of_folder(name: str) -> str:
     """Return the name of a folder. Raises ValueError for "." and ".."."""
     if name in (".", ".."):
-        raise ValueError(f"{name} is no folder of its own")
+        raise ValueError(f"{name} is not a folder of its own")
     return name
 
 

@@ -109,7 +109,7 @@ def read_json(group: h5py.Group, name: str) -> Any:
 def _parse(node: h5py.Dataset) -> Any:
     text = array(node, BYTES)
     if node.shape:
-        raise DamagedError(f"{where(node)}: is no text")
+        raise DamagedError(f"{where(node)}: is not text")
     return parse_json(bytes(text), where(node))
 
 

@@ -43,7 +43,7 @@ class Budget:
         """Count one group, or the bytes of one array."""
         place = h5py.h5o.get_info(node.id).addr
         if place in self.seen:
-            raise DamagedError(f"{where(node)}: is there under several names")
+            raise DamagedError(f"{where(node)}: exists under several names")
         self.seen.add(place)
         if isinstance(node, h5py.Dataset):
             self.left -= declared_bytes(node)
@@ -68,7 +68,7 @@ def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     """
     for part in name.split("/"):
         if not isinstance(group, h5py.Group):
-            raise DamagedError(f"{where(group)}: is no group")
+            raise DamagedError(f"{where(group)}: is not a group")
         if not isinstance(link(group, part), h5py.HardLink):
             raise DamagedError(f"{where(group)}: {part!r} is a link to another place")
         group = group[part]
@@ -87,10 +87,10 @@ def link(group: h5py.Group, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.E
 
 
 def subgroup(group: h5py.Group, name: str) -> h5py.Group:
-    """Return a group in a group. Raises DamagedError if it is no group."""
+    """Return a group in a group. Raises DamagedError if it is not a group."""
     node = child(group, name)
     if not isinstance(node, h5py.Group):
-        raise DamagedError(f"{where(node)}: is no group")
+        raise DamagedError(f"{where(node)}: is not a group")
     return node
 
 
@@ -102,8 +102,8 @@ def declared_bytes(node: h5py.Dataset) -> int:
 def array(node: Any, kinds: str = NUMBERS) -> np.ndarray:
     """Return all values of an array of a file of hpcfed.
 
-    kinds: allowed kinds of its type, as in numpy. Raises DamagedError if it is no array, or is not
-    stored as hpcfed stores arrays.
+    kinds: allowed kinds of its type, as in numpy. Raises DamagedError if it is not an array, or is
+    not stored as hpcfed stores arrays.
     """
     check_dataset(node, kinds)
     return node[()] if kinds == BYTES else node[...]
@@ -115,7 +115,7 @@ def check_dataset(node: Any, kinds: str = NUMBERS, filters: bool = False) -> Non
     filters: whether the filters in RATIOS are allowed, and storage in chunks.
     """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
-        raise DamagedError(f"{where(node)}: is no array")
+        raise DamagedError(f"{where(node)}: is not an array")
     plist = node.id.get_create_plist()
     if plist.get_external_count():
         raise DamagedError(f"{where(node)}: its values are in another file, which is not read")
@@ -163,7 +163,7 @@ def attribute(node: h5py.Group | h5py.Dataset, name: str, default: Any = None) -
         return default
     opened = h5py.h5a.open(node.id, name.encode())
     if opened.shape != () or opened.dtype.kind not in NUMBERS + STRINGS:
-        raise DamagedError(f"{where(node)}: its attribute {name!r} is no number and no text")
+        raise DamagedError(f"{where(node)}: its attribute {name!r} is neither a number nor text")
     return node.attrs[name]
 
 
@@ -171,5 +171,7 @@ def number(node: h5py.Group | h5py.Dataset, name: str) -> int:
     """Return an attribute that counts something: a whole number, 0 or more."""
     value = attribute(node, name)
     if not isinstance(value, int | np.integer) or not 0 <= value < LARGEST:
-        raise DamagedError(f"{where(node)}: its attribute {name!r} is {value!r}, which is no count")
+        raise DamagedError(
+            f"{where(node)}: its attribute {name!r} is {value!r}, which is not a count"
+        )
     return int(value)

@@ -256,7 +256,7 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
             f"example"
         )
     if y.dtype.kind not in "iuf":
-        raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
+        raise DataError(f"{where}: dtype {y.dtype} is not a label; store int64, 0..C-1")
     if y.dtype.kind == "f":
         first_bad(
             y,

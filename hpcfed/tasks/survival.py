@@ -80,7 +80,7 @@ class Survival(Task):
         if y.shape != (n, 2) or y.dtype.kind not in "iuf":
             raise DataError(
                 f"{where}: {y.dtype} {list(y.shape)} holds no survival times of {n} examples; "
-                f"store floats [n, 2]: time, and 1 where the event was seen, else 0"
+                f"store floats [n, 2]: time, and 1 if the event was observed, else 0"
             )
         first_bad(y[:, 0], ~np.isfinite(y[:, 0]) | (y[:, 0] < 0), where, "a time is 0 or more")
         first_bad(y[:, 1], (y[:, 1] != 0) & (y[:, 1] != 1), where, "an event is 1 (seen) or 0")

@@ -227,7 +227,7 @@ def concat(parts: Sequence[Answers]) -> Answers:
 
 
 def fractional(y: np.ndarray) -> bool:
-    """Return whether most of these numbers are no whole ones."""
+    """Return whether most of these numbers are not whole ones."""
     if y.dtype.kind != "f":
         return False
     finite = y[np.isfinite(y)]

@@ -88,7 +88,7 @@ def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
 
 
 def check_value(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
-    """Raise OwnError if a loss is no scalar that depends on the model, or has changed the model.
+    """Raise OwnError if a loss is not a scalar that depends on the model, or has changed the model.
 
     leaves: parameters that are examined; a client's first step examines them for all its steps.
     """
@@ -100,7 +100,7 @@ def check_value(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
         advice = "return a scalar tensor, as F.cross_entropy(model(x), y)"
     elif value.dim():
         what = f"returns a tensor of shape {list(value.shape)}"
-        advice = "return a scalar: its .mean(), or leave reduction='none' away"
+        advice = "return a scalar: its .mean(), or remove reduction='none'"
     elif changed:
         what = f"has changed the model, whose weights are {changed[0]} now"
         advice = (

@@ -117,7 +117,7 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     and the failed capture does not affect the next one.
     """
     if device.type != "cuda":
-        raise RuntimeError("the device is no GPU")
+        raise RuntimeError("the device is not a GPU")
     with torch.cuda.device(
         device
     ):  # the device to which the thread returns when it leaves a stream

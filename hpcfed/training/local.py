@@ -202,7 +202,7 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
 
 @contextmanager
 def count_work(fed: Federation, client: Client, examples: float) -> Iterator[None]:
-    """Count the block as a client's work that is no training of its model.
+    """Count the block as a client's work that does not train its model.
 
     examples: number of examples whose training takes as long. The time of the block counts as the
     client's time.

@@ -147,7 +147,7 @@ def to_soft_targets(
 ) -> Tensor:
     """Return the mean over examples of the distance of soft predictions to their targets.
 
-    logits: [n, C].  target: [n, C], probabilities; a row of nan is no target and contributes 0.
+    logits: [n, C].  target: [n, C], probabilities; a row of nan is not a target and contributes 0.
     distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
     Jeong et al. (FD), 2018, arXiv:1811.11479, algorithm 1.
     """

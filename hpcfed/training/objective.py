@@ -96,7 +96,9 @@ def identity(fn: Any) -> Hashable:
         fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
     ):
         return fn.__code__
-    raise Unshareable("it is no hook of a method and no function without variables from around it")
+    raise Unshareable(
+        "it is neither a hook of a method nor a function without variables from around it"
+    )
 
 
 def plain(value: Any) -> bool:

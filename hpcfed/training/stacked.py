@@ -86,7 +86,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
     reasons = {
         "the data have several modalities": isinstance(fed.store.form[0], Shapes),
         "only a part of the model is trained": fed.store.finetuning.some,
-        "the method trains clients in a way of its own": not method.default_client_round,
+        "the method trains clients in its own way": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",

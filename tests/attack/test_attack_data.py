@@ -38,11 +38,14 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
     "one_axis": ({"x_train": X[0, 0]}, ["x_train: shape [8]"]),
     "five_axes": ({"x_train": X[None, None]}, ["x_train: shape [1, 1, 40, 8, 8]"]),
     "scalar": ({"x_train": np.uint8(3)}, ["x_train: shape []"]),
-    "complex": ({"x_train": X.astype(complex)}, ["x_train: dtype complex128 is no pixel"]),
-    "dates": ({"x_train": X.astype("datetime64[s]")}, ["x_train: dtype datetime64[s] is no pixel"]),
+    "complex": ({"x_train": X.astype(complex)}, ["x_train: dtype complex128 is not a pixel"]),
+    "dates": (
+        {"x_train": X.astype("datetime64[s]")},
+        ["x_train: dtype datetime64[s] is not a pixel"],
+    ),
     "records": (
         {"x_train": np.zeros((40, 8, 8), [("a", "i4")])},
-        ["x_train: dtype [('a', '<i4')] is no pixel"],
+        ["x_train: dtype [('a', '<i4')] is not a pixel"],
     ),
     "nan": ({"x_train": NAN, **HALF}, ["x_train: value nan at index [", "pixels must be finite"]),
     "infinite": ({"x_train": X * 1e300, **HALF}, ["x_train: value inf at index"]),
@@ -76,7 +79,7 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
         {"y_test": Y + 4},
         ["y_test: value 4 at index 0; a label lies in 0..C-1, and C is at most 4"],
     ),
-    "labels_complex": ({"y_train": Y * 1j}, ["y_train: dtype complex128 is no label"]),
+    "labels_complex": ({"y_train": Y * 1j}, ["y_train: dtype complex128 is not a label"]),
     "test_halved": ({"x_test": None}, ["has no x_test"]),
     "too_few": (
         {"x_train": X[:2], "y_train": Y[:2], **HALF},
@@ -235,10 +238,10 @@ def put(file: h5py.File, place: str, value: object) -> None:
 
 DAMAGE = {  # a place in an HDF5 file, what stands there, and what the message holds
     "no_train": ("train", None, "no group 'train'"),
-    "train_is_array": ("train", Y, "train is no group"),
-    "images_are_group": ("train/images/x", Y, "cannot be read|train/images: is no array"),
+    "train_is_array": ("train", Y, "train is not a group"),
+    "images_are_group": ("train/images/x", Y, "cannot be read|train/images: is not an array"),
     "no_images": ("train/images", None, "has no train/images"),
-    "no_values": ("train/images", h5py.Empty("u1"), "train/images: is no array"),
+    "no_values": ("train/images", h5py.Empty("u1"), "train/images: is not an array"),
     "away": ("train/images", h5py.SoftLink("/nowhere"), "cannot be read|has no train/images"),
     "circle": (
         "train/images",

@@ -216,15 +216,15 @@ WRONG = {
         parts(train_sizes=np.array([2**63 - 1, 2**63 - 1])),
         "train_sizes: value 9223372036854775807",
     ),
-    "float": (parts(test=np.zeros(4)), "test: is no row of whole numbers"),
-    "square": (parts(train=np.zeros((2, 3), int)), "train: is no row"),
+    "float": (parts(test=np.zeros(4)), "test: is not a row of whole numbers"),
+    "square": (parts(train=np.zeros((2, 3), int)), "train: is not a row"),
     "twice": (
         parts(public=np.array([3])),
         "training example 3 is there twice, in client 0 and the public data",
     ),
     "nobody": (parts(train=np.zeros(0, int), train_sizes=np.zeros(0, int)), "0 clients"),
-    "empty": (parts(public=h5py.Empty("i8")), "public: is no array"),
-    "text": (parts(train="all"), "train: is no row"),
+    "empty": (parts(public=h5py.Empty("i8")), "public: is not an array"),
+    "text": (parts(train="all"), "train: is not a row"),
     "no_texts": (parts(train_sizes=np.zeros(0, "S3")), "0 clients"),
 }
 

@@ -185,7 +185,7 @@ def test_files_that_extend_each_other_end(tmp_path):
 def test_variables_that_name_no_field_are_refused(monkeypatch):
     for name, message in {
         "HPCFED_ROUNDS__X": "rounds has no fields",
-        "HPCFED_MODELS__MIX__0": "models has no fields of that kind",
+        "HPCFED_MODELS__MIX__0": "models has no such fields",
         "hpcfed_rounds": "write it in capitals, HPCFED_ROUNDS",
         "HPCFED_": "no field ''",
     }.items():
@@ -215,4 +215,4 @@ def test_a_launchers_variable_that_is_no_number_is_refused(monkeypatch, name):
     for other in [n for n in os.environ if n.startswith(("OMPI_", "PMI_", "PMIX_"))]:
         monkeypatch.delenv(other)
     monkeypatch.setenv(name, "many")
-    refused(run("--dry-run"), f"environment variable {name}: 'many' is no number of processes")
+    refused(run("--dry-run"), f"environment variable {name}: 'many' is not a number of processes")

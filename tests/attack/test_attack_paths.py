@@ -49,7 +49,7 @@ def test_a_run_in_a_folder_of_any_name(odd):
 
 
 def test_a_name_that_no_encoding_has_is_printed_as_escapes(tmp_path):
-    """On a terminal without Unicode, of a folder whose name is no Unicode either."""
+    """On a terminal without Unicode, of a folder whose name is not Unicode either."""
     folder = tmp_path / "\udc80ü"
     code = f"""
 import sys

@@ -65,9 +65,9 @@ def test_fedprox_by_size_is_the_choice_by_size():
             ("fedavg", "--selection.eta", "0.1"),
             "selection.eta = 0.1 has no effect: selection.by = 'uniform'",
         ),
-        (("fedavg", "--selection.by", "size", "--participation", "1"), "has no effect where all 6"),
-        (("fedasync", "--selection.by", "size"), "fedasync says itself who works when"),
-        (("cyclic", "--selection.by", "e3cs"), "cyclic says itself who works when"),
+        (("fedavg", "--selection.by", "size", "--participation", "1"), "has no effect if all 6"),
+        (("fedasync", "--selection.by", "size"), "fedasync schedules its clients itself"),
+        (("cyclic", "--selection.by", "e3cs"), "cyclic schedules its clients itself"),
         (
             ("fedavg", "--selection.by", "power-of-choice", "--selection.candidates", "2"),
             "give a number from 3 to 6",

@@ -96,7 +96,7 @@ def test_the_epoch_and_the_batch_are_counted_from_one(monkeypatch: pytest.Monkey
         "--models.mix",
         "mlp",
     )
-    nan_at(load("fedavg"), 11, monkeypatch)  # batches of 4, 4, 2; three epochs a round
+    nan_at(load("fedavg"), 11, monkeypatch)  # batches of 4, 4, 2; three epochs per round
     with pytest.raises(DivergedError, match="in round 2, epoch 1, batch 2 "):
         toy.run(Serial(), job)
 

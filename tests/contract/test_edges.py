@@ -120,7 +120,7 @@ def test_an_edge_fetches_and_sends_one_model_for_each_aggregation_of_the_server(
     assert column(found, "rounds/edges_down") == [3 * BYTES, 0, 3 * BYTES, 0]
     assert column(found, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
     assert (found.column("down") == BYTES).all() and (found.column("up") == BYTES).all()
-    # an edge's exchange 0.1 s and 1e7 bytes a second, a client's 0.1 s and 1e6
+    # an edge's exchange 0.1 s and 1e7 bytes per second, a client's 0.1 s and 1e6
     client, hop = 0.1 + 2 * BYTES / 1e6, BYTES / 1e7
     times = np.cumsum([0.1 + hop + client, client + hop, 0.1 + hop + client, client + hop])
     assert column(found, "rounds/virtual_seconds") == pytest.approx(times.tolist(), rel=1e-12)
@@ -148,7 +148,7 @@ def test_edges_wait_for_one_another_only_where_the_server_aggregates_them():
 
 
 def test_asynchronous_clients_wait_while_their_edge_exchanges_models_with_the_server():
-    """All clients alike and at work, so that each merges once a round."""
+    """All clients alike and at work, so that each merges once per round."""
     flags = ("--participation", "1", *THREE, "--edges.rounds", "2", "--system.speed", "1e30")
     found = toy.run(Serial(), toy.job("fedasync", *MLP, *flags, "--edges.latency", "5"))
     job, hop = 0.1 + 2 * BYTES / 1e6, BYTES / 1e7

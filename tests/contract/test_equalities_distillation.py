@@ -344,7 +344,7 @@ def test_fedets_server_is_the_model_that_is_evaluated_as_common():
 
 
 def test_fedet_refuses_layers_that_its_server_does_not_have():
-    with pytest.raises(ConfigError, match=r"algorithm.transfer has 'neck.', with which no tensor"):
+    with pytest.raises(ConfigError, match=r"algorithm.transfer has 'neck.', but no tensor"):
         begun("fedet", "--algorithm.transfer", '["neck."]')
 
 

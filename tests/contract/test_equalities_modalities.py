@@ -143,7 +143,7 @@ def test_discrepancy_is_the_cosine_distance_of_all_parameters_together():
 def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one(capsys):
     begun("harmony", *LISTED)
     assert (
-        "stage1_rounds = 19 and the job has 3 rounds; that takes 20 rounds"
+        "stage1_rounds = 19 and the job has 3 rounds; it needs at least 20 rounds"
         in capsys.readouterr().err
     )
     begun("harmony", *LISTED, "--algorithm.stage1_rounds", "2")

@@ -188,7 +188,7 @@ def test_methods_of_each_kind_run_on_modalities_or_says_what_to_set(method: str)
             ("--modalities.use", "table", "--modalities.clients", "natural"),
             "client 4 has none of table in its training examples",
         ),
-        (OWN, "needs one architecture, but clients have encoders of their own"),
+        (OWN, "needs one architecture, but clients have encoders only of their own"),
         (("--local.augment", "affine"), "senses holds several modalities"),
         (("--data.least", "13"), "no user has more than 12 examples"),
         (("--data.least", "2", "--data.partition", "iid"), "data.least = 2 is about users"),

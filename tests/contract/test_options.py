@@ -97,7 +97,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.lam_small",
     "algorithm.lam_large",
     "algorithm.adapt",  # a proxy that became worse
-    "algorithm.final_epochs",  # after the last round, which is no part of a toy run
+    "algorithm.final_epochs",  # after the last round, which is not part of a toy run
     "algorithm.final_samples",
     "algorithm.final_balance",
     "algorithm.final_lr",

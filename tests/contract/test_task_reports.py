@@ -76,7 +76,7 @@ def test_a_probe_of_numbers_has_representations_and_no_classes(tmp_path: Path):
     one = hpcfed.load(run(tmp_path / "run", "regression"))
     probe = load_probe(one, "cka")
     assert probe.cka.shape[1:] == (6, 6) and not len(probe.labels)
-    with pytest.raises(ConfigError, match="confusion: .* its labels are no classes"):
+    with pytest.raises(ConfigError, match="confusion: .* its labels are not classes"):
         load_labelled(one, "confusion")
 
 

@@ -112,7 +112,7 @@ def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
 
 
 class Guess(FedAvg):
-    """A method that predicts in a way of its own."""
+    """A method that predicts in its own way."""
 
     def predictor(self, fed, client, state):
         return lambda x: client.model(x).roll(1, 1)
@@ -121,9 +121,7 @@ class Guess(FedAvg):
 def test_what_cannot_be_told_is_refused_in_words(tmp_path):
     own = f"{__name__}:Guess"
     run = saved_run(tmp_path / "run", own, "--models.mix", "mlp", rounds=1)
-    with pytest.raises(
-        ConfigError, match=r"Guess predicts in a way of its own .*cannot be exported"
-    ):
+    with pytest.raises(ConfigError, match=r"Guess predicts in its own way .*cannot be exported"):
         models(run, out=tmp_path / "out", own=[own])
     with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
         hpcfed.load_model(run, client=6, own=[own])

@@ -150,7 +150,7 @@ def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_dama
     assert outcomes[name].status == 0
     newest, before = (names.checkpoint_file(desk / name, rounds) for rounds in (DONE, DONE - 1))
     assert f"hpcfed: warning: {part(newest)}: damaged" in outcomes[name].err
-    assert f"goes on from the checkpoint before it, {before}\n" in outcomes[name].err
+    assert f"continues from the previous checkpoint, {before}\n" in outcomes[name].err
     assert digest(desk / name) == digest(desk / "done")
 
 

@@ -66,7 +66,7 @@ def test_a_job_names_models_and_no_changes_of_them():
         find("concat(a=gur)")
     with pytest.raises(ConfigError, match="write it as concat"):
         find("concat(a=gru")
-    with pytest.raises(ConfigError, match="'x' is no width"):
+    with pytest.raises(ConfigError, match="'x' is not a width"):
         Architecture.parse("cnn@x")
 
 

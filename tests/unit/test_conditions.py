@@ -127,12 +127,12 @@ def test_a_condition_is_said_in_words(name: str, text: str):
     [
         (
             "contrastve",
-            "Wrong: the condition of y names 'contrastve', which is no field; did you m",
+            "Wrong: the condition of y names 'contrastve', which is not a field; did you m",
         ),
-        ("local.stepz", "names 'local.stepz', which is no field"),
+        ("local.stepz", "names 'local.stepz', which is not a field"),
         ({"staleness": "hing"}, "staleness is never 'hing'; did you mean 'hinge'?"),
         ({"local.optimiser": other_than("sdg")}, "local.optimiser is never 'sdg'; did you mean 's"),
-        ({"least": below("round")}, "names 'round', which is no field; did you mean 'rounds'?"),
+        ({"least": below("round")}, "names 'round', which is not a field; did you mean 'rounds'?"),
     ],
 )
 def test_a_condition_that_cannot_be_is_refused_as_the_class_is_defined(used_if, message: str):
@@ -149,7 +149,7 @@ def test_a_condition_that_cannot_be_is_refused_as_the_class_is_defined(used_if, 
 
 
 def test_a_field_that_never_has_an_effect_must_be_one():
-    with pytest.raises(ValueError, match="names 'local.epoch', which is no field"):
+    with pytest.raises(ValueError, match="names 'local.epoch', which is not a field"):
         type("Wrong", (Method,), {"__module__": __name__, "unused": {"local.epoch": "a reason"}})
 
 

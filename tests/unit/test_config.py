@@ -109,7 +109,7 @@ def test_a_methods_own_defaults_of_local_training_lie_below_all_else(job_file):
 def test_an_option_without_effect_is_refused_with_the_reason(job_file):
     assert message("--local.momentum", "0.9") == (
         "local.momentum = 0.9 has no effect: local.optimiser = 'adam'\n"
-        "  leave it away, or set its default, 0.0; it is used only if local.optimiser = 'sgd'"
+        "  remove it, or set its default, 0.0; it is used only if local.optimiser = 'sgd'"
     )
     said = message("--algorithm.contrastive", "false", "--algorithm.tau", "1", "--local.decay", "2")
     assert said.count("has no effect") == 2
@@ -124,7 +124,7 @@ def test_an_option_without_effect_is_refused_with_the_reason(job_file):
 
 def test_a_field_of_an_own_method_may_have_no_default(monkeypatch):
     own = ["--algorithm.name", "tests.system.faulty:Signalled"]
-    assert message(*own) == "algorithm.sign: must be given; its method has no default for it"
+    assert message(*own) == "algorithm.sign: must be given; the method has no default for it"
     job = load([*own, "--algorithm.sign", "here", "--models.mix", "mlp"])
     assert job.algorithm.sign == Path("here")
 
@@ -306,7 +306,7 @@ def test_a_word_that_is_neither_job_file_nor_value_is_refused(words):
 
 def test_job_files_stand_before_all_flags():
     assert message("--rounds", "2", "b.toml") == (
-        "command line: b.toml: job files stand before all flags; of several the later win"
+        "command line: b.toml: job files come before all flags; later ones override earlier ones"
     )
 
 

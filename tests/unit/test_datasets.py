@@ -134,7 +134,7 @@ def test_hdf5_images_become_channels_first_with_their_class_names(tmp_path):
     with h5py.File(tmp_path / "a.h5") as file:
         assert np.array_equal(data.train.x, file["train/images"][:].transpose(0, 3, 1, 2))
     assert data.classes == ("cat", "dog") and data.name == "a"
-    with pytest.raises(DataError, match="'classes': '.*' is no Unicode text"):
+    with pytest.raises(DataError, match="'classes': '.*' is not Unicode text"):
         load(str(save_hdf5(tmp_path / "c.h5", classes=["cat", "\udcff"])), tmp_path)
     assert load("a.h5", tmp_path).train.x.shape == (20, 3, 6, 5)
 

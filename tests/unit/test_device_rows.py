@@ -174,7 +174,7 @@ def test_a_run_has_the_same_bits_with_sums_on_devices(method: str, monkeypatch: 
 def test_a_run_has_the_same_bits_with_batches_gathered_on_devices(
     method: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two views a batch; examples beside the client's own; targets instead of labels."""
+    """Two views per batch; examples beside the client's own; targets instead of labels."""
     job = toy.job(method, "--rounds", "2")
     want = toy.run(Serial(), job)
     monkeypatch.setattr(Shard, "gathers_on_device", True)

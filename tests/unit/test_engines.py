@@ -212,7 +212,7 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
             for held in ([], np.zeros(1), SimpleNamespace(), torch.Generator())
         ),
         (partial(cross_entropy, ([],)), "it holds a list"),
-        ((lambda n: lambda model, x, y: model(x).sum() * n)(2), "no function without variables"),
+        ((lambda n: lambda model, x, y: model(x).sum() * n)(2), "nor a function without variables"),
         (partial(cross_entropy, Box({})), "it holds a dict"),
     ],
 )

@@ -30,7 +30,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Upload
 from tests.contract import toy
 
-SPEEDS = (1.0, 2.0, 5.0)  # examples a second; each client has ten
+SPEEDS = (1.0, 2.0, 5.0)  # examples per second; each client has ten
 
 
 def agenda(at_once: int = 3, local: Local | None = None, **system: float) -> EventQueue:
@@ -381,7 +381,7 @@ def compass(
     stragglers: float = 0.0,
     reach: float = 1.0,
 ) -> EventQueue:
-    """Clients of one example, so many steps a second; slower: factor of the seconds of a client's
+    """Clients of one example, so many steps per second; slower: factor of the seconds of a client's
     job, by their numbers.
     """
     n, jobs = len(speeds), [0] * len(speeds)

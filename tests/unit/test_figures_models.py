@@ -105,7 +105,7 @@ def test_clients_of_an_architecture_stand_side_by_side_and_agree_among_themselve
 def test_only_clients_of_the_common_width_are_ranked():
     found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
     assert models_conductance.rank_units("a", found, 0).clients.tolist() == [0, 2]
-    with pytest.raises(ConfigError, match="its inputs are no images"):
+    with pytest.raises(ConfigError, match="its inputs are not images"):
         models_conductance.rank_units("a", answers([[1], [2]], [0]), 0)
 
 

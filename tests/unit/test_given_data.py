@@ -94,7 +94,7 @@ SPARSE = {
     "coo": (torch.from_numpy(TABLE).to_sparse(), "x_train is a sparse tensor; give its .to_dense"),
     "csr": (torch.eye(4).to_sparse_csr(), "x_train is a sparse tensor; give its .to_dense"),
     "scipy": (Matrix(), "x_train is a sparse Matrix; give its .toarray"),
-    "meta": (torch.zeros(4, 4, device="meta"), "x_train is no plain tensor"),
+    "meta": (torch.zeros(4, 4, device="meta"), "x_train is not a plain tensor"),
 }
 
 

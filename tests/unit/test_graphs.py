@@ -115,7 +115,7 @@ def test_a_step_that_cannot_be_captured_is_eager_and_the_run_says_so_once(
     said = capsys.readouterr().err
     assert (
         said.count(
-            "cross_entropy cannot be captured (the device is no GPU); it trains with the eager "
+            "cross_entropy cannot be captured (the device is not a GPU); it trains with the eager "
             "engine"
         )
         == 1

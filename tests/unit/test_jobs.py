@@ -18,7 +18,7 @@ OTHER = {
     "methods",
     "fedhenn",
     "natural",
-}  # folders of jobs that are no cell of the tables
+}  # folders of jobs that are not cells of the tables
 FULL = sorted(
     str(p.relative_to(JOBS))
     for p in JOBS.rglob("*.toml")

@@ -212,5 +212,5 @@ def test_a_layout_has_its_own_rows_columns_and_numbers(tmp_path):
         table([tmp_path], layout="fedhenn-1", value="best")
     with pytest.raises(ConfigError, match="no layout 'fedhen-1'; did you mean 'fedhenn-1'"):
         table([tmp_path], layout="fedhen-1")
-    with pytest.raises(ConfigError, match="no --layout tells"):
+    with pytest.raises(ConfigError, match="no --layout names"):
         table([tmp_path], paper=True)

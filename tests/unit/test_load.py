@@ -80,7 +80,7 @@ def test_a_notebook_shows_a_run_in_a_few_words_and_no_name_is_taken_for_html(tmp
 
 
 def test_a_path_without_a_run_is_one_message(tmp_path):
-    with pytest.raises(CheckpointError, match="no run has begun in this folder"):
+    with pytest.raises(CheckpointError, match="no run has started in this folder"):
         hpcfed.load(tmp_path)
     with pytest.raises(AbsentError, match="nope: no such folder or file; `hpcfed status"):
         hpcfed.load("nope")

@@ -42,7 +42,7 @@ def test_open_files_and_objects_do_not_grow_with_rounds(tmp_path, monkeypatch):
     assert main([*TINY, "--rounds", "110", "--out", str(tmp_path / "run")]) == 0
     (files, objects), (files_later, objects_later) = seen[60], seen[110]
     assert files_later == files
-    assert objects_later - objects < 50  # not one a round
+    assert objects_later - objects < 50  # not one per round
 
 
 class Clock:

@@ -142,7 +142,7 @@ def edit(path: Path, name: str, value: object = None) -> None:
         ("test/x/table", None, "test/present/table: there is no test/x/table"),
         ("train/x/table", np.zeros((70, 3)), "train/x/table: shape .70, 3., but there are 72"),
         ("train/x/table", np.full((72, 3), np.nan), "train/x/table.* numbers must be finite"),
-        ("train/x/table", np.zeros(72), "is no modality; store numbers"),
+        ("train/x/table", np.zeros(72), "is not a modality; store numbers"),
         ("train/present/table", np.full(72, 2), "an example has the modality, 1, or not, 0"),
         ("train/present/table", np.ones(3, int), "there are 72 examples; store 0 or 1 for each"),
         ("train/labels", None, "has no train/labels or train/y"),

@@ -79,7 +79,7 @@ CLASSES = {
     "of another framework": (
         "def aggregate(self, x):\n    pass",
         "def agg",
-        "is no hook of RoundBased, and nothing calls it",
+        "is not a hook of RoundBased, and nothing calls it",
     ),
     "no type": ("lam = 0.1", "class Mine", "`lam = 0.1`. All model fields require a type"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
@@ -165,10 +165,10 @@ FILES = {
     "name": (CLASS, "{}:Mien", "{}.py has no 'Mien'; did you mean {}:Mine?"),
     "file": (CLASS, "{}s:Mine", "there is no {}s.py in "),
     "near": (CLASS, "{}s:Mine", "did you mean {}.py?"),
-    "form": (CLASS, "..a:x", "is no name of the form module:Class"),
-    "empty": (CLASS, "{}:", "is no name of the form module:Class"),
+    "form": (CLASS, "..a:x", "is not a name of the form module:Class"),
+    "empty": (CLASS, "{}:", "is not a name of the form module:Class"),
     "library": (CLASS, "os:system", "os is a module of Python's standard library"),
-    "function": ("def Mine():\n    pass", "{}:Mine", "{}.py, line 1: Mine is no algorithm"),
+    "function": ("def Mine():\n    pass", "{}:Mine", "{}.py, line 1: Mine is not an algorithm"),
     "base": ("class Mine:\n    pass", "{}:Mine", "write `class Mine(RoundBased):`"),
 }
 
@@ -415,10 +415,10 @@ MODELS = {
     "tuple": (net("self.last(x)", "self.last(x), x"), "the model returns a tuple"),
     "no return": (net("return self", "self"), "the model returns a NoneType"),
     "classes": (net("hidden, num_classes)", "hidden, 7)"), "makes [2, 7] of two inputs"),
-    "no module": ("class Net:\n    pass", "class Net is no torch.nn.Module"),
+    "no module": ("class Net:\n    pass", "class Net is not a torch.nn.Module"),
     "nothing": ("def Net(shape, d):\n    pass", "Net returns None (is a `return` missing?)"),
     "a number": ("def Net(shape, d):\n    return 3", "Net returns 3; return a torch.nn.Module"),
-    "an instance": ("from torch import nn\nNet = nn.Linear(3, 4)", "one module that exists"),
+    "an instance": ("from torch import nn\nNet = nn.Linear(3, 4)", "one existing module"),
 }
 
 

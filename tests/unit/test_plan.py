@@ -128,7 +128,7 @@ def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path)
     [
         (
             {"ranks": 3, "placement": [0, 2]},
-            "the 3 ranks of .* shared 2 cores a node; make a trial of at most one thread",
+            "the 3 ranks of .* shared 2 cores per node; make a trial of at most one thread",
         ),
         ({"placement": []}, "too many clients"),
         (
@@ -172,7 +172,7 @@ def test_a_list_of_nodes_may_double():
     assert numbers("8,1") == [1, 8]
     for wrong in ("", "0", "two", "1,...", "...,8", "1,-2"):
         with pytest.raises(
-            ConfigError, match="is no number of nodes; give 1,2,4 or 1,2,4,...,1024"
+            ConfigError, match="is not a number of nodes; give 1,2,4 or 1,2,4,...,1024"
         ):
             numbers(wrong)
 
@@ -346,7 +346,7 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--nodes", "none"], "'none' is no number of nodes"),
+        (["--nodes", "none"], "'none' is not a number of nodes"),
         (["--network", "fast"], "--network 'fast': give latency"),
         (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
         (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),

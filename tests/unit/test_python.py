@@ -264,18 +264,18 @@ def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_inter
     [
         (dict(round=3), r"hpcfed.run: round: no field 'round'; did you mean 'rounds'"),
         (dict(rounds=-1), r"hpcfed.run: rounds: input should be greater than 0, got -1"),
-        (dict(job="fedavg"), r"'fedavg' is no job file \(.toml\)"),
+        (dict(job="fedavg"), r"'fedavg' is not a job file \(.toml\)"),
         (dict(job=3), "a job is the path of a job file"),
         (dict(ranks=0), "ranks = 0: give a whole number from 1"),
         (dict(dry_run=True), "hpcfed run JOB.toml --dry-run"),
-        (dict(model=nn.Linear(2, 2)), "is one module that exists already"),
+        (dict(model=nn.Linear(2, 2)), "is one existing module"),
         (dict(algorithm=3), "algorithm.name = 3: give a name, a class or a function"),
         (dict(data=(1, 2, 3)), r"data of 3 parts; give \(x, y\)"),
         (dict(data=([1.0, 2.0], [0, 1])), r"hpcfed.run: data: x_train: shape \[2\]"),
         (dict(data=object()), "data is a object; give"),
         (dict(data=dict(x_train=[1], label=[0])), "data has no array 'label'"),
         (dict(data=dict(x_train=[{}], y_train=[0])), "x_train holds object"),
-        (dict(data=dict(y_train=[[1], [1, 2]])), "y_train is no array"),
+        (dict(data=dict(y_train=[[1], [1, 2]])), "y_train is not an array"),
     ],
 )
 def test_each_mistake_is_one_message(given, told):
@@ -327,10 +327,12 @@ class Nested(hpcfed.RoundBased):
 
 
 def test_one_run_at_a_time_computes_in_a_process():
-    with pytest.raises(hpcfed.ConfigError, match="another run goes on in this process"):
+    with pytest.raises(hpcfed.ConfigError, match="another run is in progress in this process"):
         hpcfed.run(TINY, algorithm=Nested, out="run")
     assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
-    with pytest.raises(hpcfed.ConfigError, match="run holds a run already; resume=True goes on"):
+    with pytest.raises(
+        hpcfed.ConfigError, match="run holds a run already; resume=True continues it"
+    ):
         hpcfed.run(TINY, algorithm="local", out="run")
 
 

@@ -174,7 +174,7 @@ def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told,
     Told.fails.add(("begin", "fedavg"))
     assert run(tmp_path / "run", "--log.tensorboard") == 2
     err = capsys.readouterr().err
-    assert "log.tensorboard: cannot begin: no room; mend that, or leave log.tensorboard away" in err
+    assert "log.tensorboard: cannot begin: no room; fix that, or remove log.tensorboard" in err
     assert "Traceback" not in err and told[1:] == [("end", "failed")]
     assert not names.results_file(tmp_path / "run").exists()  # the folder can be used again
 

@@ -286,7 +286,7 @@ def test_a_run_whose_job_waits_in_the_queue_is_not_submitted_once_more(bin, caps
 def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):
     monkeypatch.setattr("hpcfed.launch.slurm.submit.state", lambda run: State(GOING_ON))
     assert main(["submit", *SMALL, "--out", "run"]) == 2
-    assert "out: a run goes on in run" in capsys.readouterr().err
+    assert "out: a run is in progress in run" in capsys.readouterr().err
     assert not (bin / "submitted").exists()
 
 

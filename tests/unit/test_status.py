@@ -157,7 +157,7 @@ def test_a_wrong_path_is_one_message(tmp_path, capsys):
 
 
 def of_survival(run: Results, values: list[float]) -> Path:
-    """A run of survival times whose C-indices are these, one a round."""
+    """A run of survival times whose C-indices are these, one per round."""
     none = np.full(2, np.nan)
     for value in values:
         index = np.array([value - 0.125, value + 0.125])

@@ -256,7 +256,7 @@ WRONG = {
         "column 'a' has 160 different words",
     ),
     "input_twice": (PEOPLE, {"label": "sick", "inputs": ("sick",)}, "'sick' is an input"),
-    "codes_of_label": (PEOPLE, {"label": "sick", "codes": ("sick",)}, "which is no input"),
+    "codes_of_label": (PEOPLE, {"label": "sick", "codes": ("sick",)}, "which is not an input"),
     "test_values": (PEOPLE, {"label": "sick", "test": "site"}, "'site' is 'north' in row 1"),
     "all_dropped": ("a,y\n,0\n,1\n", {"missing": "drop"}, "each row lacks a value"),
     "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels are not"),
@@ -268,7 +268,7 @@ WRONG = {
     "event_of_words": (
         "v,t,e\n1,1,no\n1,2,yes\n",
         {"label": "t", "event": "e"},
-        "'e': 'no' in row 1 is no number",
+        "'e': 'no' in row 1 is not a number",
     ),
     "event_of_two": ("v,t,e\n1,1,0\n1,2,2\n", {"label": "t", "event": "e"}, "an event is 1"),
     "event_and_positive": (
@@ -319,7 +319,7 @@ def test_what_is_said_of_columns_without_effect_is_refused(tmp_path):
 
 
 def draw(folder: Path, kinds=("cat", "dog"), n=10, mode="RGB", size=(6, 5)) -> Path:
-    """A folder of n images a class."""
+    """A folder of n images per class."""
     for c, kind in enumerate(kinds):
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for i in range(n):
@@ -370,7 +370,7 @@ def test_a_folder_without_images_and_a_broken_image_are_named(tmp_path):
     with pytest.raises(DataError, match="holds no folders with images"):
         read(str(tmp_path))
     (draw(tmp_path) / "cat" / "0.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cat/0.png: is no image"):
+    with pytest.raises(DataError, match=r"cat/0.png: is not an image"):
         read(str(tmp_path))
 
 
@@ -439,11 +439,11 @@ def bomb() -> bytes:
 UNSAFE = {  # rows that must not be decoded, or cannot be, and words of the message
     "host": ({"bytes": None, "path": "http://127.0.0.1:9/leak.png"}, "names 'http://127"),
     "file": ({"bytes": None, "path": "{folder}/pipe"}, "only images within the data set are read"),
-    "empty": ({"bytes": b"", "path": None}, "image 0: is no image"),
+    "empty": ({"bytes": b"", "path": None}, "image 0: is not an image"),
     "nothing": (None, "image 0: is empty"),
-    "program": ({"bytes": picture("EPS"), "path": "a.png"}, "image 0: is no image"),
+    "program": ({"bytes": picture("EPS"), "path": "a.png"}, "image 0: is not an image"),
     "bomb": ({"bytes": bomb(), "path": None}, "exceeds limit of"),
-    "cut short": ({"bytes": picture()[:-20], "path": None}, "image 0: is no whole image"),
+    "cut short": ({"bytes": picture()[:-20], "path": None}, "image 0: is not a whole image"),
 }
 
 
@@ -501,7 +501,7 @@ def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
         read("hf:nobody/nothing")
     assert not asked and not library.config.HF_HUB_OFFLINE  # with data.download = false none is
     name = saved_set(tmp_path / "t", text=["a", "b"] * 10, label=[1, 0] * 10)
-    with pytest.raises(DataError, match="columns.image = 'text' is no column of images"):
+    with pytest.raises(DataError, match="columns.image = 'text' is not a column of images"):
         read(name, image="text")
 
 
@@ -527,7 +527,7 @@ def test_decimal_commas_are_read_as_numbers(tmp_path):
 )
 def test_a_word_in_a_column_of_numbers_is_named_unless_the_job_names_categories(tmp_path, wrong):
     values = [wrong.get(i, str(i)) for i in range(20)]
-    with pytest.raises(DataError, match=rf"column 'dose': '{wrong[7]}' in row 8 is no number"):
+    with pytest.raises(DataError, match=rf"column 'dose': '{wrong[7]}' in row 8 is not a number"):
         column(tmp_path, values)
     _, lines = column(tmp_path, values, one_hot=("dose",))
     assert "categories as a 0 or 1 for each" in lines["dose"]

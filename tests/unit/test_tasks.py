@@ -83,7 +83,9 @@ def test_columns_that_contradict_each_other_or_their_task_are_refused(
 def test_words_among_targets_are_refused_with_their_row(tmp_path: Path):
     rows = [list(row) for row in ROWS]
     rows[4][2] = "much"
-    with pytest.raises(DataError, match="'price': 'much' in row 5 is no number, as numbers to pre"):
+    with pytest.raises(
+        DataError, match="'price': 'much' in row 5 is not a number, as numbers to pre"
+    ):
         read(table(tmp_path / "a.csv", rows), target=("price",))
 
 

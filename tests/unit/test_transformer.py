@@ -167,10 +167,10 @@ def test_an_encoder_of_transformers_trains_and_ranks_do_not_matter(tiny: str):
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("t5", {}, "is no encoder of texts"),
-        ("vit", {}, "is no encoder of texts"),
-        ("bert", {"hidden_size": -8}, "is no encoder of texts"),
-        ("bert", {"type_vocab_size": 0}, "is no encoder of texts"),
+        ("t5", {}, "is not an encoder of texts"),
+        ("vit", {}, "is not an encoder of texts"),
+        ("bert", {"hidden_size": -8}, "is not an encoder of texts"),
+        ("bert", {"type_vocab_size": 0}, "is not an encoder of texts"),
         ("bert", {"num_hidden_layers": 10**7}, "it has 10,000,000 layers"),
     ],
 )

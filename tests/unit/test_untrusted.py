@@ -107,11 +107,14 @@ HOSTILE = {
     "clients": (field("job.clients", 5), "4 architectures of 5 clients"),
     "label": (field("job.data.label", ["a"]), "header: job.data.label"),
     "models": (field("job.models", {"mix": [["mlp"]]}), "header: job.models.mix.0"),
-    "no text": (field("classes", ["\ud800", "b"]), "classes.0: '.ud800' is no Unicode text"),
+    "no text": (field("classes", ["\ud800", "b"]), "classes.0: '.ud800' is not Unicode text"),
     "rounds": (lambda file: file.attrs.modify("rounds", 2**40), "but 1099511627776 rounds"),
-    "many rounds": (lambda file: file.attrs.modify("rounds", -1), "which is no count"),
-    "no rounds": (lambda file: file.attrs.pop("rounds"), "None, which is no count"),
-    "version": (lambda file: file.attrs.create("format_version", [1, 2]), "no number and no text"),
+    "many rounds": (lambda file: file.attrs.modify("rounds", -1), "which is not a count"),
+    "no rounds": (lambda file: file.attrs.pop("rounds"), "None, which is not a count"),
+    "version": (
+        lambda file: file.attrs.create("format_version", [1, 2]),
+        "neither a number nor text",
+    ),
     "no columns": (lambda file: file.pop("columns"), "there is no 'columns'"),
     "width": (
         put("columns/clients/up", lambda f, n: f.create_dataset(n, data=np.ones((3, 9)))),
@@ -379,7 +382,7 @@ def test_a_saved_model_imports_nothing_that_the_user_does_not_name(tmp_path, evi
     path = tmp_path / "client.safetensors"
     metadata = {"format": "hpcfed-model", "version": "1", **told}
     save_file({"x": torch.zeros(1)}, path, metadata=metadata)
-    with pytest.raises(ConfigError, match="only where you name it yourself"):
+    with pytest.raises(ConfigError, match="only if you name it yourself"):
         hpcfed.load_model(path)
     assert not (tmp_path / "evil_module.ran").exists()
 
@@ -471,7 +474,7 @@ def test_a_file_that_has_passed_is_tried_again_only_when_it_has_changed(tmp_path
             assert file["x"][-1] == 99
     assert len(tried) == 1
     path.write_bytes(path.read_bytes()[:100])
-    for _ in range(2):  # what has failed is no file that has passed
+    for _ in range(2):  # what has failed is not a file that has passed
         with pytest.raises(OSError, match="truncated"), user_arrays.hdf5(path):
             pass
     assert len(tried) == 3

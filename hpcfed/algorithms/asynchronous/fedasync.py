@@ -30,7 +30,7 @@ class FedAsync(EventBased):
     guide = Guide(
         data="alike to moderately different",
         sent="all weights, when a client is done",
-        won="time, where staleness is small",
+        won="time, if staleness is small",
     )
 
     edges: ClassVar[str] = "models"

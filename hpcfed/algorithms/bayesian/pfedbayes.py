@@ -48,7 +48,7 @@ class PFedBayes(RoundBased):
     """
 
     guide = Guide(
-        data="few examples a client",
+        data="few examples per client",
         sent="means and deviations of weights",
         won="small data, above pFedMe and Per-FedAvg",
     )

@@ -30,7 +30,7 @@ class FedGH(RoundBased):
     """
 
     guide = Guide(
-        data="few classes a client",
+        data="few classes per client",
         sent="class means up, the classifier down",
         won="above FedProto and LG-FedAvg with fewer bytes",
     )

@@ -15,7 +15,7 @@ class LGFedAvg(RoundBased):
     """Averaging of heads; it equals FedClassAvg without its two losses."""
 
     guide = Guide(
-        data="few classes a client, new clients",
+        data="few classes per client, new clients",
         sent="the upper layers",
         won="about FedAvg's accuracy with half of the bytes",
     )

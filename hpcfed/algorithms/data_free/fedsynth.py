@@ -62,7 +62,7 @@ class FedSynth(RoundBased):
 
     guide = Guide(
         data="alike to moderately different",
-        sent="made examples instead of weights",
+        sent="synthetic examples instead of weights",
         won="fewer bytes up on small models",
     )
 

@@ -87,7 +87,8 @@ class FedZKT(RoundBased):
         reasons = super().refuses(job)
         if self.server_batch == 1:
             reasons["job"] = (
-                "needs two made examples in a step, but has one; set algorithm.server_batch = 2"
+                "needs at least two generated examples per step, but has one; set "
+                "algorithm.server_batch = 2"
             )
         return reasons
 

@@ -30,9 +30,9 @@ class Fed2(RoundBased):
     """FedAvg with groups of features; groups = 1 is FedAvg, bit for bit."""
 
     guide = Guide(
-        data="few classes a client",
+        data="few classes per client",
         sent="all weights, upper layers by groups of classes",
-        won="few classes a client: above FedAvg, FedMA and FedProx",
+        won="few classes per client: above FedAvg, FedMA and FedProx",
     )
 
     edges: ClassVar[str] = "sums"

@@ -47,7 +47,7 @@ class FedDANE(RoundBased):
     guide = Guide(
         data="alike",
         sent="all weights, and gradients: twice",
-        won="nowhere: its paper reports that it stays behind FedAvg and FedProx",
+        won="nowhere: its paper reports results below FedAvg and FedProx",
     )
 
     edges: ClassVar[str] = "sums"

@@ -36,7 +36,7 @@ class FedPAN(RoundBased):
     guide = Guide(
         data="different labels",
         sent="all weights",
-        won="images with few classes a client: units keep their places",
+        won="images with few classes per client: units keep their places",
     )
 
     weighting: Literal["samples", "uniform"] = "uniform"

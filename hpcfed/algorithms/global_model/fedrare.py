@@ -18,7 +18,7 @@ counts, and the weights are 1 on average over its classes. A class is rare if it
 rare_share of all examples; the code names two classes, and uses the vectors of four clients alone.
 Vectors are of a pass over the client's examples after its training, in eval mode; in the code they
 are of the batches as they are trained on. They are unknown until a client sends them; in the code
-they are random. An example is no partner of itself.
+they are random. An example is not a partner of itself.
 """
 
 from functools import partial

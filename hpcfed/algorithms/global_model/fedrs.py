@@ -28,7 +28,7 @@ class FedRS(RoundBased):
     guide = Guide(
         data="classes missing at clients",
         sent="all weights",
-        won="few classes a client: above FedAvg, FedProx and SCAFFOLD",
+        won="few classes per client: above FedAvg, FedProx and SCAFFOLD",
     )
 
     needs_classes: ClassVar[str] = "it scales the logits of absent classes"

@@ -34,7 +34,7 @@ class FedSplit(RoundBased):
     guide = Guide(
         data="any; convex objectives",
         sent="all weights",
-        won="reaches the optimum where FedAvg stays beside it",
+        won="reaches the optimum that FedAvg misses",
     )
 
     weighting: Literal["samples", "uniform"] = "uniform"

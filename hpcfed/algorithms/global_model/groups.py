@@ -132,7 +132,7 @@ def divided(path: str, layer: nn.Conv2d | nn.Linear, groups: int) -> nn.Module:
 
 
 def check_divisible(path: str, width: int, groups: int) -> None:
-    """Raise ConfigError for a width that is no multiple of the number of groups."""
+    """Raise ConfigError for a width that is not a multiple of the number of groups."""
     if width % groups:
         raise ConfigError(
             f"algorithm.groups = {groups}: layer body.{path} has a width of {width}, no multiple "

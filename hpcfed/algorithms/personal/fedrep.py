@@ -20,15 +20,15 @@ class FedRep(RoundBased):
     """FedRep equals FedAvg, bit for bit, with head_epochs = 0 and personal = "none"."""
 
     guide = Guide(
-        data="few classes a client",
+        data="few classes per client",
         sent="the body",
-        won="few classes a client: above FedAvg, LG-FedAvg, Per-FedAvg",
+        won="few classes per client: above FedAvg, LG-FedAvg, Per-FedAvg",
     )
 
     reads_head: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
-        "local.epochs": "algorithm.head_epochs and body_epochs stand instead of it",
-        "local.steps": "algorithm.head_epochs and body_epochs stand instead of it",
+        "local.epochs": "algorithm.head_epochs and body_epochs replace it",
+        "local.steps": "algorithm.head_epochs and body_epochs replace it",
     }
     trains_once: ClassVar[bool] = False
 

@@ -90,7 +90,7 @@ class MOCHA(RoundBased):
             job.local.augment == "auto" and job.data.name == "digits"
         ):
             reasons["job"] = (
-                "needs the same examples in each round, for each has a dual variable; set "
+                "needs the same examples in each round, because each has a dual variable; set "
                 "local.augment = 'none'"
             )
         return reasons

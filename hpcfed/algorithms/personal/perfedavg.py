@@ -27,7 +27,7 @@ class PerFedAvg(RoundBased):
     guide = Guide(
         data="users whose models are to be personal",
         sent="all weights",
-        won="few classes a client: above FedAvg after one step",
+        won="few classes per client: above FedAvg after one step",
     )
 
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -29,7 +29,7 @@ class PFedMe(RoundBased):
     """
 
     guide = Guide(
-        data="few classes a client",
+        data="few classes per client",
         sent="all weights",
         won="personal models, above FedAvg and Per-FedAvg",
     )

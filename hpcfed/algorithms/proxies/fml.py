@@ -26,7 +26,7 @@ class FML(RoundBased):
     guide = Guide(
         data="different labels and tasks",
         sent="the small common model",
-        won="above FedAvg and training alone, with models of one's own",
+        won="above FedAvg and training alone, with different models",
     )
 
     needs_classes: ClassVar[str] = "it distils class probabilities"

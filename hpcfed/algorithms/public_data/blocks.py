@@ -85,7 +85,7 @@ class MeanOfPlaces(nn.Module):
 def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
     """Return the blocks of a model, the head last.
 
-    x: prepared examples, which give the shapes. A body that is no Sequential is cut only if its
+    x: prepared examples, which give the shapes. A body that is not a Sequential is cut only if its
     children, run one after the other, return for these examples what the body returns.
     """
     model, x = skeleton.model.eval(), each(x, torch.clone)  # because layers may work in place

@@ -11,7 +11,7 @@ to -1 elsewhere. Then it trains on its own data by cross-entropy + KL to its mod
 last round (inter) + KL to its model from before the first round, trained on its own data alone
 (intra).
 
-Deviations: logits are exchanged once a round, as in the paper; the authors' code does so for each
+Deviations: logits are exchanged once per round, as in the paper; the authors' code does so for each
 public batch, with a new Adam each time. Here the steps on public data are those of the job's
 optimiser, with its momentum and weight decay, at `public_lr`; in the paper Adam's, as in the
 method's job. Their codes replace the client's own part of the mean by

@@ -84,7 +84,7 @@ class FedET(RoundBased):
         for beginning in self.transfer:
             if not any(name.startswith(beginning) for name in large):
                 raise ConfigError(
-                    f"fedet: algorithm.transfer has {beginning!r}, with which no tensor of "
+                    f"fedet: algorithm.transfer has {beginning!r}, but no tensor of "
                     f"{fed.job.models.server} begins; it has {', '.join(large)}"
                 )
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}

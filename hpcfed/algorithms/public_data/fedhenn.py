@@ -58,7 +58,7 @@ class FedHeNN(RoundBased):
     """
 
     guide = Guide(
-        data="few classes a client",
+        data="few classes per client",
         sent="weights or representations; kernels of public examples",
         won="CIFAR-10, CIFAR-100 and text, above FedRep and FedAvg",
     )

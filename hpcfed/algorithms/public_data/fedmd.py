@@ -41,7 +41,7 @@ class FedMD(RoundBased):
     guide = Guide(
         data="different labels; labelled public data",
         sent="scores of public examples",
-        won="above training alone, with models of one's own design",
+        won="above training alone, with independently designed models",
     )
 
     needs_classes: ClassVar[str] = "it distils class probabilities"

@@ -62,7 +62,7 @@ class HeteroSSFL(RoundBased):
     kernel: ClassVar[str] = "linear"  # as `Kernel` requires
     bandwidth: ClassVar[float] = 1.0
     unused: ClassVar[Unused] = {
-        "weighting": "models are not averaged, and kernels weigh alike",
+        "weighting": "models are not averaged, and kernels have equal weights",
     }
 
     mu: NonNegativeFloat = 1.0

@@ -124,7 +124,7 @@ class PFedHR(RoundBased):
         if not self.public_labels and not images:
             raise ConfigError(
                 "pfedhr learns without public labels from two augmented views of each image, but "
-                "these data are no images; set algorithm.public_labels = true"
+                "these data are not images; set algorithm.public_labels = true"
             )
         if self.public_labels:
             check_public_labels(fed, "set algorithm.public_labels = false")

@@ -29,7 +29,7 @@ class FedRolex(WindowBased):
     guide = Guide(
         data="alike to different labels",
         sent="a slice of the model, another each round",
-        won="above HeteroFL where few devices are large",
+        won="above HeteroFL if few devices are large",
     )
 
     weighting: Literal["samples", "uniform"] = "uniform"

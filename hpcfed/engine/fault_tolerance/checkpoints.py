@@ -80,7 +80,7 @@ class Checkpoints:
         if error:
             warnings.say(
                 f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"
-                "  the run goes on, and tries again when the next is due; "
+                "  the run continues and tries again when the next one is due; "
                 f"{warnings.last_checkpoint}"
             )
         return error

@@ -160,11 +160,11 @@ class Course:
         if copied:
             source = "copies in memory"
         elif self.buddy_copy:
-            source += " (no copy in memory is whole)"
+            source += " (no copy in memory is complete)"
         fed, again = rounds.fed, max(0, self.reached - rounds.t)
         fed.warnings.say(
-            f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, after "
-            f"round {rounds.t}; finished rounds to repeat: {again}"
+            f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run continues from {source}, "
+            f"after round {rounds.t}; finished rounds to repeat: {again}"
         )
         self.deaths = []
 

@@ -50,7 +50,7 @@ def restore(rounds: Rounds, path: Path, needed: bool = True) -> None:
     for file in map(Path, files):
         if damage:
             fed.warnings.say(
-                f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}"
+                f"warning: {damage}\n  the run continues from the previous checkpoint, {file}"
             )
         damage = try_checkpoint(rounds, file)
         if not damage:

@@ -193,7 +193,7 @@ class Watchdog:
                 file=sys.stderr,
                 flush=True,
             )
-            with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
+            with suppress(ValueError, OSError, AttributeError):  # where stderr is not a file
                 faulthandler.dump_traceback(file=sys.__stderr__)  # type: ignore[arg-type]
         sleep(self.every + LAST)
         now, signs = time(), self.signs()

@@ -75,7 +75,7 @@ def cores(ranks: Ranks, threads: int) -> Finding:
                 "cores",
                 "warning",
                 f"node {node}: {len(sets)} ranks x {threads} threads have {n} cores",
-                f"start at most {max(1, n // threads)} ranks a node, ask for more "
+                f"start at most {max(1, n // threads)} ranks per node, ask for more "
                 "--cpus-per-task, or, if ranks are bound to the same cores, mpirun --bind-to none",
             )
     few = next((i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads), None)
@@ -123,7 +123,7 @@ def gpus(ranks: Ranks, allowed: int | None) -> list[Finding]:
     rows = join_few([f"rank {i}: {numbers[i]} of {len(visible[i][1])}" for i in numbers], SHOWN)
     who = f"ranks {join_few(most, SHOWN)} share one ({rows})"
     if len(most) > (allowed or 1):
-        advice = f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}"
+        advice = f"start one rank per GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}"
         return [Finding("GPUs", "warning", who, advice)]
     if len(most) > 1 and not all(ranks[i]["mps"] for i in most):
         return [Finding("GPUs", "warning", who, MPS)]

@@ -96,7 +96,7 @@ def numbers(text: str) -> list[int]:
             counts.append(int(word))
         else:
             raise ConfigError(
-                f"--nodes {text}: {word!r} is no number of nodes; give 1,2,4 or 1,2,4,...,1024"
+                f"--nodes {text}: {word!r} is not a number of nodes; give 1,2,4 or 1,2,4,...,1024"
             )
     return sorted(set(counts))
 

@@ -110,13 +110,13 @@ def check_usable(record: Record, run: Path) -> None:
         raise ConfigError(f"costs: in {run} no client has been trained; let it make a few rounds")
     if not record.header["placement"]:
         raise ConfigError(
-            f"costs: {run} has too many clients to tell their ranks; make a trial of up to 10,000"
+            f"costs: {run} has too many clients to record their ranks; make a trial of up to 10,000"
         )
     threads, cores = ranks * job["run"]["threads"], hardware["nodes"] * hardware["cores"]
     if hardware["device"] == "cpu" and threads > cores:
         raise ConfigError(
-            f"costs: the {ranks} ranks of {run} shared {hardware['cores']} cores a node; make a "
-            "trial of at most one thread a core"
+            f"costs: the {ranks} ranks of {run} shared {hardware['cores']} cores per node; make a "
+            "trial of at most one thread per core"
         )
     if len(set(job["run"].get("speeds", ()))) > 1:
         raise ConfigError(

@@ -131,14 +131,13 @@ def free(job: Job) -> None:
         )
     if state(run).word == GOING_ON:
         raise ConfigError(
-            f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one "
-            f"folder "
-            "would spoil it; wait for its end, or give another --out"
+            f"out: a run is in progress in {run}: its files say so, or did {SIGNS:g} s ago; two in "
+            "one folder would damage it; wait for its end, or give another --out"
         )
     if (waiting := waiting_job(mark(job))) and not job.force:
         raise ConfigError(
-            f"out: job {waiting} in the queue is to run in {run}, and would go on there after this "
-            f"one; wait for its end, cancel it (scancel {waiting}), or give another --out"
+            f"out: job {waiting} in the queue is to run in {run}, and would continue there after "
+            f"this one; wait for its end, cancel it (scancel {waiting}), or give another --out"
         )
     if not (job.resume or job.overwrite or checkpoint.newest(run)) and folder.holds(run):
         raise ConfigError(
@@ -195,9 +194,8 @@ def sbatch(text: str, options: Sequence[str] = ()) -> str:
         )
     except OSError as error:
         raise ConfigError(
-            f"submit: cannot call sbatch: {error.strerror}; call this where Slurm is, or give "
-            f"--dry-run "
-            "for the script alone"
+            f"submit: cannot call sbatch: {error.strerror}; call this on a machine with "
+            "Slurm, or give --dry-run to print only the script"
         ) from error
     if done.returncode:
         raise ConfigError(f"submit: {done.stderr.strip()}")

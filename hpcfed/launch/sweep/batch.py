@@ -52,7 +52,7 @@ def submit(sweep: Sweep, text: str) -> str:
     """
     job = sbatch(text)
     return (
-        f"submitted job {job}, {array_size(sweep)} tasks; hpcfed status {sweep.folder} tells how "
+        f"submitted job {job}, {array_size(sweep)} tasks; hpcfed status {sweep.folder} shows how "
         f"far they are\n"
         f"{how_to_stop([job], waiting=True)}"
     )

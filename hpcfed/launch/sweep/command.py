@@ -84,7 +84,7 @@ def sweep(
     if own and not goes_on(words):
         raise ConfigError(
             "sweep: --own is for the folder of a sweep, whose file may name modules; the flags and "
-            "job files of a new sweep name them themselves: leave --own away"
+            "job files of a new sweep name them themselves: remove --own"
         )
     definition = (
         reopen_sweep(words, overlays or (), out, ranks, launcher, submit)
@@ -143,13 +143,12 @@ def reopen_sweep(
         )
     if overlays:
         raise ConfigError(
-            f"sweep: --with {overlays[0]}, but a sweep continues with the jobs it has; "
-            "leave it away"
+            f"sweep: --with {overlays[0]}, but a sweep continues with the jobs it has; remove it"
         )
     if out:
         raise ConfigError(
             f"sweep: --out {out}, but a sweep continues in its own folder, {definition.folder}; "
-            "leave it away"
+            "remove it"
         )
     changes: dict[str, Any] = {"ranks": ranks, "launcher": launcher}
     return replace(
@@ -199,7 +198,7 @@ def refuse_search(
     if goes_on(words):
         raise ConfigError(
             f"sweep: --search, but {words[0]} is a sweep, which continues with the runs it has; "
-            f"leave --search and --trials away, or give the words that it began with"
+            f"remove --search and --trials, or give the words that it began with"
         )
     if not ranges(words, overlays):
         raise ConfigError(
@@ -387,7 +386,7 @@ def all_of(definition: Sweep, places: int) -> int:
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
     print_outcomes(failed, "failed; their output is in " + str(definition.folder / "logs"))
-    print_outcomes(open_, f"not finished; go on with {continuing(definition)}")
+    print_outcomes(open_, f"not finished; continue with {continuing(definition)}")
     return FAULT if failed else RESUME_ME if open_ else DONE
 
 

@@ -238,7 +238,7 @@ def own_field(name: str, methods: list[str]) -> tuple[str, str]:
     if method in ALGORITHMS and method not in methods:
         raise ConfigError(
             f"sweep: --{name}: the sweep runs {', '.join(methods)} and no {method}; add it to "
-            f"--algorithm.name, or leave --{name} away"
+            f"--algorithm.name, or remove --{name}"
         )
     return (f"algorithm.{field}", method) if method in methods else (name, "")
 
@@ -255,8 +255,8 @@ def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
     for name in (flag.field.removeprefix("no-") for flag in flags):
         if name in OURS:
             raise ConfigError(
-                f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
-                f"finished, and leaves alone what is; leave {name} away"
+                f"sweep: --{name}: a sweep gives each run its own folder, continues unfinished "
+                f"runs and skips finished ones; remove {name}"
             )
     spans = [flag for flag in flags if flag.range]
     if spans and not search:

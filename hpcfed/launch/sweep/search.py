@@ -54,7 +54,7 @@ class Range:
 def parse(field: str, text: str) -> Range | None:
     """Return the range of a flag's value: "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers.
 
-    Returns None if it is no range. Raises ConfigError for an empty one.
+    Returns None if it is not a range. Raises ConfigError for an empty one.
     """
     match = RANGE.fullmatch(text)
     if not match:

@@ -88,7 +88,7 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
     """Label the axes of both panels, and let them begin at 0."""
     plotting.frame(left, "rank", WORDS[where])
-    plotting.frame(right, "round", "peak of a rank so far")
+    plotting.frame(right, "round", "peak per rank so far")
     plotting.head(left, "each rank, over the whole run")
     plotting.head(right, "line: highest rank; band: down to the lowest rank")
     left.set_xticks(plotting.places(ranks, 12))

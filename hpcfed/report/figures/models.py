@@ -45,10 +45,12 @@ def load_probe(run: Run, name: str) -> Probe:
 
 
 def load_labelled(run: Run, name: str) -> Probe:
-    """Return `load_probe`. Raises ConfigError also if the labels of the run are no classes."""
+    """Return `load_probe`. Raises ConfigError also if the labels of the run are not classes."""
     result = load_probe(run, name)
     if not len(result.labels):
-        raise ConfigError(f"{name}: {run.name}: its labels are no classes; give a run with classes")
+        raise ConfigError(
+            f"{name}: {run.name}: its labels are not classes; give a run with classes"
+        )
     return result
 
 

@@ -97,7 +97,7 @@ def rank_units(name: str, probe: Probe, image: int) -> Ranks:
 
     if not len(probe.images):
         raise ConfigError(
-            f"conductance: {name}: its inputs are no images; take a run of images that has a "
+            f"conductance: {name}: its inputs are not images; take a run of images that has a "
             f"checkpoint"
         )
     kinds = np.array(probe.header["architectures"])

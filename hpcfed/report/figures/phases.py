@@ -120,7 +120,7 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], leftmost: bool) -> None:
             linewidth=0,
         )
         base = base + one.seconds[name]
-    plotting.frame(ax, "rank", "seconds of a round, mean" if leftmost else "")
+    plotting.frame(ax, "rank", "seconds per round, mean" if leftmost else "")
     waiting = f"{100 * one.wait_share:.0f} % waiting"
     plotting.head(ax, f"{one.run.title}: {waiting}, {duration(base.max())}")
     ax.set_xticks(plotting.places(len(ranks), 10 if len(ranks) <= WIDE else 20))

@@ -22,7 +22,7 @@ FIGURES = {
     ),
     "learning": _figure(
         "learning:epochs",
-        "methods over local epochs, a panel for each data set: FedClassAvg, figures 4 to 7",
+        "methods over local epochs, one panel per data set: FedClassAvg, figures 4 to 7",
         "jang2022",
     ),
     "bytes": _figure("learning:traffic", "methods over traffic, a panel for each data set"),
@@ -53,8 +53,10 @@ FIGURES = {
         "in that: FedClassAvg, figure 9",
         "jang2022,dhamdhere2019",
     ),
-    "confusion": _figure("models:confusion", "which class all clients' models take for which"),
-    "cka": _figure("models:cka", "how alike clients represent, over rounds", "kornblith2019"),
+    "confusion": _figure("models:confusion", "which class clients' models confuse with which"),
+    "cka": _figure(
+        "models:cka", "similarity of clients' representations, over rounds", "kornblith2019"
+    ),
 }
 ALL = "all"
 PAPERS = {  # a figure of a paper, by its number

@@ -103,7 +103,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     if both:
         plotting.frame(axes[0], "virtual time", "staleness, merges")
         plotting.head(axes[0], "merges from download to merge; band: clients' means")
-    plotting.frame(axes[-1], "virtual time", "reports of a client so far")
+    plotting.frame(axes[-1], "virtual time", "reports per client so far")
     plotting.head(axes[-1], "mean over clients; band: fewest to most")
     for ax in axes:
         plotting.upwards(ax)

@@ -157,7 +157,7 @@ def some(run: Run, n: int) -> str:
     return (
         f"{n:,} of {K:,} clients, evenly chosen"
         if n
-        else f"{K:,} clients; so many are not shown one by one"
+        else f"{K:,} clients, too many to show one by one"
     )
 
 

@@ -35,7 +35,7 @@ X = {  # x axes of curves: name -> text, unit
 Y = {  # and quantities
     "accuracy": ("test accuracy", ""),
     "train_loss": ("training loss", ""),
-    "traffic": ("traffic of a client so far, down + up", "B"),
+    "traffic": ("traffic per client so far, down + up", "B"),
     "seconds": ("time of a round (of a client: of its training)", "s"),
 }
 

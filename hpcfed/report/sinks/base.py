@@ -58,5 +58,5 @@ class Sink(ABC):
         except ValueError as error:
             path = names.sink_file(self.run, name)
             raise CheckpointError(
-                f"{path}: damaged: {error}; remove it, and a new log is begun"
+                f"{path}: damaged: {error}; remove it to start a new log"
             ) from error

@@ -70,8 +70,8 @@ class Logs:
                 if fresh and not done:
                     with suppress(Exception):  # it may have begun nothing that could be ended
                         self.sinks.pop(name).end(FAILED)
-                    advice = f"mend that, or leave log.{name} away"
-                    raise ConfigError(f"log.{name}: cannot begin: {error}; {advice}") from error
+                    advice = f"fix that, or remove log.{name}"
+                    raise ConfigError(f"log.{name}: cannot start: {error}; {advice}") from error
                 self.drop(name, error)
         for t in range(
             1 + min((self.complete[name] for name in self.sinks), default=done), done + 1
@@ -101,6 +101,6 @@ class Logs:
     def drop(self, name: str, error: Exception) -> None:
         self.sinks.pop(name, None)
         self.say(
-            f"warning: log.{name}: {error or type(error).__name__}\n  the run goes on without "
+            f"warning: log.{name}: {error or type(error).__name__}\n  the run continues without "
             f"that log"
         )

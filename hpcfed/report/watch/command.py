@@ -56,7 +56,7 @@ def wait_for(runs: Sequence[Path]) -> None:
 def follow(runs: Sequence[Run]) -> int:
     """Show runs in the terminal until they are over.
 
-    If stdout is no terminal only the last view is shown.
+    If stdout is not a terminal only the last view is shown.
     """
     where = console()
     views: list[View | None] = [None] * len(runs)

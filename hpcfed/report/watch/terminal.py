@@ -157,7 +157,7 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
 def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
     """Yield the seconds of a round by phase, with a bar for each rank, scaled to the width."""
     legend = [(f"{MARKS[name]} {name}  ", phase(name)) for name in view.phases]
-    yield Text.assemble(("rank  seconds a round  ", "bold"), *legend)
+    yield Text.assemble(("rank  seconds per round  ", "bold"), *legend)
     amounts = np.array(list(view.phases.values())).T  # [R, phases]
     totals = amounts.sum(1)
     for r, row in enumerate(amounts[:most]):

@@ -83,7 +83,7 @@ class Saved:
     def state_of(self, tree: Any) -> Any:
         """Return the server's state.
 
-        If it is no Params, it is converted to the type of the method's initial state.
+        If it is not a Params, it is converted to the type of the method's initial state.
         """
         return (
             on_device(tree, CPU)

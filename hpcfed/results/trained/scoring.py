@@ -46,7 +46,7 @@ def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pie
         return OWN[name](fed, client, method, state)
     if method.predictor(fed, client, state) is not client.model:
         raise ConfigError(
-            f"{name} predicts in a way of its own (`predictor`), so that a client's model alone "
+            f"{name} predicts in its own way (`predictor`), so that a client's model alone "
             "does not say what was evaluated; its clients' models cannot be exported"
         )
     return alone(client)
