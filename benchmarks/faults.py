@@ -273,7 +273,7 @@ STOP, CONT = signal.SIGSTOP, signal.SIGCONT
 MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 10"
 SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
-GOING_ON = (1, ROUNDS // 2)  # the run is not at its end before the strike is
+RUNNING = (1, ROUNDS // 2)  # the run is not at its end before the strike is
 FAULTS = {
     "kill": Fault("SIGKILL of a rank", partial(ranks, KILL, 1), (DONE,), ulfm=True),
     "kill-mirror": Fault(
@@ -395,7 +395,7 @@ FAULTS = {
         after=partial(damaged, result_file),
     ),
 } | {
-    name: Fault(what, strike, (DONE,), rounds=GOING_ON)
+    name: Fault(what, strike, (DONE,), rounds=RUNNING)
     for name, what, strike in (
         (
             "flip-results",
@@ -441,7 +441,7 @@ FAULTS |= {
         (DONE,),
         MIRROR,
         ulfm=True,
-        rounds=GOING_ON,
+        rounds=RUNNING,
     ),
     "second-run-starting": Fault(
         "two runs that start in the same folder at once",

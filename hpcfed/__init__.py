@@ -157,28 +157,26 @@ def run(
     """Run a job from a script or notebook; its results, as `load` gives them.
 
     job: path of a job file, several of which the later win, or a dict of a job's tables; None: the
-    embedded job.
-    ranks: 1 computes in this process; more are started by mpirun, or by `launcher`, on this
-    machine. The bits of the results are the same, and those of the command.
-    resume: True goes on with the run that this job has begun, and begins it where there is none; a
-    path goes on with that run.
-    fields: of the job, over all others, as flags of the command: `rounds=20`,
-    `algorithm={"name": "fedprox", "mu": 0.1}`, `data={"alpha": 0.1}`. Where a job has a name, the
-    thing itself may stand: `algorithm=Mine(mu=0.1)`, an object or a class; `model=build`, a
-    function or class, or a list of them, for `models.mix`; `data=(x, y)`,
-    `(x, y, x_test, y_test)`, a list of such tuples, one per client, a DataFrame, a torch Dataset,
-    or a dict or object with the names of an .npz file, `users_train` (the natural client of each
-    example) among them. For x a tuple or a dict holds several inputs; labels may be words. Data are
-    written once to the folder of data (`data.root`), as arrays-HASH.npz or table-HASH.csv, so that
-    the command can go on with the run. What a script or
-    notebook defines, other processes cannot import: with ranks > 1 it must come from a file.
+    embedded job. ranks: 1 computes in this process; more are started by mpirun, or by `launcher`,
+    on this machine. The bits of the results are the same, and those of the command. resume: True
+    continues the run of this job, or starts it if there is none; a path continues that run. fields:
+    of the job, over all others, as flags of the command: `rounds=20`, `algorithm={"name":
+    "fedprox", "mu": 0.1}`, `data={"alpha": 0.1}`. Where a job has a name, the thing itself may
+    stand: `algorithm=Mine(mu=0.1)`, an object or a class; `model=build`, a function or class, or a
+    list of them, for `models.mix`; `data=(x, y)`, `(x, y, x_test, y_test)`, a list of such tuples,
+    one per client, a DataFrame, a torch Dataset, or a dict or object with the names of an .npz
+    file, `users_train` (the natural client of each example) among them. For x a tuple or a dict
+    holds several inputs; labels may be words. Data are written once to the folder of data
+    (`data.root`), as arrays-HASH.npz or table-HASH.csv, so that the command can continue the run.
+    What a script or notebook defines, other processes cannot import: with ranks > 1 it must come
+    from a file.
 
     `quiet=True` prints nothing but warnings.
 
-    Ctrl-C raises KeyboardInterrupt when the run is saved; `resume=True` goes on. Torch's settings,
-    random generators and signal handlers are as before when the call returns. Raises HpcfedError:
-    ConfigError, DataError, DivergedError, CheckpointError, or StoppedError where the run was
-    stopped from outside.
+    Ctrl-C raises KeyboardInterrupt when the run is saved; `resume=True` continues it. Torch's
+    settings, random generators and signal handlers are as before when the call returns. Raises
+    HpcfedError: ConfigError, DataError, DivergedError, CheckpointError, or StoppedError where the
+    run was stopped from outside.
     """
     from hpcfed.launch import python  # here: `hpcfed list` runs nothing
 
@@ -198,7 +196,7 @@ def load_model(source: str | Path, client: int | None = None, own: Collection[st
     """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as
     the data set has them.
 
-    source: folder of a run, also while it goes on: its newest checkpoint that is whole; or a file
+    source: folder of a run, also during the run: its newest intact checkpoint; or a file
     of `hpcfed models`, for which nothing of the run is needed, and no client.
     own: methods and models of your own that the run uses, as ["mine:tiny"]; their modules are
     imported, which runs their code, so only those that are named here are.

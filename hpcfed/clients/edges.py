@@ -34,7 +34,9 @@ class EdgeMap:
         return len(self.bandwidth)
 
     def transfer(self, e: int, nbytes: float) -> float:
-        """Return the virtual seconds that so many bytes take between edge e and the server."""
+        """Return the virtual seconds of a transfer of `nbytes` bytes between edge e and the
+        server.
+        """
         return float(nbytes / self.bandwidth[e])
 
     def split(self, ks: Sequence[int]) -> dict[int, list[int]]:

@@ -58,11 +58,13 @@ class Profiles:
         return self.trace.available_from(k, now) if self.trace else now
 
     def compute(self, k: int, examples: float) -> float:
-        """Return the seconds that client k takes for so many examples, forward and backward."""
+        """Return the seconds that client k takes for this number of examples, forward and
+        backward.
+        """
         return quotient(float(examples) * float(self.example[k]), self.speed[k])
 
     def transfer(self, k: int, nbytes: float) -> float:
-        """Return the seconds that so many bytes take to or from client k."""
+        """Return the seconds of a transfer of this number of bytes to or from client k."""
         return quotient(nbytes, self.bandwidth[k])
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:
@@ -75,7 +77,7 @@ class Profiles:
         )
 
     def fit(self, k: int, seconds: float, down: float, up: float) -> float:
-        """Return how many examples client k can process in an exchange of so many seconds, >= 0."""
+        """Return how many examples client k can process in an exchange of these seconds, >= 0."""
         left = seconds - self.seconds(k, 0, down, up)
         return max(0.0, left * quotient(self.speed[k], self.example[k]))
 

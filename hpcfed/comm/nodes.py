@@ -87,7 +87,8 @@ class Nodes:
         self.node.Barrier()
 
     def spread(self, ranks: Sequence[int], rows: Sequence[int], columns: int) -> Spread:
-        """Return counts and offsets for sending a row of so many columns to each of these ranks.
+        """Return counts and offsets for sending a row of this number of columns to each of these
+        ranks.
 
         All other ranks get nothing.
         """

@@ -105,7 +105,7 @@ def groups(sizes: Sequence[int], n_first: int) -> Iterator[range]:
     """Yield the indices of the arrays that share a message.
 
     All arrays of a small sum go together. Of a large sum the first `n_first` arrays, which are
-    needed to finish the others, go on their own.
+    needed to finish the others, are sent on their own.
     """
     both = (
         [range(len(sizes))] if sum(sizes) <= SMALL else [range(n_first), range(n_first, len(sizes))]
@@ -125,7 +125,7 @@ def most(lines: int) -> int:
 
 
 def pad_columns(values: int) -> int:
-    """Return the columns of a line for so many values and the count of rows.
+    """Return the columns of a line for this number of values and the count of rows.
 
     It is rounded up to whole cache lines, so that no cache line belongs to two ranks.
     """

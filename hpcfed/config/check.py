@@ -40,7 +40,7 @@ def check(job: Job, stored: bool = False) -> None:
 
     Raises ConfigError for names that do not exist, for a job that the method cannot run, and for
     fields without effect.
-    stored: the job is that of an existing run, which may go on as it was.
+    stored: the job is that of an existing run, which may continue unchanged.
     """
     check_fields(job)
     check_method(job)

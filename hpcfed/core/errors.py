@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-FEW = 12  # up to so many names, a message lists all
+FEW = 12  # up to this number of names, a message lists all
 # maximum lines and characters per line of a message; only users' input makes it longer
 LINES, WIDTH = 60, 2000
 

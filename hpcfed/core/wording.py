@@ -8,7 +8,7 @@ import numpy as np
 
 
 def evenly(n: int, most: int) -> np.ndarray:
-    """Return at most so many of the positions 0..n-1, evenly spread, including both ends.
+    """Return at most this number of the positions 0..n-1, evenly spread, including both ends.
 
     If only one is returned, it is the first.
     """
@@ -21,7 +21,7 @@ def count_noun(n: int, thing: str) -> str:
 
 
 def cut_middle(text: str, most: int) -> str:
-    """Return a text of at most so many characters, cut in its middle."""
+    """Return a text cut in its middle to this maximum number of characters."""
     if len(text) <= most:
         return text
     end = max(0, most - 1) // 2

@@ -98,9 +98,8 @@ def classes(
 
     Each client in turn gets the classes least used so far (in proportion to their examples), with
     ties broken at random, so that all classes occur if K * per_client >= C. Sizes are equal,
-    floor(n / K), as far as the client's classes have so many examples; the remaining examples go to
-    no client.
-    Raises ConfigError for per_client outside 1..C.
+    floor(n / K), as far as the client's classes have that many examples; the remaining examples go
+    to no client. Raises ConfigError for per_client outside 1..C.
 
     Deviations: the authors draw each client's examples with replacement, so that clients overlap
     and classes can be missing altogether (github.com/hukla/FedClassAvg, utils.py, noniid-twoclass).

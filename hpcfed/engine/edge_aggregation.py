@@ -1,7 +1,7 @@
 """Edge servers between the clients and the server: hierarchical aggregation.
 
 Liu et al., ICC 2020, arXiv:1905.06641 (HierFAVG): each edge aggregates its own clients in every
-round, and every `edges.rounds` rounds the server aggregates the edges. The edges go on from the
+round, and every `edges.rounds` rounds the server aggregates the edges. The edges continue from the
 server's model.
 
 With edges.rounds = 1 an edge adds up what its clients send, and the server adds up these sums. Sums
@@ -71,7 +71,7 @@ class EdgeServers:
         return self.states.get(int(self.map.of[k]), state)
 
     def aggregate(self, state: State) -> State:
-        """Return the server's new state, from which all edges go on; collective.
+        """Return the server's new state, from which all edges continue; collective.
 
         state: the server's old state. The new model is the weighted mean of the models of the edges
         that have aggregated anything. With a single such edge it is that edge's model.

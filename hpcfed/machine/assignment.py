@@ -11,7 +11,7 @@ import numpy as np
 
 ENOUGH = 1.001  # ratio to the bound that is near enough
 STEPS = 20  # exchanges, at most, for each rank
-# Pairs looked at for one exchange, at most: with more there are so many clients a rank that the
+# Pairs looked at for one exchange, at most: with more there are so many clients per rank that the
 # rule is near the bound.
 PAIRS = 10**7
 

@@ -35,7 +35,7 @@ class Heartbeat:
         return self.latest < inf
 
     def ask(self, seconds: float) -> None:
-        """Request a stop before the next client, or after so many seconds also during a client."""
+        """Request a stop before the next client, or after these seconds also during a client."""
         self.latest = min(self.latest, monotonic() + seconds)
 
     def enter(self, phase: str) -> None:
@@ -52,12 +52,12 @@ class Heartbeat:
         self.look(self)
 
     def expect(self, clients: int) -> None:
-        """Record the start, or restart, of a round with so many of this rank's clients."""
+        """Record the start, or restart, of a round with this number of this rank's clients."""
         self.done, self.total = 0, clients
         self.look(self)
 
     def finish(self, clients: int) -> None:
-        """Record that so many clients are done."""
+        """Record that this number of clients is done."""
         self.done += clients
         self.look(self)
 

@@ -1,4 +1,4 @@
-"""`hpcfed status RUN...`: progress of runs, and whether they go on, from their files alone."""
+"""`hpcfed status RUN...`: progress of runs, and whether they are running, from their files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class Run:
     """The results of a run, read-only, as they were when it was made or last refreshed.
 
-    The run may still go on.
+    The run may still be running.
     Letters: T rounds done, K clients, C classes, R ranks. Arrays are nan where nothing was
     recorded, e.g. for clients that were not evaluated in a round. With more than 10,000 clients a
     row has only those that took part or were evaluated; `column("clients/id")` gives their numbers.
@@ -154,7 +154,7 @@ class Run:
             total = self.fields["rounds"]
             return "unfinished", f"{self.record.rounds} of {total} rounds are done"
         now = self.state
-        begun = now.word != state.NOT_BEGUN and now.rounds
+        begun = now.word != state.NOT_STARTED and now.rounds
         done = f", {now.rounds} of {now.total} rounds" if begun else ""
         return now.word, f"{state.words(now)}{done}"
 
@@ -208,7 +208,7 @@ class Run:
 
     @property
     def state(self) -> state.State:
-        """Whether the run goes on, how far it is, and the time left, at present."""
+        """Whether the run is running, its progress, and the time left, at present."""
         now = state.of(self._record, self.folder) if self._record else state.state(self.folder)
         return state.add_sweep_end(*self.member, now) if self.member else now
 

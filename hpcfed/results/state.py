@@ -1,4 +1,4 @@
-"""State of a run from its files alone: how far it is, and whether it still goes on."""
+"""State of a run from its files alone: its progress, and whether it is running."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
 RECENT = 10  # rounds whose mean time predicts the next ones
-# seconds within which the ranks of a run that goes on renew their signs (engine/watchdog.py), twice
-# over
+# twice the seconds within which the ranks of a running run renew their signs
+# (engine/fault_tolerance/watchdog.py)
 SIGNS = 120.0
 PATIENCE = 300.0  # seconds, or ten rounds, that a run without such files may be silent
-GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN, FAILED = (
-    "going on",
+RUNNING, STALE, EARLY, DAMAGED, NOT_STARTED, FAILED = (
+    "running",
     "stale",
     "ended early",
     "damaged",
-    "not begun",
+    "not started",
     "failed",
 )
 
@@ -39,10 +39,10 @@ class State:
     """The state of one run; None means not known.
 
     word: the state.
-    since: when it began, in Unix seconds, if that is of interest.
-    rounds, total: rounds done, of so many.
-    seconds: of a round, mean of the last ones.
-    left: seconds to the end, for a run that goes on.
+    since: its beginning, in Unix seconds, if that is of interest.
+    rounds, total: rounds done, and those of the job.
+    seconds: seconds per round, mean of the last ones.
+    left: seconds to the end, for a running run.
     saved: rounds in the last checkpoint, which was written at saved_at.
     metric, value: the run's first metric, and its mean over clients in the last evaluated round.
     accuracy: the same value if that metric is the accuracy.
@@ -69,7 +69,7 @@ def state(run: Path) -> State:
         record = load(run)
     except CheckpointError as error:
         exists = os.path.exists(names.results_file(folder))
-        return State(DAMAGED, why=first_line(error)) if exists else State(NOT_BEGUN)
+        return State(DAMAGED, why=first_line(error)) if exists else State(NOT_STARTED)
     return of(record, folder)
 
 
@@ -77,13 +77,13 @@ def of(record: Record, folder: Path) -> State:
     """Return the state of the run in this folder, given its record."""
     word, since = current_state(record, folder, time())
     facts = progress(record)
-    going_on = word == GOING_ON and facts["seconds"] is not None
-    left = (facts["total"] - record.rounds) * facts["seconds"] if going_on else None
+    running = word == RUNNING and facts["seconds"] is not None
+    left = (facts["total"] - record.rounds) * facts["seconds"] if running else None
     return State(word, since, left=left, **facts, **last_checkpoint(folder))
 
 
 def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
-    """Return whether a run is done, goes on, or has ended early, and since when.
+    """Return whether a run is finished, running or ended early, and since when.
 
     A run whose ranks are killed leaves its lock, whose holder is known to be dead at once on the
     same machine, and heartbeat files, which become old; one that ends in order removes both.
@@ -98,14 +98,14 @@ def current_state(record: Record, folder: Path, now: float) -> tuple[str, float 
     if signs:
         killed = os.path.exists(names.lock_file(folder)) and lock.find_holder(folder) is None
         fresh = now - max(signs) < SIGNS and not killed
-        return (GOING_ON, None) if fresh else (STALE, max(signs))
+        return (RUNNING, None) if fresh else (STALE, max(signs))
     last = modified_at(record.path)
     if record.header.get("ended"):
         return STOPPED, last
     if record.header["job"].get("run", {}).get("watchdog"):
         return EARLY, last
     patience = max(PATIENCE, RECENT * (seconds_of(record) or 0.0))
-    return (STALE, last) if last is None or now - last > patience else (GOING_ON, None)
+    return (STALE, last) if last is None or now - last > patience else (RUNNING, None)
 
 
 def complete(record: Record) -> bool:
@@ -156,7 +156,7 @@ def member(sweep: sweeps.Sweep, run: sweeps.Member) -> State:
 def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, current: State) -> State:
     """Return the state with the outcome that the sweep recorded, unless the run is finished."""
     end = sweeps.last_end(sweep, run.name)
-    if current.word == NOT_BEGUN:
+    if current.word == NOT_STARTED:
         current = replace(current, total=run.fields["rounds"])
     if end is None or current.word == FINISHED:
         return current

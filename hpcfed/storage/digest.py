@@ -32,7 +32,7 @@ def digest(run: Path) -> str:
     with checkpoint.open_checkpoint(run) as saved:
         same_run(record.header, saved.header, saved.path)
         if record.rounds < saved.rounds:
-            record = results.load(run)  # the run may have gone on meanwhile
+            record = results.load(run)  # the run may have continued meanwhile
         if record.rounds < saved.rounds:
             raise DamagedError(
                 f"{record.path}: holds {record.rounds} rounds, the checkpoint {saved.path} "

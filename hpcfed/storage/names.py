@@ -37,7 +37,7 @@ def place_of(results: Path) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run, going on or not."""
+    """Return whether a folder is that of a run, running or not."""
     files = (results_file(folder), lock_file(folder))
     return any(map(os.path.exists, (*files, checkpoint_folder(folder), watch_folder(folder))))
 
@@ -57,17 +57,17 @@ def partition_file(run: Path) -> Path:
 
 
 def lock_file(run: Path) -> Path:
-    """Return the path of the lock file, which exists while the run goes on (`storage.lock`)."""
+    """Return the path of the lock file, which exists during the run (`storage.lock`)."""
     return run / "run.lock"
 
 
 def spill_folder(run: Path, rank: int | str) -> Path:
-    """Return the folder of values that do not fit in a rank's memory, while the run goes on."""
+    """Return the folder of values that do not fit in a rank's memory, during the run."""
     return run / f"spill-{rank}"
 
 
 def watch_folder(run: Path) -> Path:
-    """Return the folder of the ranks' heartbeat files, while the run goes on."""
+    """Return the folder of the ranks' heartbeat files, during the run."""
     return run / "watch"
 
 

@@ -1,4 +1,4 @@
-"""Reading of a run's record, also while the run goes on."""
+"""Reading of a run's record, also during the run."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ LOST: list[torch.cuda.CUDAGraph] = []  # captures that failed; see `drop`
 def drop(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
     """Make later captures independent of one that failed.
 
-    torch's `capture_end` raises before it cleans up. The pool goes on recording, so it and its
+    torch's `capture_end` raises before it cleans up. The pool continues to record, so it and its
     stream are abandoned. The default generator still counts as captured, so the next dropout would
     raise until another capture has ended well; a small one is made for that. The allocators may ask
     the failed graph later for the owner of memory, so it is kept.

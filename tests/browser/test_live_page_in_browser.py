@@ -93,7 +93,7 @@ def test_a_run_that_begins_later_and_the_end_of_all_are_shown(browser, tmp_path)
     (tmp_path / "run").mkdir()
     with serving(tmp_path / "run") as server:
         browser.open(server.url)
-        assert browser.texts_now("#live-runs .card") == ["run, round 0/?, accuracy -, not begun"]
+        assert browser.texts_now("#live-runs .card") == ["run, round 0/?, accuracy -, not started"]
         writer = records.run(tmp_path / "run", 1, total=2)
         browser.until(lambda: browser.texts_now("#runs tbody tr"), "the run never came")
         assert lines(browser, "lines-accuracy")["xs"] == [[1]]

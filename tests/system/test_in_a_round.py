@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.results.state import GOING_ON, state
+from hpcfed.results.state import RUNNING, state
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
 from tests.system.live import started
@@ -52,7 +52,7 @@ def test_a_long_first_round_is_seen_to_go_on_and_a_client_in_hand_is_given_up(tm
     run = tmp_path / "run"
     with started(2, *JOB, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
         job.until_file(names.watch_file(run, 1), "round 1, train")
-        assert (state(run).word, state(run).rounds) == (GOING_ON, 0)
+        assert (state(run).word, state(run).rounds) == (RUNNING, 0)
         os.kill(job.job.pid, signal.SIGUSR1)  # mpirun hands it on
         job.ends(RESUME_ME)
     assert f"stopped by a signal after round 0; continue with --resume {run}" in job.out

@@ -76,12 +76,12 @@ def test_a_signal_saves_the_runs_of_a_sweep_and_a_task_goes_on_with_one(desk, ca
             live.ends(75)
     assert (
         "seed=0: stopped" in live.out
-        and "seed=1: not begun" in live.out
+        and "seed=1: not started" in live.out
         and "go on with hpcfed sweep s" in live.out
     )
     assert cli.main(["status", "s"]) == 0
     first, second = capsys.readouterr().out.splitlines()[1:]
-    assert "stopped since" in first and "not begun" in second
+    assert "stopped since" in first and "not started" in second
 
     done = load(Path("s/seed=0")).rounds
     words[words.index("100000")] = str(done + 1)  # a sweep may be made longer, or shorter

@@ -242,8 +242,10 @@ def test_warnings_say_what_the_run_recorded():
 
 def test_runs_on_different_machines_are_warned_of():
     runs = [shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
-    found = notes.notes(runs, ["c: not begun"])
-    assert found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 time in 1 round") in found
+    found = notes.notes(runs, ["c: not started"])
+    assert (
+        found[0] == ("", "c: not started") and ("a, b", "clients lost: 1 time in 1 round") in found
+    )
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
 
 
@@ -323,7 +325,7 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     found, absent = split_runs(find([sweep.folder, sweep.folder]))  # as a pattern names it again
     name_runs(found)
     assert [run.name for run in found] == ["done"]
-    assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
+    assert absent == [f"{sweep.folder / 'absent'}: not started, 0 of 9 rounds are done"]
 
 
 def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):

@@ -14,7 +14,7 @@ from hpcfed.cli import main
 from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import launcher
 from hpcfed.launch.slurm.script import Batch
-from hpcfed.results.state import GOING_ON, State
+from hpcfed.results.state import RUNNING, State
 
 READY = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
 HERE = str(Path(sys.executable).parent)
@@ -284,7 +284,7 @@ def test_a_run_whose_job_waits_in_the_queue_is_not_submitted_once_more(bin, caps
 
 
 def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.launch.slurm.submit.state", lambda run: State(GOING_ON))
+    monkeypatch.setattr("hpcfed.launch.slurm.submit.state", lambda run: State(RUNNING))
     assert main(["submit", *SMALL, "--out", "run"]) == 2
     assert "out: a run is in progress in run" in capsys.readouterr().err
     assert not (bin / "submitted").exists()

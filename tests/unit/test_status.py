@@ -66,7 +66,7 @@ def test_a_run_with_fresh_signs_goes_on_and_the_time_left_is_told(tmp_path):
     names.checkpoint_folder(run).mkdir()
     names.checkpoint_file(run, 3).touch()
     found = states.state(run)
-    assert (found.word, found.rounds, found.total, found.accuracy) == ("going on", 4, 10, 0.5)
+    assert (found.word, found.rounds, found.total, found.accuracy) == ("running", 4, 10, 0.5)
     assert (found.seconds, found.left, found.saved) == (2.0, 12.0, 3)
 
 
@@ -81,7 +81,7 @@ def test_a_run_whose_process_was_killed_is_known_by_its_lock_at_once(tmp_path):
     run = written(results(tmp_path / "run"), 4)
     sign(run, 1)
     alive = lock.this_process("")
-    for holder, word in ((alive, "going on"), (replace(alive, started="0"), "stale")):
+    for holder, word in ((alive, "running"), (replace(alive, started="0"), "stale")):
         names.lock_file(run).unlink(missing_ok=True)
         assert lock.put(names.lock_file(run), holder)
         assert states.state(run).word == word
@@ -102,7 +102,7 @@ def test_a_run_without_a_watchdog_goes_on_while_it_writes(tmp_path):
     run.header["job"]["run"]["watchdog"] = 0.0
     written(run, 4)
     age(run.path, 100)
-    assert states.state(tmp_path / "run").word == "going on"
+    assert states.state(tmp_path / "run").word == "running"
     age(run.path, 1000)
     assert (states.state(tmp_path / "run").word, states.state(tmp_path / "run").since) == (
         "stale",
@@ -111,7 +111,7 @@ def test_a_run_without_a_watchdog_goes_on_while_it_writes(tmp_path):
 
 
 def test_a_folder_without_results_and_a_damaged_file_are_states_too(tmp_path):
-    assert states.state(tmp_path).word == "not begun"
+    assert states.state(tmp_path).word == "not started"
     run = written(results(tmp_path / "run"), 1)
     names.results_file(run).write_bytes(b"no HDF5")
     assert states.state(run).word == "damaged" and "results.h5" in states.state(run).why
@@ -127,7 +127,7 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
     store.note(sweep, "c", End(75, "stopped by a signal", NOW))
     rows = status([sweep.folder], json=True)
     assert [Path(r["run"]).name for r in rows] == list("abcd")
-    assert [r["word"] for r in rows] == ["finished", "failed", "stopped", "not begun"]
+    assert [r["word"] for r in rows] == ["finished", "failed", "stopped", "not started"]
     assert (rows[1]["why"], rows[3]["total"]) == ("status 2: hpcfed: no data", 10)
     assert cli.main(["status", str(sweep.folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -143,7 +143,7 @@ def test_a_folder_stands_for_the_runs_and_sweeps_below_it_and_for_result_files_i
     names = [row["run"] for row in status([tmp_path / "all"], json=True)]
     assert names == [str(tmp_path / "all" / name) for name in ("a", "b", "d.h5", "old/c")]
     assert {row["word"] for row in status([tmp_path / "all"], json=True)} == {"finished"}
-    assert [row["word"] for row in status([tmp_path / "all/empty"], json=True)] == ["not begun"]
+    assert [row["word"] for row in status([tmp_path / "all/empty"], json=True)] == ["not started"]
 
 
 def test_a_wrong_path_is_one_message(tmp_path, capsys):

@@ -124,13 +124,13 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
 
 def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(sweep):
     text = lines(table([sweep]))
-    assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not begun"
+    assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not started"
     failed, stopped, absent = text[6:]
     assert failed.endswith(
         "fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan"
     )
     assert "fedprox_0.5_0: stopped since" in stopped and stopped.endswith(", 2 of 3 rounds")
-    assert absent.endswith("fedprox_0.5_1: not begun")
+    assert absent.endswith("fedprox_0.5_1: not started")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_csv_has_the_numbers_in_full_and_a_line_a_cell(sweep):
     text = lines(table([sweep], format="csv"))
     assert text[0] == "algorithm.name,data.partition,mean,deviation,seeds,runs,best,note"
     assert text[3] == "fedprox,dirichlet(0.1),0.8,,1,2,1,1 of 2; 1 failed"
-    assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not begun"'
+    assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not started"'
 
 
 def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):

@@ -55,7 +55,7 @@ def test_one_run_is_shown_with_curve_clients_ranks_and_time_left(tmp_path):
     text = drawn(records.run(tmp_path / "first", 4, total=10).path)
     for part in (
         "local on digits, iid, 4 clients, seed 0",
-        "going on",
+        "running",
         "first: round 4/10, 2.10 s a round, 12.6 s left",
         "test accuracy, mean over clients: 0.6000",
         "training loss 0.250",
@@ -85,11 +85,11 @@ def test_several_runs_have_a_line_each_named_by_what_tells_them_apart(tmp_path):
         records.run(tmp_path / name, 3, total=4)
     lines = drawn(tmp_path / "a/run", tmp_path / "b/run").splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["a/run", "3/4"], ["b/run", "3/4"]]
-    assert "▁" in lines[1] and "going on" in lines[2]
+    assert "▁" in lines[1] and "running" in lines[2]
 
 
 def test_a_run_that_has_not_begun_is_shown_as_such(tmp_path):
-    assert "not begun" in drawn(tmp_path)
+    assert "not started" in drawn(tmp_path)
 
 
 def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):

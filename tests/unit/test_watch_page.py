@@ -97,7 +97,7 @@ def test_a_page_is_given_what_has_changed_since_its_version_and_how_the_runs_sta
         live = first["live"]
         assert (live["version"], live["over"], live["names"]) == (1, False, ["a", "b", "c"])
         assert live["runs"][0]["line"].startswith("a, round 2/5, accuracy 0.5000, 2 ranks, ")
-        assert live["runs"][2]["line"] == "c, round 0/?, accuracy -, not begun"
+        assert live["runs"][2]["line"] == "c, round 0/?, accuracy -, not started"
         assert changes(server, 1)["data"] is None
         writers[1].append(records.row(3, 4, 2))
         writers[1].finish()
@@ -116,7 +116,7 @@ def test_a_page_before_any_run_has_begun_says_so(tmp_path):
     with serving(tmp_path / "later") as server:
         page = ask(server, "")[2].decode()
         assert 'id="live-runs"' in page and 'id="chart-' not in page
-        assert changes(server)["live"]["runs"][0]["line"].endswith("not begun")
+        assert changes(server)["live"]["runs"][0]["line"].endswith("not started")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Sattler et al., IEEE TNNLS 32(8), 2021, arXiv:1910.01991. All clients begin in one cluster. A
 cluster is split if its mean update is short while the update of one of its clients is long. It is
-split by the cosine similarity of its clients' updates, and both parts go on separately. rule =
+split by the cosine similarity of its clients' updates, and both parts continue separately. rule =
 "gap" is the other test of that paper, as in the code of Long et al., arXiv:2108.08647: a cluster is
 split where sqrt((1 - s) / 2) >= gamma for the largest similarity s across the split. That code has
 linkage = "average", scope = "head", after = 30 and every = 30, and does not train a cluster further

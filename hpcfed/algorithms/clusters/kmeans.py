@@ -46,7 +46,9 @@ def move(points: Params, centres: Params, members: Sequence[int], share: float) 
 def lloyd(
     points: Params, centres: Params, wanted: Callable[[str], bool], share: float, iterations: int
 ) -> tuple[Params, list[int]]:
-    """Return the centres after so many iterations, and each point's cluster in the last one."""
+    """Return the centres after this number of iterations, and each point's cluster in the last
+    one.
+    """
     members = assign(points, centres, wanted)
     for i in range(iterations):
         members = assign(points, centres, wanted) if i else members

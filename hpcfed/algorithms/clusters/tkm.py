@@ -1,7 +1,7 @@
 """Robust(TKM): the server clusters the clients' models by K-means that is robust to outliers.
 
 Ghosh et al., 2019, arXiv:1906.06629: every client trains to its own optimum, the server clusters
-the models by trimmed K-means, and each cluster goes on from its centre by robust optimisation. It
+the models by trimmed K-means, and each cluster continues from its centre by robust optimisation. It
 is a baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in
 each round and takes the coordinate-wise median (preset `authors`).
 

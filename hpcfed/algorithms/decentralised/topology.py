@@ -20,7 +20,7 @@ def graph(
 
     star: all clients are linked with client 0.
     torus: a grid with rows and columns as equal in number as n allows.
-    clique-ring: so many cliques, the last client of each linked with the first of the next.
+    clique-ring: `cliques` cliques, the last client of each linked with the first of the next.
     erdos-renyi: each pair is linked with probability density, drawn from the seed until the graph
     is connected.
     exponential: client i is linked with i + 1, i + 2, i + 4, ...

@@ -10,11 +10,12 @@ unlabelled examples.
 
 Deviations: teachers are constants in the mutual learning; both networks take their steps at once.
 The authors' code (preset authors) has the mean squared difference of logits instead of KL, and the
-mean of soft predictions as its teacher. Its server goes on from its network of the round before,
-and learns half from labels and half by the squared difference of probabilities at temperature 20.
-Its server's learning rate falls by a cosine to 0 within each round (server_schedule). Not followed:
-its clients' rate falls so too; it draws its 5,000 labelled examples from the clients' own data,
-with replacement, and lets the gradient of one network's loss run into the other.
+mean of soft predictions as its teacher. Its server continues from its network of the previous
+round, and learns half from labels and half by the squared difference of probabilities at
+temperature 20. Its server's learning rate falls by a cosine to 0 within each round
+(server_schedule). Not followed: its clients' rate falls so too; it draws its 5,000 labelled
+examples from the clients' own data, with replacement, and lets the gradient of one network's loss
+run into the other.
 """
 
 from collections.abc import Callable, Mapping

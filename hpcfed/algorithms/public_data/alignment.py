@@ -35,7 +35,7 @@ def add_alignment(
 ) -> Loss:
     """Return the loss plus weight * distance of the client's representations of the data.
 
-    every: only the first of so many steps has the term, at the same weight.
+    every: only the first of every this many steps has the term, at the same weight.
     """
     steps = count()
 

@@ -2,7 +2,7 @@
 
 Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before the first round every client learns the
 labels of the public data, then its own (transfer learning). In a round the cohort sends its logits
-of some public examples, receives their mean (the consensus), approaches it (digest) and goes on
+of some public examples, receives their mean (the consensus), approaches it (digest) and continues
 with its own data (revisit).
 
 Deviations: transfer_epochs instead of training to convergence. The digest's loss, open in the

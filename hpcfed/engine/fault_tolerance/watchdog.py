@@ -202,13 +202,13 @@ class Watchdog:
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
             print(plain(self.verdict(silent)), file=sys.stderr, flush=True)
             sleep(LAST)
-            if ulfm.available():  # the launcher goes on as long as there is a process
+            if ulfm.available():  # the launcher runs as long as there is a process
                 kill(silent)
         # who ends first ends all, with its status: the rank that speaks, perhaps a look later than
         # this one
         else:
             sleep(self.every + 2 * LAST)
-            kill(silent)  # in case the launcher goes on
+            kill(silent)  # in case the launcher still runs
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:

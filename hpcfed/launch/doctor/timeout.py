@@ -58,7 +58,7 @@ def split(option: str, text: str) -> list[str]:
 
 
 def run_with_timeout(words: Sequence[str], seconds: float) -> Outcome:
-    """Run a command, and end it and its processes after so many seconds.
+    """Run a command, and end it and its processes after these seconds.
 
     It runs outside the MPI job that this process may be a part of.
     """

@@ -3,7 +3,7 @@
 # sbatch THIS --rounds 200 changes fields of the run; scancel --batch --signal=TERM JOB has it save and stop.
 
 again= stopped= run=   # whatever the environment has
-trap '@{again}stop' USR1   # the time is nearly up, or others need the nodes: save, go on later
+trap '@{again}stop' USR1   # the time limit is near, or others need the nodes: save, continue later
 trap stop TERM
 stop() { stopped=yes; [ "$run" ] && kill -USR1 $run; }
 watch() {   # a signal ends `wait`, not what is waited for; after one, nothing more is started

@@ -1,4 +1,4 @@
 if [ "$again" ] && [ $status != @done ] && [ $status != @wrong ]; then
   if [ "${SLURM_RESTART_COUNT:-0}" -lt @restarts ]; then scontrol requeue @job
-  else echo "hpcfed: run.max_restarts = @restarts: not queued again; sbatch goes on with it" >&2; fi
+  else echo "hpcfed: run.max_restarts = @restarts: not queued again; sbatch continues it" >&2; fi
 fi

@@ -18,7 +18,7 @@ from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import AUTO
 from hpcfed.launch.slurm.resources import batch_of
 from hpcfed.launch.slurm.script import Batch
-from hpcfed.results.state import GOING_ON, SIGNS, state
+from hpcfed.results.state import RUNNING, SIGNS, state
 from hpcfed.storage import checkpoint, lock
 from hpcfed.storage.fields import flat
 
@@ -129,7 +129,7 @@ def free(job: Job) -> None:
         raise ConfigError(
             f"out: another run has {run}: {holder}; wait for its end, end it, or give another --out"
         )
-    if state(run).word == GOING_ON:
+    if state(run).word == RUNNING:
         raise ConfigError(
             f"out: a run is in progress in {run}: its files say so, or did {SIGNS:g} s ago; two in "
             "one folder would damage it; wait for its end, or give another --out"

@@ -380,7 +380,7 @@ def one(definition: Sweep, task: int) -> int:
 
 
 def all_of(definition: Sweep, places: int) -> int:
-    """Do all runs, so many at a time, and print those that are not done at the end."""
+    """Do all runs, this number at a time, and print those that are not done at the end."""
     print(printable(describe_sweep(definition, places)), flush=True)
     outcomes = Pool(definition, places).run(range(len(definition.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
@@ -394,5 +394,5 @@ def print_outcomes(outcomes: list[Outcome], what: str) -> None:
     if outcomes:
         print(printable(f"{len(outcomes)} {what}"))
         for outcome in outcomes:
-            state = "not begun" if outcome.status == LEFT else outcome.line
+            state = "not started" if outcome.status == LEFT else outcome.line
             print(printable(f"  {outcome.run.name}: {state}"))

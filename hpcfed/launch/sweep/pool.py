@@ -38,7 +38,7 @@ MOST = 12  # runs that have a bar
 LAST = 4096  # bytes at the end of a log that are searched for it
 LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
 BUSY = -1  # instead of an exit status: another process runs it
-LEFT = -2  # and: not begun, for a signal came before
+LEFT = -2  # and: not started, because a signal came before
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Outcome:
 
 
 class Pool:
-    """A pool that does so many runs at a time.
+    """A pool that does this number of runs at a time.
 
-    SIGTERM, SIGUSR1 and SIGINT ask active runs to save and stop; no further ones are begun. Runs
+    SIGTERM, SIGUSR1 and SIGINT ask active runs to save and stop; no further ones start. Runs
     are asked by SIGUSR1, which mpirun hands on to the ranks. A second signal is passed on
     unchanged, to stop them at once.
     """
@@ -119,7 +119,7 @@ class Pool:
             if holder := lock.find_holder(self.sweep.folder / run.name):
                 return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
             if self.asked:
-                return Outcome(run, LEFT, "not begun")
+                return Outcome(run, LEFT, "not started")
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus)

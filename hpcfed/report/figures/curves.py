@@ -158,7 +158,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def y(lines: int, metric: str, seeds: int = 1) -> str:
-    """Return the label of a metric's axis in a panel with so many lines.
+    """Return the label of a metric's axis in a panel with this number of lines.
 
     metric: as in column names.  seeds: most runs of a line, over whose clients a band is.
     """

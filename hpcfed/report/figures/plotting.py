@@ -231,7 +231,7 @@ def places(n: int, most: int = 30) -> np.ndarray:
 
 
 def numbers(ids: np.ndarray, width: float) -> np.ndarray:
-    """Return the places of these ids that get a tick below a panel so many inches wide."""
+    """Return the places of these ids that get a tick below a panel of this width in inches."""
     return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
 
 

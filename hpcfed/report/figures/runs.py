@@ -58,5 +58,5 @@ def setting(run: Run, ignore: Sequence[str] = ()) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """Return a text of at most so many letters, cut in its middle."""
+    """Return a text cut in its middle to this maximum number of letters."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"

@@ -82,7 +82,7 @@ def render_page(
 def constants(
     metric: str, axes: dict[str, tuple[str, str]], others: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the data of the page's scripts that stay the same while runs go on.
+    """Return the data of the page's scripts that do not change during runs.
 
     others: further metrics, which the clients' table has.
     """
@@ -102,7 +102,7 @@ def constants(
 
 
 def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False) -> dict[str, Any]:
-    """Return the data of the page's scripts that change while runs go on.
+    """Return the data of the page's scripts that change during runs.
 
     live: whether the page is served; it then has fewer curves of clients, and shows the state of
     runs elsewhere than in its warnings.

@@ -21,7 +21,7 @@ class Sink(ABC):
     package: the package that must be installed.
     A run that continues from a checkpoint repeats the rounds after it, to the same bits. Its log
     must have each round once all the same; rounds that it lost or never had are logged again. Any
-    method may raise any error: the run then goes on without the log.
+    method may raise any error: the run then continues without the log.
     """
 
     package: ClassVar[str]

@@ -135,7 +135,7 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
 def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
     """Yield the distribution of the clients' metrics, over all and by architecture.
 
-    It has at most so many lines.
+    It has at most `most` lines.
     """
     bins = max(12, min(40, width - 48))
     metric = view.state.metric
@@ -207,7 +207,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def histogram(values: np.ndarray, bins: int) -> str:
-    """Return a histogram of values in 0..1, with so many bins, in one line."""
+    """Return a histogram of values in 0..1 in one line."""
     counts, _ = np.histogram(values[np.isfinite(values)], bins, (0.0, 1.0))
     top = max(1, counts.max())
     return "".join(EIGHTHS[int(np.ceil(8 * n / top))] for n in counts)

@@ -77,7 +77,7 @@ def look(run: Run, before: View | None = None) -> View:
     run.refresh()
     now = run.state
     now = replace(now, why=printable(now.why))
-    if not run.begun:  # not begun, or damaged: the state says which
+    if not run.begun:  # not started, or damaged: the state says which
         return View(printable(run.name), now)
     if before and before.record is run.record:
         return replace(before, state=now)
@@ -114,7 +114,7 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
     ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
     for past, before, after in zip(history, ranks, ranks[1:], strict=False):
         change = "" if before == after else f", on {count_noun(after, 'rank')} after {before}"
-        yield past["rounds"], f"went on after round {past['rounds']} from a checkpoint{change}"
+        yield past["rounds"], f"continued after round {past['rounds']} from a checkpoint{change}"
 
 
 def left(record: Record) -> Iterator[tuple[int, str]]:

@@ -30,7 +30,7 @@ def models(
     clients: numbers with commas; None for all.
     out: the folder; None for `models` in that of the run.
     own: method and models outside hpcfed that may be imported.
-    Takes the newest undamaged checkpoint, also while the run goes on. Raises CheckpointError if
+    Takes the newest undamaged checkpoint, also during the run. Raises CheckpointError if
     there is none, ConfigError for a method whose clients' models cannot be exported.
     """
     run, wanted = names.folder_of(run), numbers(clients)

@@ -131,7 +131,7 @@ class Saved:
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
     """Return the result of `use` for the newest checkpoint that it can read without damage.
 
-    The run may be going on. Raises CheckpointError if there is none.
+    The run may still be running. Raises CheckpointError if there is none.
     """
     damage: CheckpointError | None = None
     for path in checkpoint.saved(run):

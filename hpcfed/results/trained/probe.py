@@ -184,7 +184,7 @@ class Probing:
                     what = f"probing {count_noun(len(self.ks), 'model')} of round {source.rounds}"
                     results = self.answers(before, what)
                     tables[source.rounds] = pairwise_cka([z for z, _ in results])
-            except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on
+            except CheckpointError:  # damaged, or deleted meanwhile by the run
                 continue
         rounds = sorted(tables)
         return np.array(rounds), np.stack([tables[t].numpy() for t in rounds])
