@@ -174,8 +174,8 @@ def opened(file: Path | BytesIO, where: str) -> Image.Image:
         return Image.open(regular(file) if isinstance(file, Path) else file, formats=FORMATS)
     except Exception as error:  # Pillow raises exceptions of many types over damaged images
         raise DataError(
-            f"{where}: is not an image ({', '.join(FORMATS)}): {error or type(error).__name__}; remove "
-            f"it, or save it again"
+            f"{where}: is not an image ({', '.join(FORMATS)}): {error or type(error).__name__}; "
+            f"remove it, or save it again"
         ) from error
 
 

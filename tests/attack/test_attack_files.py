@@ -71,7 +71,7 @@ def test_a_damaged_result_file_is_made_anew_from_its_copy_by_resume(copy):
     done = run("--resume", str(copy), "--rounds", "3", "--quiet")
     assert (
         done.status == 0
-        and f"{path}: damaged or missing; the run goes on with the copy" in done.err
+        and f"{path}: damaged or missing; the run continues with the copy" in done.err
     )
     assert results.load(copy).rounds == 3
 

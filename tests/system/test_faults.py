@@ -77,7 +77,7 @@ def test_ranks_die_and_the_run_ends_with_the_same_bits(name, clean, tmp_path):
     done = killed(ranks, fatal, f"{JOBS[method]} {flags}", tmp_path / "run")
     assert digest(tmp_path / "run") == clean[method]
     assert results.load(tmp_path / "run").header["ranks"] == left
-    went_on = [int(t) for t in re.findall(r"the run goes on .* after round (\d+);", done.stderr)]
+    went_on = [int(t) for t in re.findall(r"the run continues .* after round (\d+);", done.stderr)]
     assert len(went_on) == len(rounds) and all(
         t in ts for t, ts in zip(went_on, rounds, strict=True)
     ), done.stderr

@@ -77,7 +77,7 @@ def test_a_signal_saves_the_runs_of_a_sweep_and_a_task_goes_on_with_one(desk, ca
     assert (
         "seed=0: stopped" in live.out
         and "seed=1: not started" in live.out
-        and "go on with hpcfed sweep s" in live.out
+        and "continue with hpcfed sweep s" in live.out
     )
     assert cli.main(["status", "s"]) == 0
     first, second = capsys.readouterr().out.splitlines()[1:]

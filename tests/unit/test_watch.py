@@ -97,7 +97,7 @@ def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):
     writer.append(records.row(2, 4, 2, clients__fault=np.array([0, 1, 0, 1])))
     writer.finish()
     assert warnings(load(tmp_path), tmp_path) == [
-        "went on after round 1 from a checkpoint, on 2 ranks after 3",
+        "continued after round 1 from a checkpoint, on 2 ranks after 3",
         "round 2: left out: client 1 (diverged), 3 (diverged)",
     ]
     assert "warning: round 2: left out: client 1 (diverged), 3 (diverged) (2 in all)" in drawn(
