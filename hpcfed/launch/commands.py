@@ -394,7 +394,7 @@ def command(target: str, line: str, *arguments: Argument, fields: bool = False) 
 COMMANDS = {
     "run": command(
         "hpcfed.cli:run",
-        "run one job, like python -m hpcfed.main; without arguments the embedded one",
+        "run one job; without arguments the embedded one",
         fields=True,
     ),
     "list": command(
@@ -410,11 +410,11 @@ COMMANDS = {
         JSON,
     ),
     "summary": command(
-        "hpcfed.results.summary:summary", "accuracy, traffic and time of a run", RUN, JSON
+        "hpcfed.results.summary:summary", "print accuracy, traffic and time of a run", RUN, JSON
     ),
     "status": command(
         "hpcfed.report.status:status",
-        "progress of runs, and whether they are running",
+        "show the progress of runs",
         PLACES,
         JSON,
     ),
@@ -425,7 +425,10 @@ COMMANDS = {
         *WEB,
     ),
     "table": command(
-        "hpcfed.report.table:table", "table of methods by data sets, over seeds", PLACES, *TABLE
+        "hpcfed.report.table:table",
+        "print a table of methods by data sets, over seeds",
+        PLACES,
+        *TABLE,
     ),
     "compare": command(
         "hpcfed.report.compare:compare",
@@ -436,7 +439,7 @@ COMMANDS = {
     "plot": command("hpcfed.report.figures.command:plot", "draw figures of runs", PLACES, *PLOT),
     "report": command(
         "hpcfed.report.page.command:report",
-        "one page for a browser: curves, tables, job",
+        "make one page for a browser: curves, tables, job",
         PLACES,
         PAGE,
         METRIC,
@@ -465,9 +468,7 @@ COMMANDS = {
         RUN,
         *PROBE,
     ),
-    "cite": command(
-        "hpcfed.report.cite:cite", "BibTeX entries for everything that a run used", RUN
-    ),
+    "cite": command("hpcfed.report.cite:cite", "print BibTeX for everything that a run used", RUN),
     "doctor": command(
         "hpcfed.launch.doctor.main:doctor",
         "check this machine's MPI, GPUs and Slurm, and say what to change",
@@ -503,6 +504,6 @@ COMMANDS = {
         "hpcfed.cli:completion", "print a script for completion in a shell", *COMPLETION
     ),
     "digest": command(
-        "hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN
+        "hpcfed.storage.digest:digest", "print the SHA-256 of a run's results and weights", RUN
     ),
 }

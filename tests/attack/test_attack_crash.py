@@ -46,7 +46,7 @@ CRASHES = [
 # the first, and does not come back from the others
 
 
-def test_files_over_which_hdf5_crashes_are_refused(tmp_path):
+def test_files_that_crash_hdf5_are_refused(tmp_path):
     whole = {kind: make(tmp_path / f"{kind}.h5").read_bytes() for kind, make in KINDS.items()}
     paths = [tmp_path / f"{kind}-{accident}.h5" for kind, accident in CRASHES]
     for path, (kind, accident) in zip(paths, CRASHES, strict=True):
@@ -66,7 +66,7 @@ def trial(tmp_path, monkeypatch) -> Path:
     return program
 
 
-def test_a_crash_and_an_endless_read_are_told_in_words(tmp_path, trial, monkeypatch):
+def test_a_crash_and_an_endless_read_are_reported_in_words(tmp_path, trial, monkeypatch):
     path = hdf5(tmp_path / "data.h5")
     trial.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(

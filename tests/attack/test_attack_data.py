@@ -117,7 +117,7 @@ def test_a_wrong_array_is_named(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_only_unusual_runs(tmp_path):
+def test_unusual_but_valid_files_run(tmp_path):
     odd = {
         "column": {"y_train": Y[:, None]},
         "gaps": {"y_train": Y * 9, **HALF},
@@ -164,7 +164,7 @@ BOMBS = {  # an array of a zip file: declared without end, or hardly an array
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_an_array_that_declares_more_than_there_is_is_refused(tmp_path, name):
+def test_an_array_that_declares_more_than_the_file_has_is_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x_train.npy", BOMBS[name])
         file.writestr("y_train.npy", npy(Y))

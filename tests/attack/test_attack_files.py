@@ -47,7 +47,7 @@ def versions(whole: bytes, n: int, g: Random) -> Iterator[bytes]:
             yield version
 
 
-def test_a_damaged_result_file_is_refused_by_every_command_and_made_anew_by_resume_without_copies(
+def test_every_command_refuses_a_damaged_result_file_and_resume_rewrites_it_without_copies(
     copy,
 ):
     path = names.results_file(copy)
@@ -65,7 +65,7 @@ def test_a_damaged_result_file_is_refused_by_every_command_and_made_anew_by_resu
     assert results.load(copy).rounds == 3
 
 
-def test_a_damaged_result_file_is_made_anew_from_its_copy_by_resume(copy):
+def test_resume_rewrites_a_damaged_result_file_from_its_copy(copy):
     path = names.results_file(copy)
     path.write_bytes(path.read_bytes()[:-1])
     done = run("--resume", str(copy), "--rounds", "3", "--quiet")
@@ -107,7 +107,7 @@ PLACES = {  # what may stand where a file is wanted
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_a_path_that_is_not_a_file_is_refused_at_once(tmp_path, kind):
     make, reason = PLACES[kind]
     for name in ("results.h5", "job.toml", "partition.h5", "clients.csv"):
         make(tmp_path / name)
@@ -143,7 +143,7 @@ def powerless() -> Iterator[None]:
         os.seteuid(before)
 
 
-def test_what_may_not_be_read_or_written_is_refused(made, copy):
+def test_unreadable_and_unwritable_paths_are_refused(made, copy):
     copy.chmod(0)
     try:
         with powerless():

@@ -202,7 +202,7 @@ def test_words_that_are_no_switch_are_not_lost():
     refused(run(*TINY, "--quiet", " "), "command line: ' ' is neither")
 
 
-def test_a_job_that_cannot_be_held_says_so(tmp_path):
+def test_a_job_that_cannot_be_cancelled_is_reported(tmp_path):
     refused(
         run(*TINY, "--models.d", "1000000000", "--out", str(tmp_path / "run")),
         "out of memory",

@@ -41,7 +41,7 @@ def go_on(writer: object, t: int) -> None:
     writer.finish()
 
 
-def test_what_is_chosen_stays_when_numbers_come(browser, tmp_path):
+def test_choices_stay_when_new_numbers_arrive(browser, tmp_path):
     writers = [records.run(tmp_path / name, 3, total=9) for name in ("a", "b")]
     with serving(tmp_path / "a", tmp_path / "b") as server:
         browser.open(server.url)
@@ -123,7 +123,7 @@ def test_names_stay_names_when_they_come_later(browser, tmp_path):
         assert browser.do("return window.harmed") is None and browser.complaints() == []
 
 
-def test_when_nobody_answers_the_page_says_so_and_keeps_what_it_has(browser, tmp_path):
+def test_without_an_answer_the_page_says_so_and_keeps_its_data(browser, tmp_path):
     records.run(tmp_path, 2, total=3)
     with serving(tmp_path) as server:
         browser.open(server.url)

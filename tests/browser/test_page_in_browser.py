@@ -115,7 +115,7 @@ def test_it_draws_runs_curves_labels_and_phases(page):
     assert len(sizes) == 4 and min(sizes) > 250
 
 
-def test_ticks_say_what_they_stand_at_and_leave_room_for_each_other(page):
+def test_ticks_are_labelled_and_do_not_overlap(page):
     assert page.do("return model('phases').left[0].formatter.doFormat([0, 0.5, 1.5])") == [
         "0",
         "0.5",
@@ -126,7 +126,7 @@ def test_ticks_say_what_they_stand_at_and_leave_room_for_each_other(page):
     assert [page.do(shown, width) for width in (1300, 300, 20)] == [25, 12, 1]
 
 
-def test_what_users_call_things_is_shown_as_it_is(page):
+def test_users_names_are_shown_unchanged(page):
     assert NASTY in page.texts("#job")[0] or NASTY in page.do(
         "return document.getElementById('job').textContent"
     )
@@ -161,7 +161,7 @@ def test_a_column_sorts_by_click_and_by_key(page):
     assert page.driver.find_element("css selector", head).get_attribute("aria-sort") == "ascending"
 
 
-def test_chosen_clients_are_drawn_over_what_is_chosen(page):
+def test_chosen_clients_are_drawn_over_the_others(page):
     page.click("#run option:nth-child(2)")
     page.click("#clients tbody tr:nth-child(3) input")
     page.until(lambda: lines(page, "clients-accuracy")["ys"], "no client is drawn")
@@ -173,7 +173,7 @@ def test_chosen_clients_are_drawn_over_what_is_chosen(page):
     assert page.do("const r = model('x'); return [r.start, r.end]") == [0, 1.02 * 9000]
 
 
-def test_the_pointer_is_told_what_it_is_near(page):
+def test_hovering_shows_the_nearest_values(page):
     page.do("document.getElementById('curves').scrollIntoView()")
     x, y = page.do("""const view = Bokeh.index[model('accuracy').id];
         const box = view.canvas_view.el.getBoundingClientRect();

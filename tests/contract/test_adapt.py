@@ -33,7 +33,7 @@ def adapted(method: str, how: str, *flags: str, comm: Comm | None = None):
 
 
 @pytest.mark.parametrize("how", ["all", "head", "ewc", "distil"])
-def test_no_epochs_leave_what_a_client_would_receive(how: str):
+def test_without_epochs_the_received_model_remains(how: str):
     final, models, state = adapted("fedavg", how, "--adapt.epochs", "0")
     for name in ("accuracy", "loss"):
         assert toy.differences(final[name], final[f"{name}_received"]) == []
@@ -60,7 +60,7 @@ def test_the_penalty_has_no_gradient_in_the_first_step_and_holds_back_later_ones
     assert moved[0] < moved[1]
 
 
-def test_distillation_alone_stays_where_it_is():
+def test_distillation_without_labels_does_not_move():
     _, models, w = adapted("fedavg", "distil", *ONE_STEP, "--adapt.alpha", "1")
     for model in models.values():
         assert all(torch.allclose(model[n], w[n], atol=1e-6) for n in w)
@@ -76,7 +76,7 @@ def test_the_head_alone_is_trained_and_batch_statistics_stay():
 @pytest.mark.parametrize(
     "method", ["ditto", "fedrep", "fedproto", "fml", "perfedavg", "semicyclic"]
 )
-def test_clients_of_any_method_adapt_what_they_predict_with(method: str):
+def test_clients_of_any_method_adapt_the_model_that_they_predict_with(method: str):
     final, models, _ = adapted(method, "all", *SGD)
     assert sorted(models) == list(range(6)) and np.isfinite(final["loss"][:5]).all()
     assert toy.differences(
@@ -105,7 +105,7 @@ def test_adapted_models_are_saved_and_are_as_accurate_as_recorded(tmp_path: Path
         assert model.about.counted == "final/accuracy"
 
 
-def test_what_adaptation_lacks_or_what_changes_nothing_is_refused():
+def test_adaptation_without_its_requirements_or_effect_is_refused():
     with pytest.raises(ConfigError, match="needs public data"):
         toy.job("fedavg", "--adapt.how", "ewc")
     with pytest.raises(ConfigError, match=r"adapt.tau = 2.0 has no effect: adapt.how = 'all'"):

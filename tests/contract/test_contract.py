@@ -92,7 +92,7 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(runs: Examina
     assert toy.differences(runs.spread.outcomes[moved], runs.whole.outcomes[moved]) == []
 
 
-def test_a_run_saved_on_three_ranks_goes_on_to_the_same_bits_on_one(runs: Examination):
+def test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits(runs: Examination):
     (got,), want = runs.stopped.outcomes, runs.whole.outcomes[SAVED]
     assert toy.differences(got, without_faults(want)) == []
 
@@ -124,7 +124,7 @@ def test_replayed_steps_have_the_bits_of_those_that_were_recorded(runs: Examinat
     assert toy.differences(runs.graphed.outcomes, runs.whole.outcomes[:2]) == []
 
 
-def test_all_tensors_of_a_run_on_a_gpu_are_there_and_have_the_same_bits(
+def test_all_tensors_of_a_gpu_run_are_on_the_gpu_and_have_the_same_bits(
     runs: Examination, tmp_path: Path
 ):
     """On a pretended one, which computes on the CPU and refuses tensors of the host."""
@@ -140,7 +140,7 @@ def test_no_local_step_waits_for_a_gpu(runs: Examination):
     assert (runs.away.waits > 0) == solves_on_host
 
 
-def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(runs: Examination):
+def test_the_next_round_does_not_change_a_checkpoints_copies(runs: Examination):
     """Weights are not copied but shared with the store, which therefore never writes into a vector
     that it keeps.
     """
@@ -148,7 +148,7 @@ def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(runs:
     assert before and before == after
 
 
-def test_a_round_in_which_nobody_reports_changes_nothing(runs: Examination):
+def test_a_round_without_reports_changes_nothing(runs: Examination):
     if runs.event_based:
         pytest.skip("a round in virtual time waits for those who report")
     before, after = runs.whole.untouched
@@ -169,7 +169,7 @@ def test_clients_outside_the_cohort_keep_what_they_have(runs: Examination):
             assert toy.differences(before.weights[k], after.weights[k]) == []
 
 
-def test_traffic_is_what_the_method_announces_and_that_of_the_cohort_alone(runs: Examination):
+def test_traffic_is_as_announced_and_only_that_of_the_cohort(runs: Examination):
     down, up = map(np.array, runs.whole.announced)
     usual = slice(FAILED - 1)
     reports, cohort = runs.whole.column("reports")[usual], runs.whole.column("cohort")[usual]
@@ -193,7 +193,7 @@ def test_a_single_example_a_single_class_and_no_test_example_are_no_exceptions(r
 
 
 @pytest.mark.parametrize("method", [m for m in ALGORITHMS if load(m).keeps_stragglers])
-def test_partial_work_counts_where_the_method_says_so(method: str):
+def test_partial_work_counts_if_the_method_accepts_it(method: str):
     unit = "steps" if "steps" in load(method).local_defaults else "epochs"
     job = toy.job(method, "--local.stragglers", "1", f"--local.{unit}", "3")
     outcome = toy.run(Serial(), job, rounds=1)
@@ -240,7 +240,7 @@ def test_a_saved_model_is_as_accurate_as_the_run_recorded(runs: Examination):
 
 
 @pytest.mark.parametrize("method", [m for m in ALGORITHMS if issubclass(load(m), RoundBased)])
-def test_what_a_method_in_rounds_demands_of_a_cluster_follows_from_the_job(method: str):
+def test_the_cluster_demand_of_a_method_in_rounds_follows_from_the_job(method: str):
     fed = toy.start(Serial(), toy.job(method)).fed
     costs = Costs(
         SameForAll(),

@@ -48,7 +48,7 @@ def test_ranks_do_not_change_a_bit_of_any_metric(method: str):
         assert toy.differences(got, want) == []
 
 
-def test_a_stopped_run_goes_on_with_the_answers_of_clients_that_rest(tmp_path: Path):
+def test_a_stopped_run_restores_the_answers_of_idle_clients(tmp_path: Path):
     going = job()
     want = toy.run(Serial(), going)
     spmd(2, lambda comm: toy.run(comm, going, rounds=2, save=tmp_path))
@@ -74,7 +74,7 @@ def test_metrics_change_nothing_else():
     }
 
 
-def test_a_pooled_metric_is_that_of_all_clients_examples_and_a_clients_own_of_its_own():
+def test_a_pooled_metric_is_over_all_clients_examples_and_a_clients_metric_over_its_own():
     rounds = toy.start(Serial(), job())
     row = rounds.step()[0]
     answers = []
@@ -99,7 +99,7 @@ def test_a_round_that_is_not_evaluated_has_no_metrics():
         assert np.isfinite(second[f"rounds/{name}_pooled"])
 
 
-def test_what_follows_the_last_round_is_measured_too():
+def test_the_final_step_is_measured_too():
     final = toy.start(Serial(), job("--algorithm.name", "fedrep"))
     final.step()
     row = final.finish()
@@ -158,7 +158,7 @@ def test_survival_times_are_learnt_and_ranked_the_same_bits_on_any_ranks(method:
     assert row["rounds/c_index_pooled"] > 0.6
 
 
-def test_a_stopped_run_on_survival_times_goes_on_to_the_same_bits(tmp_path: Path):
+def test_a_stopped_run_on_survival_times_continues_to_the_same_bits(tmp_path: Path):
     going = survival("local")
     want = toy.run(Serial(), going)
     spmd(2, lambda comm: toy.run(comm, going, rounds=2, save=tmp_path))

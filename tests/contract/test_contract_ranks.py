@@ -79,7 +79,7 @@ def test_ranks_do_not_matter_to_stacked_clients(stacked, ranks: int):
 
 
 @pytest.mark.parametrize("before, after", [(3, 2), (1, 3)])
-def test_stacked_clients_go_on_to_the_same_bits_on_other_ranks(
+def test_stacked_clients_continue_to_the_same_bits_on_other_ranks(
     stacked, before: int, after: int, tmp_path: Path
 ):
     job, want = stacked
@@ -118,7 +118,7 @@ def test_ranks_do_not_matter_for_the_papers_models(method: str, mix: str):
 
 
 @pytest.mark.parametrize("share", ["head", "all"])
-def test_ranks_do_not_matter_where_clients_train_alone_first(share: str):
+def test_ranks_do_not_matter_if_clients_train_alone_first(share: str):
     job = toy.job(
         "fedclassavg",
         "--preset",

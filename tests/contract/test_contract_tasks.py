@@ -74,7 +74,7 @@ def test_a_method_that_needs_classes_says_why(method: str):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path):
+def test_a_stopped_run_continues_to_the_same_bits(task: str, tmp_path: Path):
     usual = job("lgfedavg", task, "--rounds", "4")
     want = toy.run(Serial(), usual)
     spmd(2, lambda comm: toy.run(comm, usual, rounds=2, save=tmp_path))
@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_common_score_is_the_main_metric_on_the_whole_test_split(task: str):
+def test_the_common_score_is_the_main_metric_on_the_full_test_split(task: str):
     usual = job("fedavg", task, "--evaluate.common", "--evaluate.received")
     want = toy.run(Serial(), usual)
     main = "mse" if task == "regression" else "macro_auc"

@@ -11,7 +11,7 @@ from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
     test_a_round_that_a_signal_stops_is_ended_to_the_same_bits_on_seven_ranks,
-    test_a_run_saved_on_three_ranks_goes_on_to_the_same_bits_on_one,
+    test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits,
     test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter,
     test_neither_evaluation_nor_undo_log_changes_what_is_learned,
     test_ranks_do_not_matter,
@@ -66,7 +66,7 @@ def test_the_loss_falls_and_all_is_finite(variant: str):
 
 
 @pytest.mark.parametrize("variant", [name for name in KINDS if "dynamic" not in name])
-def test_traffic_is_what_the_method_announces_and_falls_with_the_width(variant: str):
+def test_traffic_is_as_announced_and_falls_with_the_width(variant: str):
     rounds = toy.start(Serial(), job(variant, "--participation", "1"))
     plan = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
     outcome = toy.outcome(rounds, [rounds.step()[0]])
@@ -75,14 +75,14 @@ def test_traffic_is_what_the_method_announces_and_falls_with_the_width(variant: 
     assert plan[0][0] > plan[0][1] and plan[0][0] == plan[0][len(set(KINDS[variant][2].split(",")))]
 
 
-def test_a_width_that_is_drawn_anew_sends_no_more_than_the_widest():
+def test_a_client_with_drawn_widths_sends_at_most_the_bytes_of_the_widest():
     rounds = toy.start(Serial(), job("heterofl, dynamic", "--participation", "1", "--rounds", "6"))
     most = rounds.algorithm.traffic(rounds.fed, 1)[0]
     outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(6)])
     assert len(set(outcome.column("down")[:, 1])) > 1 and outcome.column("down").max() == most
 
 
-def test_the_server_has_the_whole_model_and_each_width_is_evaluated():
+def test_the_server_has_the_full_model_and_each_width_is_evaluated():
     rounds = toy.start(
         Serial(), job("heterofl", "--models.widths", "0.5,0.25", "--evaluate.common", "true")
     )
@@ -147,7 +147,7 @@ def test_static_statistics_change_evaluation_and_not_training(method: str):
 
 
 @each_method
-def test_what_no_client_holds_stays_as_it_was(method: str):
+def test_values_that_no_client_holds_do_not_change(method: str):
     rounds = toy.start(
         Serial(), toy.job(method, "--models.widths", "0.5", "--models.mix", "cnn", "--rounds", "1")
     )
@@ -192,7 +192,7 @@ def test_a_rate_at_which_narrow_clients_diverge_stays_finite_with_clipping(metho
     assert by_default < 100 and free > 1e6
 
 
-def test_fedrolex_rolls_backwards_as_its_authors_code_where_the_step_is_negative():
+def test_fedrolex_rolls_backwards_like_its_authors_code_if_the_step_is_negative():
     flags = ("--models.widths", "0.25", "--models.mix", "cnn", "--algorithm.roll_step", "-1")
     rounds = toy.start(Serial(), toy.job("fedrolex", *flags))
     rounds.step()

@@ -81,7 +81,7 @@ def plain(method: str) -> tuple[toy.Outcome, Downlink]:
 
 
 @each_method
-def test_the_bytes_of_what_clients_receive_are_those_counted(method: str):
+def test_the_bytes_of_downloads_are_those_counted(method: str):
     outcome, downlink = plain(method)
     counted = outcome.column("down").sum(0).astype(int).tolist()
     assert [sum(downlink.sizes[k]) for k in range(len(counted))] == counted
@@ -94,7 +94,7 @@ def test_a_change_of_all_downloads_and_its_inverse_change_no_bit(method: str):
 
 
 @each_method
-def test_clients_compute_with_what_they_received_and_nothing_else(method: str):
+def test_clients_compute_only_with_their_downloads(method: str):
     assert known_in_another_way(method) == []
 
 

@@ -88,7 +88,7 @@ def test_asynchronous_merges_at_a_single_edge_are_those_at_the_server(method: st
     assert toy.differences(flat_rows(one), flat.rows) == []
 
 
-def test_the_server_takes_the_mean_of_what_edges_make_in_their_rounds_alone():
+def test_the_server_averages_the_models_that_edges_make_in_their_own_rounds():
     """HierFAVG with two rounds at each edge, by the clients' own uploads in plain arithmetic."""
     job = toy.job("fedavg", *MLP, "--participation", "1", *THREE, "--edges.rounds", "2")
     going = toy.start(Serial(), job)
@@ -126,7 +126,7 @@ def test_an_edge_fetches_and_sends_one_model_for_each_aggregation_of_the_server(
     assert column(found, "rounds/virtual_seconds") == pytest.approx(times.tolist(), rel=1e-12)
 
 
-def test_the_plan_of_a_run_tells_what_goes_between_edges_and_the_server(capsys):
+def test_a_dry_run_prints_the_bytes_between_edges_and_the_server(capsys):
     job = toy.job("fedavg", *MLP, *THREE, "--edges.rounds", "2", "--participation", "1")
     rounds = toy.start(Serial(), job)
     describe.plan(job, world(job, Serial()), rounds.fed)
@@ -136,7 +136,7 @@ def test_the_plan_of_a_run_tells_what_goes_between_edges_and_the_server(capsys):
     assert column(found, "rounds/edges_up")[1] == 3 * BYTES  # 195.4 kB
 
 
-def test_edges_wait_for_one_another_only_where_the_server_aggregates_them():
+def test_edges_wait_for_one_another_only_if_the_server_aggregates_them():
     """The clients of edge 0 are slow, and its link too."""
     flags = ("--participation", "1", "--edges.rounds", "2", "--system.speed", "1e30")
     own = ("--edges.number", "2", "--edges.clients", "0,0,1,1,1,1")

@@ -54,7 +54,7 @@ def test_fedbes_samples_without_variance_are_one_model_with_the_public_datas_sta
     assert moved and all("running" in name for name in moved)
 
 
-def test_fedbe_of_one_client_teaches_the_mean_what_it_says_itself():
+def test_fedbe_of_one_client_teaches_the_mean_its_own_predictions():
     """The only teachers are one model: unsharpened, there is nothing to learn."""
     flags = ("--clients", "1", "--data.train_limit", "30", *MLP)
     alone = ("--algorithm.samples", "0", "--algorithm.sharpen", "1")

@@ -55,7 +55,7 @@ def test_one_cluster_is_fedavg(claim: str):
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
 
 
-def test_of_a_cohort_fesems_one_centre_remembers_who_is_not_there():
+def test_fesems_single_centre_remembers_clients_outside_the_cohort():
     ours, theirs = run("fesem", "--algorithm.clusters", "1"), run("fedavg", *UNIFORM)
     assert not near(clusters.row(ours.state["centres"], 0), theirs.state, 1e-4)
 
@@ -129,7 +129,7 @@ def test_ranks_do_not_matter_for_the_variants(claim: str):
 
 
 @pytest.mark.parametrize("claim", VARIANTS)
-def test_traffic_of_the_variants_is_what_they_announce(claim: str):
+def test_traffic_of_the_variants_is_as_announced(claim: str):
     toy.check_traffic(toy.job(*VARIANTS[claim]))
 
 
@@ -236,7 +236,7 @@ def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPat
         assert found == used and all(torch.isfinite(v).all() for v in state.values())
 
 
-def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_ifca_does_not_change_a_cluster_without_clients(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "hpcfed.algorithms.clusters.clusters.fittest", lambda fed, client, state: client.id % 2
     )
@@ -392,7 +392,7 @@ def clusters_by_round(*flags: str, rounds: int) -> list[list[int]]:
     return found
 
 
-def test_cfl_splits_no_cluster_of_which_nobody_takes_part(monkeypatch: pytest.MonkeyPatch):
+def test_cfl_splits_no_cluster_without_participants(monkeypatch: pytest.MonkeyPatch):
     """Updates of all clients agree, so that no cluster may be split."""
     monkeypatch.setattr(
         "hpcfed.algorithms.base.sgd",
@@ -422,7 +422,7 @@ def test_cfl_tests_a_cluster_when_all_its_clients_have_trained(monkeypatch: pyte
     assert clusters_by_round(*flags, rounds=6) == [[0] * 6] * 3 + [parted] * 3
 
 
-def test_cfl_tests_clusters_every_so_many_rounds_and_leaves_small_ones(
+def test_cfl_tests_clusters_at_intervals_and_skips_small_ones(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Every cluster that is tested is split, because no gap is below 0."""
@@ -468,7 +468,7 @@ def test_fedgh_sends_true_means_of_the_classes_that_a_client_has(batch: str):
     assert rounds.algorithm.traffic(fed, 1)[1] == 4 * (toy.D + 1)
 
 
-def test_fedgh_averages_what_its_header_takes_after_the_relu():
+def test_fedgh_averages_the_inputs_of_its_head_after_the_relu():
     """relu(z) of 1 and -3 has the mean 0.5; the ReLU of their mean would be 0."""
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--models.relu_head", "true"))
     fed, client = rounds.fed, rounds.fed.clients[4]
@@ -505,7 +505,7 @@ def test_fedgkts_clients_without_the_servers_word_are_local():
     assert toy.differences(ours.weights, theirs.weights) == []
 
 
-def test_fedgkts_answers_are_for_the_examples_as_they_stand():
+def test_fedgkts_answers_belong_to_the_examples_in_their_order():
     rounds = toy.start(Serial(), toy.job("fedgkt", *ALL))
     rounds.step()
     client, size = rounds.fed.clients[5], 8

@@ -47,7 +47,7 @@ def test_until_examples_are_made_it_is_fedavg_but_for_a_bit_a_class(at: tuple[st
     assert (ours.column("down") == theirs.column("down")).all()
 
 
-def test_a_client_makes_what_evens_out_its_classes_and_no_more_than_it_may():
+def test_a_client_makes_examples_that_balance_its_classes_up_to_the_limit():
     assert zeroshot.missing(np.array([3, 0, 1, 3]), 9).tolist() == [1, 1, 1, 2, 2]
     assert zeroshot.missing(np.array([3, 0, 1, 3]), 2).tolist() == [1, 1, 2, 2]
     assert zeroshot.missing(np.array([5, 5, 5, 5]), 9).tolist() == []
@@ -119,7 +119,7 @@ def test_a_client_trains_on_its_own_examples_and_on_the_made_ones():
     assert made == 3 * 2 and fed.tallies[1].examples == 9 + made and fed.tallies[1].epochs == 1
 
 
-def test_ranks_do_not_matter_where_the_server_makes_examples():
+def test_ranks_do_not_matter_if_the_server_makes_examples():
     for source in ("each", "mean"):
         job = toy.job("zeroshot", *SERVER, "--algorithm.source", source)
         want = toy.run(Serial(), job)

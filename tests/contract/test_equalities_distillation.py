@@ -78,7 +78,7 @@ def test_ranks_do_not_matter_for_the_variants(claim: str):
 
 
 @pytest.mark.parametrize("claim", VARIANTS)
-def test_traffic_of_the_variants_is_what_they_announce(claim: str):
+def test_traffic_of_the_variants_is_as_announced(claim: str):
     toy.check_traffic(toy.job(*VARIANTS[claim]))
 
 
@@ -101,7 +101,7 @@ def received_by(classes: int, weights: list[float], of_round: int) -> dict[str, 
     }
 
 
-def test_what_an_fd_client_receives_is_the_mean_without_its_own_part():
+def test_an_fd_client_receives_the_mean_without_its_own_part():
     rounds = begun("fd")
     client, C = rounds.fed.clients[4], toy.CLASSES  # it has examples of all classes
     client.memory = received_by(C, [1, 1, 1, 1], of_round=7)
@@ -120,7 +120,7 @@ def test_an_fd_class_that_no_other_client_has_shown_is_no_target():
     assert target[2].isnan().all() and target[[0, 1, 3]].eq(0.5).all()
 
 
-def test_fds_state_is_the_mean_of_what_the_clients_of_a_class_sent():
+def test_fds_state_is_the_mean_of_the_uploads_of_a_class():
     rounds = begun("fd", *ALL)
     rounds.step()
     fed, mean = rounds.fed, rounds.state["mean"]
@@ -202,7 +202,7 @@ def test_fedkemfs_authors_server_stays_as_it_is_without_fusion():
 
 
 @pytest.mark.parametrize("ensemble", ["max", "mean", "soft"])
-def test_an_ensemble_of_equal_networks_says_what_each_of_them_says(ensemble: str):
+def test_an_ensemble_of_equal_networks_predicts_like_each_of_them(ensemble: str):
     rounds = begun("fedkemf", "--algorithm.ensemble", ensemble, "--algorithm.tau", "1")
     fed, z = rounds.fed, torch.randn(32, toy.CLASSES, generator=torch.Generator().manual_seed(0))
     teacher = rounds.algorithm.teacher(fed, {k: z for k in range(3)}, fed.public)
@@ -273,7 +273,7 @@ def test_fedet_without_distillation_is_fedavg_of_one_architecture():
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
 
 
-def test_fedets_small_models_are_fedavgs_where_no_layer_goes_over():
+def test_fedets_small_models_are_fedavgs_if_no_layer_is_transferred():
     rounds = begun("fedet", "--models.mix", "small", "--rounds", "1")
     rounds.step()
     theirs = run("fedavg", "--models.mix", "small", "--rounds", "1").state
@@ -312,7 +312,7 @@ def test_fedets_confident_models_weigh_more(monkeypatch: pytest.MonkeyPatch):
     assert target.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
-def test_fedets_diversity_is_what_those_say_who_disagree():
+def test_fedets_diversity_is_the_prediction_of_disagreeing_models():
     one = fedet_targets((2.0, 0.0, -2.0), (-1.0, 0.0, 1.0))  # 0.8 and 0.2: class 0
     assert one[0].tolist() == [1, 0, 0]
     assert torch.allclose(one[1], torch.tensor([-1.0, 0.0, 1.0]).softmax(0))
@@ -329,7 +329,7 @@ def test_fedets_student_loss_by_hand():
     assert method.student_loss(z, target).item() == pytest.approx(want)
 
 
-def test_fedets_models_that_say_nothing_leave_numbers():
+def test_fedets_models_with_zero_confidence_give_finite_values():
     assert fedet_targets((1.0, 1.0), (0.0, 0.0)).isfinite().all()
 
 
@@ -411,7 +411,7 @@ def test_fccl_of_one_client_without_its_own_entry_has_no_public_phase():
     assert toy.differences(without.weights, off.weights) == []
 
 
-def test_options_of_what_others_send_are_refused_where_there_are_no_others():
+def test_options_of_other_clients_uploads_are_refused_for_one_client():
     alone = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "mlp")
     with pytest.raises(ConfigError, match=r"fd: algorithm.gamma = 0.5 has no effect: clients = 1"):
         toy.given("fd", *alone, "--algorithm.gamma", "0.5")

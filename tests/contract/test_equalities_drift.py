@@ -50,7 +50,7 @@ def test_gradients_of_an_update_are_counted_by_hand():
 
 
 @pytest.mark.parametrize(("steps", "want"), [(5, 11.66), (30, 16.06)])
-def test_gradients_are_counted_where_the_proximal_term_passes_through_momentum(steps, want):
+def test_gradients_are_counted_if_the_proximal_term_passes_through_momentum(steps, want):
     """An update of torch's SGD on gradients of 1, divided by the learning rate."""
     lr, mu, rho = 0.1, 0.5, 0.9
     w = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -85,7 +85,7 @@ def test_a_mean_of_updates_of_momentum_is_exact_for_one_client():
     assert near(ours, theirs, 1e-5)  # divided and multiplied by the same number
 
 
-def test_fednova_refuses_what_it_cannot_count():
+def test_fednova_refuses_optimisers_whose_steps_it_cannot_count():
     with pytest.raises(ConfigError, match="fednova needs SGD"):
         toy.job("fednova", "--local.optimiser", "adam")
     kept = (*SGD, "--local.momentum", "0.5", "--local.keep_optimiser", "true")
@@ -114,7 +114,7 @@ def test_feddyns_first_round_goes_twice_as_far_as_fedprox():
     )
 
 
-def test_feddyns_correction_is_the_mean_of_the_clients_own_where_all_take_part():
+def test_feddyns_correction_is_the_mean_of_the_clients_corrections_if_all_take_part():
     rounds = begun("feddyn", *ALL, *MLP, *ALPHA)
     for _ in range(3):
         rounds.step()
@@ -155,7 +155,7 @@ def test_feddyn_reaches_the_optimum_of_all_clients_and_fedavg_does_not(
     assert abs((n * optimum).sum() / n.sum() - best) > 1  # where means of local minima stay
 
 
-def test_moons_first_round_draws_and_pushes_alike():
+def test_moons_first_round_pulls_and_pushes_equally():
     flags = (*MLP, *SGD, "--rounds", "1", "--local.steps", "1")
     ours, theirs = run("moon", *flags), run("fedavg", *flags)
     assert near(ours.state, theirs.state, 1e-6)  # near is far: the gradient is 0
@@ -164,7 +164,7 @@ def test_moons_first_round_draws_and_pushes_alike():
     assert np.allclose(apart, np.log(2), atol=1e-6)
 
 
-def test_moons_model_of_before_is_the_clients_own_of_its_last_round():
+def test_moons_previous_model_is_the_clients_own_of_its_last_round():
     rounds = begun("moon", *ALL, *MLP)
     sent = {}
     whole = type(rounds.algorithm).local

@@ -33,7 +33,7 @@ def test_without_the_pull_the_homogeneous_setting_is_fedavg():
         )
 
 
-def test_without_the_pull_what_clients_would_receive_is_what_they_would_in_fedavg():
+def test_without_the_pull_the_received_model_is_fedavgs():
     received = ("--evaluate.received", "true")
     ours, theirs = run("fedhenn", *HOMOGENEOUS, *OFF, *received), run("fedavg", *received)
     for column in ("accuracy_received", "loss_received"):
@@ -58,7 +58,7 @@ def test_without_the_pull_the_heterogeneous_setting_is_local_training():
 
 
 @pytest.mark.parametrize("setting", [(), HOMOGENEOUS])
-def test_the_pull_changes_what_is_learned_but_not_what_is_drawn(setting: tuple[str, ...]):
+def test_the_pull_changes_the_models_but_not_the_random_draws(setting: tuple[str, ...]):
     pulled, free = (
         run("fedhenn", *setting, "--rounds", "1", "--algorithm.eta0", eta) for eta in ("1e-9", "0")
     )

@@ -59,7 +59,7 @@ def test_ranks_do_not_matter_for_the_variants(claim: str):
         assert toy.differences(got, want) == []
 
 
-def test_feddist_that_goes_nowhere_never_changes_its_model():
+def test_feddist_with_eps_zero_never_changes_its_model():
     rounds = toy.start(Serial(), toy.job("feddist", "--algorithm.eps", "0"))
     before = rounds.state
     rounds.step()
@@ -73,7 +73,7 @@ def test_feddist_goes_six_tenths_of_the_way_to_the_mean():
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
-def test_fedopt_that_adapts_nothing_is_fedavg(rule: str):
+def test_fedopt_without_adaptation_is_fedavg(rule: str):
     neutral = {"optimiser": rule, "eta": "1e8", "tau": "1e8", "b1": "0", "start": "zero"}
     flags = [word for name, v in neutral.items() for word in (f"--algorithm.{name}", v)]
     ours = run("fedopt", *flags, "--rounds", "1").state
@@ -128,7 +128,7 @@ def test_feddanes_gradients_leave_the_received_model_as_it_is():
     assert toy.differences(client.params(), rounds.state) == []  # statistics too
 
 
-def test_feddanes_two_sets_receive_and_send_what_each_needs():
+def test_feddanes_two_sets_receive_and_send_only_their_parts():
     job = toy.job("feddane", "--models.mix", "mlp")
     rounds = toy.start(Serial(), job)
     first, second = rounds.algorithm.two_sets(rounds.fed, 0)

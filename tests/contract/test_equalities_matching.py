@@ -63,7 +63,7 @@ def test_ccvr_pools_the_clients_statistics_to_those_of_all_features_together():
     assert fed.tallies[5].up == 4 * (4 + held * (d * d + d))
 
 
-def test_ccvr_trains_the_head_alone_and_without_epochs_nothing():
+def test_ccvr_trains_only_the_head_and_without_epochs_nothing():
     assert begun("ccvr", FINAL, "0").algorithm.finish(None, None, 0) is None
     seen = {}
     for more in ((), (FINAL, "5"), ("--algorithm.final_samples", "9"),
@@ -121,7 +121,7 @@ def test_virtual_features_have_the_mean_and_the_covariance_asked_for():
     assert torch.allclose(z.T.cov(), spread, atol=0.06)
 
 
-def test_options_of_the_head_are_refused_where_it_is_not_trained():
+def test_options_of_the_head_are_refused_if_it_is_not_trained():
     with pytest.raises(ConfigError, match="final_lr"):
         toy.given("ccvr", FINAL, "0", "--algorithm.final_lr", "0.5")
 
@@ -247,7 +247,7 @@ def test_a_weight_towards_a_class_counts_by_the_clients_share_of_it_and_biases_h
     assert found.tolist() == [pytest.approx([known, new])]  # log(n / (J - n)) = 0
 
 
-def test_the_precisions_of_a_unit_stand_where_unit_vectors_puts_its_class_weights():
+def test_precisions_of_a_unit_have_the_order_of_unit_vectors():
     _, params, units = made("mlp")
     prior = Prior(sigma=0.5, bias_mean=0.1)
     shares = [torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), torch.tensor([0.9, 0.8, 0.7, 0.6])]
@@ -328,7 +328,7 @@ def test_class_weights_count_by_shares_and_posterior_means_by_hand():
     ]
 
 
-def test_shares_of_a_class_sum_to_one_and_are_equal_where_nobody_has_the_class():
+def test_shares_of_a_class_sum_to_one_and_are_equal_if_no_client_has_it():
     method = toy.job("pfnm").algorithm
     sent = [
         {"model": Params(), "counts": Params(examples=torch.tensor(row, dtype=torch.int32))}
@@ -416,7 +416,7 @@ def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch
 
 
 @pytest.mark.parametrize("method", ["pfnm", "fedma", "otfusion"])
-def test_clients_may_begin_from_weights_of_their_own(method):
+def test_clients_may_start_from_their_own_weights(method):
     flags = (*MLP, "--rounds", "1", "--participation", "1", "--algorithm.start", "own")
     apart, alike = run(method, *flags), run(method, *flags[:-2])
     assert toy.differences(apart.column("down"), alike.column("down")) == []
@@ -434,7 +434,7 @@ def test_models_that_began_apart_are_moved_onto_the_first_clients_or_the_servers
     assert toy.differences(first.state, server.state)
 
 
-def test_a_client_goes_on_from_the_units_that_its_own_became():
+def test_a_client_continues_from_the_units_that_its_own_were_matched_to():
     rounds = begun("pfnm", *MLP, *MEAN, "--participation", "1", "--algorithm.gamma", "1e9")
     rounds.step()
     method, state, fed = rounds.algorithm, rounds.state, rounds.fed
@@ -467,7 +467,7 @@ def test_a_wider_tensor_gets_the_layout_of_the_narrower_one():
     assert laid_out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_models_whose_units_are_not_known_are_refused():
+def test_models_with_unknown_units_are_refused():
     with pytest.raises(ConfigError, match="otfusion matches the units of models"):
         begun("otfusion", "--models.mix", "wavy")
 

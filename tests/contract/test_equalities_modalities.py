@@ -47,7 +47,7 @@ def test_harmony_of_one_modality_is_fedavg():
             assert a[f"clients/{way}"].tolist() == b[f"clients/{way}"].tolist()
 
 
-def test_who_lacks_a_modality_neither_trains_nor_receives_its_encoder():
+def test_a_client_without_a_modality_neither_trains_nor_receives_its_encoder():
     rounds = begun("harmony", *LISTED)
     before = {m: encoder(rounds.fed.clients[0], m) for m in ("motion", "note", "table")}
     first = rounds.state.clone()
@@ -72,7 +72,7 @@ def test_only_clients_of_several_modalities_fuse_and_the_networks_stay():
     assert toy.differences(rounds.state, networks) == []
 
 
-def test_bytes_of_harmony_are_what_it_announces_and_once_what_fusion_starts_from():
+def test_bytes_of_harmony_are_as_announced_and_once_those_of_the_fusions_start():
     rounds = begun("harmony", *FUSES)
     fed, method = rounds.fed, rounds.algorithm
     for t in range(3):
@@ -103,7 +103,7 @@ def test_encoders_that_stay_have_discrepancy_0_and_share_one_classifier():
             assert harmony.discrepancy(encoder(fed.clients[k], m), first) == 0
 
 
-def test_as_many_clusters_as_clients_leave_each_its_classifier(monkeypatch: pytest.MonkeyPatch):
+def test_with_one_cluster_per_client_classifiers_are_not_averaged(monkeypatch: pytest.MonkeyPatch):
     trained = {}
     fusion = harmony.Harmony.fusion
 
@@ -122,7 +122,7 @@ def test_as_many_clusters_as_clients_leave_each_its_classifier(monkeypatch: pyte
         assert toy.differences(kept, own) == []
 
 
-def test_clusters_are_those_of_the_points_whatever_their_order():
+def test_clusters_do_not_depend_on_the_order_of_points():
     d = torch.tensor([[0.1, 0.9], [0.11, 0.8], [0.7, 0.1], [0.8, 0.12], [0.72, 0.9]]).double()
     found = harmony.cluster(d, 3)
     assert found[0] == found[1] and found[2] == found[3] and len(set(found)) == 3
@@ -140,7 +140,7 @@ def test_discrepancy_is_the_cosine_distance_of_all_parameters_together():
     assert harmony.discrepancy(a, b) == pytest.approx(1 - 0.5**0.5)
 
 
-def test_harmony_says_where_it_fuses_nothing_or_in_clusters_of_one(capsys):
+def test_harmony_warns_if_it_fuses_nothing_or_in_clusters_of_one(capsys):
     begun("harmony", *LISTED)
     assert (
         "stage1_rounds = 19 and the job has 3 rounds; it needs at least 20 rounds"
@@ -180,7 +180,7 @@ def test_a_gated_representation_is_the_sigmoid_of_itself_times_itself():
     assert ((h.sigmoid() > 0) & (h.sigmoid() < 1)).all()
 
 
-def test_fedcovid_says_where_small_clients_never_train(capsys):
+def test_fedcovid_warns_if_small_clients_never_train(capsys):
     begun("fedcovid", *COVID, "--algorithm.large", "2")
     assert "only the 2 largest of 6 clients train" in capsys.readouterr().err
     begun("fedcovid", *COVID, "--algorithm.large", "2", "--algorithm.warmup", "1")

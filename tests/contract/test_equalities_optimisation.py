@@ -71,7 +71,7 @@ HEAD = (
 
 
 @pytest.mark.parametrize("method, flags, model", QUADRATIC, ids=[q[0] for q in QUADRATIC])
-def test_the_optimum_of_different_quadratics_is_reached_where_fedavg_stays_biased(
+def test_corrected_methods_reach_the_optimum_of_different_quadratics_and_fedavg_does_not(
     method, flags, model, distance
 ):
     assert distance(model(gone(method, *HEAD, *ALL, *UNIFORM, *flags).state)) < 1e-3
@@ -124,7 +124,7 @@ def test_from_the_second_round_on_fedpd_and_fedsplit_differ():
     assert not near(Params(gone("fedpd", *flags).state), gone("fedsplit", *flags).state, 1e-4)
 
 
-def test_fedpds_model_is_the_mean_of_what_the_clients_last_sent():
+def test_fedpds_model_is_the_mean_of_the_clients_last_uploads():
     rounds = begun("fedpd", *MLP, *SGD, "--participation", "0.5")
     for _ in range(3):
         rounds.step()
@@ -284,7 +284,7 @@ def test_the_chain_is_fedavgs_with_the_same_cohorts(monkeypatch: pytest.MonkeyPa
     assert toy.differences(ours.state.chains.under("0."), theirs.state) == []
 
 
-def test_a_read_out_is_the_mean_of_the_models_of_its_block_alone():
+def test_a_read_out_is_the_mean_of_only_its_blocks_models():
     rounds, seen = begun("semicyclic", *DAY, "--algorithm.block_rounds", "2"), {0: [], 1: []}
     for t in range(6):
         rounds.step()
@@ -295,7 +295,7 @@ def test_a_read_out_is_the_mean_of_the_models_of_its_block_alone():
     assert rounds.state.counts.tolist() == [4, 2]
 
 
-def test_a_chain_of_its_own_is_never_touched_by_other_blocks():
+def test_a_separate_chain_is_not_changed_by_other_blocks():
     rounds = begun("semicyclic", *DAY, "--algorithm.chain", "separate")
     for t in range(4):
         before = rounds.state.chains
@@ -355,7 +355,7 @@ def test_mochas_dual_rises_to_the_primal_while_relations_stay(relations: str):
     assert -1e-5 < primal - dual < 0.2 * primal
 
 
-def test_mochas_b_is_what_the_dual_variables_say():
+def test_mochas_b_follows_from_the_dual_variables():
     rounds = begun("mocha", *LINEAR, "--participation", "0.5")
     for _ in range(3):
         rounds.step()

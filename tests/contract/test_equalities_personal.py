@@ -148,7 +148,7 @@ def test_a_prototype_is_the_mean_representation_of_its_class_over_all_examples()
     assert torch.allclose(rounds.state["proto"].double(), sums / counts[:, None], atol=1e-6)
 
 
-def test_a_class_that_nobody_shows_has_no_prototype_and_is_never_chosen():
+def test_a_class_without_examples_has_no_prototype_and_is_never_predicted():
     rounds = toy.start(Serial(), toy.job("fedproto", "--models.mix", "mlp"))
     fed, method = rounds.fed, rounds.algorithm
     fed.participants.begin(0, [1], False)  # client 1 has class 2 alone
@@ -231,7 +231,7 @@ def test_perfedavgs_work_is_that_of_all_its_gradients(flags: tuple[str, ...], pa
     assert outcome.column("work").tolist() == (passes * outcome.column("examples")).tolist()
 
 
-def test_prototypes_that_are_taken_during_training_cost_nothing_further():
+def test_prototypes_collected_during_training_add_no_work():
     outcome = run("fedproto", "--algorithm.prototypes", "during", "--models.mix", "mlp")
     assert outcome.column("work").tolist() == outcome.column("examples").tolist()
 
@@ -256,7 +256,7 @@ def test_pfedmes_server_may_step_beyond_the_mean():
     assert near(beyond.pick(running), mean.pick(running), 0)  # for a variance could become negative
 
 
-def test_pfedmes_common_model_stands_still_without_the_pull_or_without_the_mean():
+def test_pfedmes_common_model_does_not_move_without_the_pull_or_without_the_mean():
     start = toy.start(Serial(), toy.job("pfedme", "--models.mix", "mlp")).state
     for still in (("--algorithm.lam", "0"), ("--algorithm.beta", "0")):
         assert toy.differences(run("pfedme", *still, "--models.mix", "mlp").state, start) == []

@@ -96,7 +96,7 @@ def test_similarity_of_masks_by_hand():
 # pFedKnow
 
 
-def test_peers_weigh_by_how_alike_they_are_pruned_and_without_pruning_alike():
+def test_peers_weigh_by_the_similarity_of_their_masks_and_without_pruning_equally():
     masks = {
         2: torch.tensor([True, True, True, True]),
         4: torch.tensor([True, False, False, False]),  # cosine to 2: 1/2
@@ -110,7 +110,7 @@ def test_peers_weigh_by_how_alike_they_are_pruned_and_without_pruning_alike():
     assert peer_weights({3: masks[2]}, 3) == {}  # nobody else: no such KL
 
 
-def test_uncertainty_by_hand_and_where_no_example_is_sure_all_are_taken():
+def test_uncertainty_by_hand_and_all_examples_are_taken_if_none_is_certain():
     z = torch.tensor([[6.0, -1.0, 0.0, 0.0], [-1.0, -2.0, -3.0, -4.0]])
     assert pfedknow.uncertainty(z).tolist() == pytest.approx([0.4, 1.0])
     client = begun().fed.clients[1]  # of nine examples
@@ -129,7 +129,7 @@ def test_no_label_of_a_client_is_learnt():
     assert toy.differences(found.weights, want.weights) == []
 
 
-def test_without_pruning_masks_are_whole_and_bytes_exact():
+def test_without_pruning_masks_are_full_and_bytes_exact():
     toy.check_traffic(toy.job("pfedknow", *WHOLE))
     rounds = begun(*WHOLE)
     rounds.step()

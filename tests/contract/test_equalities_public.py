@@ -171,7 +171,7 @@ def test_a_partition_file_without_the_public_examples_is_refused(method: str):
 ALONE = ("--models.mix", "mlp", "--clients", "1", "--data.train_limit", "30", "--rounds", "1")
 
 
-def test_dsfls_server_learns_what_its_only_client_predicts():
+def test_dsfls_server_learns_the_predictions_of_its_only_client():
     much = (
         "--algorithm.distil_epochs",
         "800",
@@ -191,7 +191,7 @@ def test_dsfls_server_learns_what_its_only_client_predicts():
     assert (soft[0] - target).abs().max() < 0.05 < (soft[1] - target).abs().max()
 
 
-def test_feddfs_student_learns_what_its_teacher_says():
+def test_feddfs_student_learns_its_teachers_predictions():
     rounds = begun("feddf", *ALONE)
     fed = rounds.fed
     opened(rounds)
@@ -288,7 +288,7 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
     assert abs(bias[0]) < 1 < 2 < bias[1]  # a quarter of 9
 
 
-def test_feddf_in_which_everybody_only_guesses_changes_nothing():
+def test_feddf_with_clients_that_guess_changes_nothing():
     rounds = begun(
         "feddf",
         "--models.mix",
@@ -340,7 +340,7 @@ def test_ranks_do_not_matter_for_the_servers_models(
 
 
 @pytest.mark.parametrize("method, flags", [("dsfl", ("--models.server", "small")), ("feddf", MLPS)])
-def test_a_stopped_run_with_models_of_the_server_goes_on_to_the_same_bits(method, flags, tmp_path):
+def test_a_stopped_run_with_server_models_continues_to_the_same_bits(method, flags, tmp_path):
     job = toy.job(method, *flags, "--evaluate.common", "true")
     want = toy.run(Serial(), job)
     spmd(3, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
@@ -374,7 +374,7 @@ def test_a_servers_model_that_diverges_ends_the_run(method: str, flags: tuple[st
         begun(method, *flags, "--algorithm.server_lr", "1e30").step()
 
 
-def test_what_is_held_out_is_the_same_in_all_rounds_and_not_learnt_from():
+def test_validation_examples_are_the_same_in_all_rounds_and_not_trained_on():
     fed = begun("feddf").fed
     rows, apart = split_holdout(fed, 32, 0.25)
     assert len(apart) == 8 and sorted([*rows, *apart]) == list(range(32))

@@ -53,7 +53,7 @@ def test_without_its_change_of_the_network_a_method_is_fedavg(ours, theirs):
     assert toy.differences(one, other) == []
 
 
-def test_encodings_of_whole_waves_sum_to_zero_and_begin_at_zero():
+def test_encodings_of_complete_waves_sum_to_zero_and_start_at_zero():
     for waves in (1, 3):
         e = encode_units(16, waves, 0.5)
         assert e[0] == 0 and abs(float(e.sum())) < 1e-12
@@ -76,7 +76,7 @@ def test_with_encodings_units_cannot_change_places(kind: str):
         assert torch.allclose(net(x), before, atol=1e-5) is same
 
 
-def test_every_layer_of_the_body_is_encoded_once_after_what_normalises_it():
+def test_every_layer_of_the_body_is_encoded_once_after_its_normalisation():
     net = model("small~pan_add_1.0_0.15")
     encoded = [type(m).__name__ for m in net.modules() if m._forward_hooks]
     assert encoded == ["BatchNorm2d", "BatchNorm2d", "Linear"]
@@ -103,7 +103,7 @@ def test_a_logit_of_fed2_reaches_no_other_group(name: str):
     assert {path for path, _ in net.named_parameters()} - set(groups) <= reached
 
 
-def test_a_group_of_fed2_that_nobody_in_the_round_holds_stays_as_it_is():
+def test_a_group_of_fed2_without_clients_in_the_round_does_not_change():
     job = toy.job("fed2", *SMALL, "--participation", "1", "--rounds", "1")
     rounds = toy.start(Serial(), job)
     fed, method, before = rounds.fed, rounds.algorithm, rounds.state
@@ -318,7 +318,7 @@ def test_a_certain_prediction_has_confidence_one_and_a_uniform_one_zero():
     assert fedrare.confidence(p).tolist() == pytest.approx([1, 0, 0.25])
 
 
-def test_the_contrast_with_vectors_is_computed_among_those_that_are_known():
+def test_the_contrast_with_vectors_uses_only_available_vectors():
     vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, torch.nan]])
     z = torch.tensor([[2.0, 0.0], [0.0, 5.0]], requires_grad=True)
     value = fedrare.to_vectors(z, torch.tensor([0, 2]), vectors, 1.0)  # nobody knows class 2
@@ -339,7 +339,7 @@ def test_a_single_rare_example_of_a_batch_gets_the_oldest_of_the_queue_which_bec
     assert ask(own[0]) == own[2]
 
 
-def test_fedrare_refuses_what_it_does_not_use():
+def test_fedrare_refuses_fields_without_effect():
     for flags, why in (
         (("--algorithm.intra", "0", "--algorithm.queue", "3"), "queue = 3 .*intra = 0"),
         (
@@ -373,7 +373,7 @@ def test_a_clients_class_vectors_are_means_of_directions_as_the_public_code_has_
     assert (weights > 0).sum() >= 2
 
 
-def test_hyper_networks_are_of_one_size_whatever_they_make():
+def test_the_size_of_a_hyper_network_does_not_depend_on_the_models():
     fed = toy.start(Serial(), toy.job("ghn")).fed
     assert len(set(fed.architectures)) > 3
     shared = [fed.shapes(fed.job.algorithm.shared, k) for k in range(fed.K)]
@@ -489,7 +489,7 @@ def test_a_depth_without_clients_keeps_its_last_layers_and_has_no_momentum():
     assert float(new.momentum["b/weight"]) == 0
 
 
-def test_the_servers_adam_steps_by_its_rate_at_first_whatever_the_change():
+def test_the_first_step_of_the_servers_adam_has_the_size_of_its_rate():
     kin, values, method = two_depths(server_optimiser="adam", server_lr=0.5, beta=0)
     old = join(values(0, 0, 0), values(0, 0, 0, 0, 0))
     steps = torch.zeros(2, dtype=torch.int64)

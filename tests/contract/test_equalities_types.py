@@ -149,7 +149,7 @@ def test_a_private_model_that_became_worse_makes_further_classes_of_proxies_cost
         assert float(found["sets/proxy/lam"]) == pytest.approx(lam)
 
 
-def test_fedtype_says_which_options_do_nothing_on_these_data(capsys):
+def test_fedtype_names_options_without_effect_on_these_data(capsys):
     toy.start(Serial(), toy.job("fedtype"))
     told = " ".join(capsys.readouterr().err.split())
     assert "k_reg = 5 of 4 classes cost nothing" in told

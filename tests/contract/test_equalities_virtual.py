@@ -88,7 +88,7 @@ def test_swift_in_step_is_dsgd(flags: tuple[str, ...]):
     assert toy.differences(swift.column("accuracy"), dsgd.column("accuracy")) == []
 
 
-def test_swifts_weights_by_rates_are_those_for_equal_speeds_where_speeds_are_equal():
+def test_swifts_weights_by_rates_are_those_for_equal_speeds_if_speeds_are_equal():
     flags = (*ALL, *IN_STEP, "--algorithm.topology", "ring", "--algorithm.weights")
     by_rates, equal = run("swift", *flags, "ccs-rates"), run("swift", *flags, "ccs")
     assert toy.differences(by_rates.weights, equal.weights) == []

@@ -109,7 +109,7 @@ def test_the_weight_grows_with_the_round(
     assert weights[0] == 0.5 and weights[-1] == pytest.approx(0.5 * third)
 
 
-def test_the_term_is_in_the_first_of_so_many_steps():
+def test_the_term_is_in_the_first_step_of_each_interval():
     rounds = begun(*ONE)
     client = rounds.fed.clients[3]
     loss = alignment.add_alignment(
@@ -220,7 +220,7 @@ def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_
     )
 
 
-def test_the_cohort_changes_the_mean_kernel_only_where_it_is_that_of_the_cohort():
+def test_the_cohort_changes_the_mean_kernel_only_if_that_is_over_the_cohort():
     assert torch.equal(target(begun(), [0, 1]), target(begun(), [2, 3, 5]))
     cohorts = [
         target(begun("--algorithm.mean_over", "cohort"), cohort) for cohort in ([0, 1], [2, 3, 5])
@@ -267,7 +267,7 @@ def test_the_previous_cohort_survives_a_checkpoint_and_another_number_of_ranks(t
     assert toy.differences(other.weights, want.weights) != []
 
 
-def test_the_cohort_sends_its_models_whoever_is_in_the_mean():
+def test_the_cohort_sends_its_models_for_any_choice_of_the_mean():
     rounds = of_the_round_before()
     for t in (0, 1):
         cohort = rounds.fed.sample(t)
@@ -293,7 +293,7 @@ def test_one_client_alone_is_not_pulled_at_first():
     assert abs(distance(represent(rounds.fed, client, rad(rounds))).item()) < 1e-5
 
 
-def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one():
+def test_large_activations_do_not_outweigh_others_if_kernels_have_length_one():
     z = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
     for kind in ("linear", "rbf"):
         how = begun("--algorithm.kernel_norm", "frobenius", "--algorithm.kernel", kind).algorithm
@@ -311,7 +311,7 @@ def test_rounding_alone_does_not_become_a_kernel_of_length_one():
 
 
 @pytest.mark.parametrize("upload, members", [("model", 3), ("representations", 6), ("kernel", 6)])
-def test_what_is_sent_is_counted(upload: str, members: int):
+def test_uploads_are_counted(upload: str, members: int):
     rounds = started("--algorithm.upload", upload, "--models.mix", "mlp,logistic")
     row, _ = rounds.step()
     own = {
@@ -371,7 +371,9 @@ def test_ranks_do_not_matter(how: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("done", [1, 3])  # 3: all rounds, and only the last mean is left
-def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_path: Path, done: int):
+def test_a_stopped_run_continues_to_the_same_bits_and_the_same_final_model(
+    tmp_path: Path, done: int
+):
     job = toy.job("fedhenn", *SMALL, "--local.keep_optimiser", "true")
 
     def final(comm, resume: bool) -> Params:

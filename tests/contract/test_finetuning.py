@@ -48,7 +48,7 @@ def test_training_all_names_is_the_plain_run_to_the_bit(method):
 
 
 @pytest.mark.parametrize("flags", BYTES, ids=lambda flags: flags[0])
-def test_what_is_trained_is_what_is_sent_and_nothing_else(flags):
+def test_only_trained_tensors_are_sent(flags):
     run = toy.run(Serial(), toy.job("fedavg", *flags))
     took_part = run.column("cohort").astype(bool)
     for way in ("up", "down"):
@@ -75,7 +75,7 @@ def test_a_run_that_is_resumed_is_the_one_that_went_through(method, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [HEAD, LORA], ids=lambda flags: flags[0])
-def test_saved_models_are_whole_plain_and_as_accurate_as_recorded(flags, tmp_path):
+def test_saved_models_are_complete_and_as_accurate_as_recorded(flags, tmp_path):
     run = saved_run(tmp_path / "run", "fedavg", *flags)
     record = load(run)
     with rng.scoped(0, "init", 0):
@@ -159,7 +159,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_cannot_be_is_refused_in_one_message(words):
+def test_impossible_values_are_refused_in_one_message(words):
     with pytest.raises(ConfigError, match=REFUSED[words]):
         toy.start(Serial(), toy.job(*words))
 
@@ -247,7 +247,7 @@ def test_fedclip_sends_adapters_alone_and_leaves_all_else_as_it_was(mix):
         assert torch.equal(value, before[name]), name
 
 
-def test_weights_of_a_file_are_those_of_body_and_head_whatever_a_method_adds(tmp_path):
+def test_weights_of_a_file_are_those_of_body_and_head_with_any_additions_of_a_method(tmp_path):
     torch.save(dual("small").state_dict(), tmp_path / "small.pt")
     given = ("--models.mix", "small", "--models.weights", str(tmp_path / "small.pt"), "--seed", "3")
     for method in ("fedclip", "heterossfl"):
@@ -301,7 +301,7 @@ def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), LORA], ids=["all", "lora"])
-def test_a_run_goes_on_from_no_other_weights_than_it_began_from(tmp_path, flags):
+def test_a_run_is_not_resumed_with_other_initial_weights(tmp_path, flags):
     path, run = tmp_path / "w.pt", tmp_path / "run"
 
     def put(seed: int) -> None:

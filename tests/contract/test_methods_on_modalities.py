@@ -78,7 +78,7 @@ def test_ranks_do_not_matter(flags: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("name", ["one encoder less", "some are missing"])
-def test_a_stopped_run_goes_on_to_the_same_bits(name: str, tmp_path: Path):
+def test_a_stopped_run_continues_to_the_same_bits(name: str, tmp_path: Path):
     going = job(*SETTINGS[name], "--local.keep_optimiser", "true")
     want = toy.run(Serial(), going)
     spmd(2, lambda comm: toy.run(comm, going, rounds=1, save=tmp_path))
@@ -127,14 +127,14 @@ def test_a_client_has_the_modalities_that_its_examples_have_and_is_tested_on_its
     assert fed.architectures[4] == "concat(motion=conv1d)[motion&note]"
 
 
-def test_training_examples_lack_what_is_missing_and_tests_do_not():
+def test_training_examples_lack_missing_modalities_and_tests_do_not():
     fed = toy.start(Serial(), job("fedavg", "--modalities.missing", "0.6")).fed
     trained = [fed.clients[k].train.modalities for k in range(USERS)]
     assert {len(names) for names in trained} >= {1, 2} and min(map(len, trained)) == 1
     assert all(len(fed.clients[k].test.modalities) == 3 for k in range(USERS))
 
 
-def test_wrong_and_missing_labels_are_those_of_training_alone():
+def test_wrong_and_missing_labels_concern_only_training():
     plain = toy.start(Serial(), job("fedavg")).fed
     fed = toy.start(Serial(), job("fedavg", "--data.wrong_labels", "1")).fed
     for k in range(USERS):
@@ -154,7 +154,7 @@ def test_no_rate_is_the_job_without_one():
 
 
 @pytest.mark.parametrize("method", DIFFERENT)
-def test_methods_of_each_kind_run_on_modalities_or_says_what_to_set(method: str):
+def test_methods_of_each_category_run_on_modalities_or_name_the_field_to_set(method: str):
     mix = (
         "concat,mean" if algorithm(method)().accepts not in ("one architecture", "widths") else MIX
     )
@@ -194,7 +194,7 @@ def test_methods_of_each_kind_run_on_modalities_or_says_what_to_set(method: str)
         (("--data.least", "2", "--data.partition", "iid"), "data.least = 2 is about users"),
     ],
 )
-def test_what_cannot_be_is_refused(flags: tuple[str, ...], message: str):
+def test_impossible_values_are_refused(flags: tuple[str, ...], message: str):
     with pytest.raises(HpcfedError, match=message):
         toy.start(Serial(), job("fedavg", *flags))
 

@@ -20,7 +20,7 @@ from tests.contract import toy
 from tests.contract.examination import Examination
 from tests.contract.test_contract import (  # noqa: F401, these claims are examined here too
     test_a_round_that_a_signal_stops_is_ended_to_the_same_bits_on_seven_ranks,
-    test_a_run_saved_on_three_ranks_goes_on_to_the_same_bits_on_one,
+    test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits,
     test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter,
     test_ranks_do_not_matter,
 )
@@ -107,7 +107,7 @@ ADVICE = (  # what to do instead
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_method_runs_on_texts_or_says_what_to_set(method: str):
+def test_every_method_runs_on_texts_or_names_the_field_to_set(method: str):
     cls = algorithm(method)()
     mix = "lstm-1" if cls.accepts in ("one architecture", "widths") else "lstm-1,lstm-2"
     flags = [

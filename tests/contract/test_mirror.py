@@ -80,7 +80,7 @@ def test_all_go_back_to_the_newest_copy_that_everyone_has():
     assert spmd(2, lambda comm: resumed(comm, "fedclassavg", mirrors[:2]))[0][0] == 0
 
 
-def test_only_what_a_round_has_changed_travels():
+def test_only_values_changed_in_a_round_are_sent():
     def moved(comm: Comm) -> list[int]:
         mirror, rounds = (
             BuddyCopy(),
@@ -116,5 +116,5 @@ def test_only_what_a_round_has_changed_travels():
         ((0,) * 4 + (1,) * 4 + (2,) * 4, 4),
     ],
 )
-def test_a_copy_goes_to_another_node_where_that_serves_all(node_of, step):
+def test_copies_go_to_another_node_if_that_works_for_all_ranks(node_of, step):
     assert stride(node_of) == step

@@ -70,7 +70,7 @@ def test_the_same_seed_draws_the_same_examples_for_all_methods(run, tmp_path):
     assert (make(alone, 20).rows == make(run, 20).rows).all()
 
 
-def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(tmp_path):
+def test_figures_make_a_probe_if_it_is_missing_or_older_than_the_checkpoint(tmp_path):
     run = saved_run(tmp_path / "run", "local", rounds=2, saves=(1, 2))
     late = names.checkpoint_file(run, 2)
     late.rename(tmp_path / "late.h5")

@@ -49,7 +49,7 @@ def test_ranks_do_not_matter_with_any_public_data(case: str):
         assert toy.differences(got, want) == []
 
 
-def test_labels_of_public_data_say_nothing_where_they_are_not_learnt():
+def test_labels_of_public_data_have_no_effect_if_they_are_not_learnt():
     def taught(labels: bool, wrong: int) -> torch.Tensor:
         flags = ("--algorithm.public_labels", str(labels).lower())
         rounds = begun("--rounds", "1", *flags)

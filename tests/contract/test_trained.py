@@ -39,7 +39,7 @@ def images() -> torch.Tensor:
     return torch.from_numpy(toy.blobs(20, toy.rng.stream(3, "images"))[0])
 
 
-def test_an_exported_file_predicts_the_same_bits_and_says_what_it_is(tmp_path, monkeypatch):
+def test_an_exported_file_predicts_the_same_bits_and_describes_itself(tmp_path, monkeypatch):
     run = saved_run(tmp_path / "run", "fedproto")
     monkeypatch.setenv("HPCFED_SEED", "7")  # of another run: this one's job is what its results say
     told = models(run, clients="0,3", out=tmp_path / "out")
@@ -94,7 +94,7 @@ def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     ]
 
 
-def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
+def test_the_newest_intact_checkpoint_counts(tmp_path):
     run = saved_run(tmp_path / "run", "local", rounds=3, saves=(1, 2))
     assert hpcfed.load_model(run, client=4).about.rounds == 2  # the run has gone on since
     for part in names.parts_folder(names.checkpoint_file(run, 2)).glob("*.h5"):
@@ -118,7 +118,7 @@ class Guess(FedAvg):
         return lambda x: client.model(x).roll(1, 1)
 
 
-def test_what_cannot_be_told_is_refused_in_words(tmp_path):
+def test_ambiguous_values_are_refused_in_words(tmp_path):
     own = f"{__name__}:Guess"
     run = saved_run(tmp_path / "run", own, "--models.mix", "mlp", rounds=1)
     with pytest.raises(ConfigError, match=r"Guess predicts in its own way .*cannot be exported"):

@@ -175,7 +175,7 @@ def test_the_server_uses_each_part_of_what_it_received(method: str):
 
 
 @each_method
-def test_the_server_knows_of_clients_what_it_received_and_nothing_else(method: str):
+def test_the_server_learns_about_clients_only_from_uploads(method: str):
     assert learnt_in_another_way(method) == []
 
 

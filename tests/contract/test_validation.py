@@ -13,7 +13,7 @@ VALIDATION = ("--evaluate.validation", "0.25")
 NAMES = ("clients/accuracy_validation", "clients/loss_validation")
 
 
-def test_what_is_held_out_is_disjoint_from_training_and_in_proportion():
+def test_validation_examples_are_disjoint_from_training_and_in_proportion():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
     part = np.arange(8)
     train, held = hold_out(labels, part, 0.5, rng.stream(0, "validation", 0))
@@ -35,7 +35,7 @@ def test_ranks_and_resumption_do_not_matter_for_its_columns(method, tmp_path):
     assert toy.differences(resumed.rows[-1], want.rows[-1]) == []
 
 
-def test_clients_train_on_what_is_left_and_tests_stay_as_they_were():
+def test_clients_train_on_the_remaining_examples_and_tests_do_not_change():
     whole = toy.start(Serial(), toy.job("fedavg")).fed
     fed = toy.start(Serial(), toy.job("fedavg", *VALIDATION)).fed
     for k, client in fed.clients.items():
@@ -103,12 +103,12 @@ def test_received_models_are_validated_with_the_same_bits_on_any_ranks():
         assert toy.differences(got, want) == []
 
 
-def test_a_model_for_a_validation_that_there_is_none_of_is_refused():
+def test_a_validation_model_without_validation_is_refused():
     with pytest.raises(ConfigError, match='validation_model = "received" has no effect'):
         toy.job("fedavg", "--evaluate.validation_model", "received")
 
 
-def test_without_validation_there_are_no_such_columns():
+def test_without_validation_its_columns_do_not_exist():
     assert not set(NAMES) & set(toy.run(Serial(), toy.job("fedavg"), rounds=1).rows[0])
 
 

@@ -19,7 +19,7 @@ def test_a_weight_that_is_too_large_is_capped_and_the_others_share_the_rest():
     assert p == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3]) and capped.tolist() == [True, *3 * [False]]
 
 
-def test_who_becomes_too_likely_by_another_ones_cap_is_capped_too():
+def test_a_client_that_another_ones_cap_makes_too_likely_is_capped_too():
     p, capped = allocate(np.log([100.0, 10, 1, 1]), 2, 0.0)
     # uncapped 1.79 and 0.18; then one place is left for 10 + 1 + 1
     assert p == pytest.approx([1, 10 / 12, 1 / 12, 1 / 12]) and capped.sum() == 1
@@ -37,14 +37,14 @@ def test_weights_that_underflow_beside_others_still_share_what_these_leave():
         e3cs.learn(t, cohort[::2], {})
 
 
-def test_with_the_whole_quota_e3cs_is_uniform_and_learns_nothing():
+def test_with_the_full_quota_e3cs_is_uniform_and_learns_nothing():
     e3cs = choice("e3cs", quota=1.0)
     for t in range(5):
         e3cs.learn(t, e3cs.sample(t), {})
     assert e3cs.probabilities()[0] == pytest.approx([2 / 5] * 5) and not e3cs.log_weights.any()
 
 
-def test_e3cs_raises_the_weight_of_who_was_drawn_and_reported_by_hand():
+def test_e3cs_raises_the_weight_of_clients_that_reported_by_hand():
     e3cs = choice("e3cs", quota=0.5, eta=0.25)
     drawn = e3cs.sample(0)
     e3cs.learn(0, [drawn[0]], {})
@@ -83,7 +83,7 @@ def test_power_of_choice_takes_the_highest_losses_of_all_and_the_lowest_ids_amon
     assert poc.losses.tolist() == [3.0, 1.0, 2.0, 0.5, 0.25]
 
 
-def test_as_many_candidates_as_a_cohort_has_clients_are_a_choice_by_size():
+def test_with_as_many_candidates_as_cohort_members_clients_are_chosen_by_size():
     by_size, poc = choice("size"), choice("power-of-choice", candidates=2)
     cohorts = [by_size.sample(t) for t in range(300)]
     assert cohorts == [poc.sample(t) for t in range(300)]

@@ -77,7 +77,7 @@ def test_the_distance_to_prototypes_is_squared_and_averaged_and_leaves_out_class
     assert to_prototypes(z, proto, "sum").item() == 2.5  # (1 + 4 + 0) / 2 examples
 
 
-def test_the_distance_to_prototypes_is_the_authors_mean_squared_error_whatever_the_width():
+def test_the_distance_to_prototypes_is_the_authors_mean_squared_error_for_any_width():
     for d in (1, 4, 512):
         assert to_prototypes(torch.full((3, d), 5.0), torch.full((3, d), 2.0)).item() == 9.0
 

@@ -66,7 +66,7 @@ def test_supcon_does_not_depend_on_the_order_of_the_batch():
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_supcon_has_the_bits_of_float32_where_products_are_bfloat16(normalise: bool):
+def test_supcon_has_the_bits_of_float32_if_products_are_bfloat16(normalise: bool):
     z, y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     want = supcon(z, y, normalise=normalise)
     with autocast("bf16", z.device):

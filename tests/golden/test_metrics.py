@@ -117,7 +117,7 @@ def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second():
         ("c_index", SURVIVAL | {"event": np.zeros(4)}),  # nothing was seen
     ],
 )
-def test_what_is_not_defined_is_nan_without_a_warning(name, given, recwarn):
+def test_undefined_metrics_are_nan_without_a_warning(name, given, recwarn):
     assert np.isnan(of(name, given))
     assert not recwarn.list
 
@@ -135,7 +135,7 @@ def test_pooled_accuracy_weights_clients_by_their_test_examples():
     assert np.isnan(pooled_accuracy(accuracy[1:2], np.array([5])))
 
 
-def test_what_fits_a_task_follows_from_its_classes():
+def test_methods_and_partitions_for_a_task_follow_from_its_classes():
     assert CLASSES.fitting(3) == ["accuracy", "macro_f1", "balanced_accuracy", "kappa"]
     assert make("binary").fitting(2) == CLASSES.fitting(2) == list(ALL)
     assert SURVIVAL_TASK.fitting(1) == ["c_index"]
@@ -143,7 +143,7 @@ def test_what_fits_a_task_follows_from_its_classes():
         assert make(name).choose((), outputs, "these") == make(name).usual
 
 
-def test_accuracy_is_measured_beside_what_is_named():
+def test_accuracy_is_measured_besides_the_named_metrics():
     assert CLASSES.choose(["kappa"], 10, "digits") == ("accuracy", "kappa")
     assert SURVIVAL_TASK.choose(["c_index"], 1, "these") == ("c_index",)
 

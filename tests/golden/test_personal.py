@@ -71,7 +71,7 @@ def test_the_gradient_for_models_needs_their_inner_products_alone():
     assert torch.allclose(of_weights(MIX, models @ models.T), coeff.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_one_client_is_its_own_mixture_without_a_gradient_to_speak_of():
+def test_one_client_is_its_own_mixture_with_a_negligible_gradient():
     one, soft = rows((1.0,)), SOFT[:1]
     assert update_coefficients(one, of_predictions(one, soft), 0.1, 0.7).tolist() == [[1.0]]
     assert ktpfl.mixture_loss(soft[0], soft[0].log(), 1.0).item() == pytest.approx(0.0, abs=1e-15)

@@ -30,7 +30,7 @@ def test_the_gaussian_has_the_clients_weighted_mean_and_variance(fed: Federation
     assert mean["w"].tolist() == [1, 1] and variance["w"].tolist() == [3, 0]
 
 
-def test_directions_are_of_length_one_and_weigh_alike(fed: Federation):
+def test_directions_have_length_one_and_equal_weights(fed: Federation):
     """Changes (3, 4) and (0, -1): directions (.6, .8) and (0, -1), mean length 3."""
     sent = {0: Mean.of(at(4.0, 5.0), 7.0), 1: Mean.of(at(1.0, 0.0), 1.0)}
     mean, variance = posterior.directions(fed, sent, at(1.0, 1.0))

@@ -33,7 +33,7 @@ def test_the_second_moment_after_a_change_of_three(rule: str, want: float):
     assert second_moment(four, three, rule, b2=0.75).item() == want
 
 
-def test_yogis_second_moment_falls_by_a_part_of_the_square_where_that_is_smaller():
+def test_yogis_second_moment_falls_if_the_square_is_smaller():
     assert second_moment(torch.tensor(4.0), torch.tensor(1.0), "yogi", b2=0.75).item() == 3.75
 
 
@@ -58,7 +58,7 @@ def test_the_first_step_with_bias_correction_has_length_eta(rule: str):
     assert step(method, 5.0).x["w"].item() == pytest.approx(1.3, rel=1e-12)
 
 
-def test_where_nothing_changed_nothing_moves():
+def test_without_changes_nothing_is_sent():
     assert direction(torch.zeros(2), torch.zeros(2), 0.0).tolist() == [0, 0]
     assert step(FedOpt(tau=0, start="zero"), 1.0).x["w"].item() == 1.0
 
@@ -71,6 +71,6 @@ def test_fedrs_scales_logits_of_missing_classes_or_all_by_their_number():
 
 
 @pytest.mark.parametrize("field", ["b1", "b2"])
-def test_a_decay_of_1_is_refused_for_nothing_would_ever_enter(field: str):
+def test_a_decay_of_1_is_refused_because_no_gradient_would_count(field: str):
     with pytest.raises(ValueError, match="less than 1"):
         FedOpt(**{field: 1.0})

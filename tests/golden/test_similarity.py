@@ -87,7 +87,7 @@ def test_the_rbf_kernel_by_hand():
     assert torch.allclose(kernel, torch.tensor(want, dtype=torch.float64), rtol=1e-14)
 
 
-def test_where_most_rows_coincide_the_mean_square_gives_the_width():
+def test_if_most_rows_coincide_the_mean_square_gives_the_width():
     kernel = rbf_kernel(
         torch.tensor([[0.0]] * 4 + [[1.0]], dtype=torch.float64)
     )  # 6 distances 0, 4 of 1: sigma^2 0.4
@@ -192,7 +192,7 @@ def test_the_gradient_of_the_rbf_kernel_is_that_of_a_fixed_width():
 
 
 @each_measure
-def test_what_is_not_finite_is_not_hidden(like):
+def test_values_that_are_not_finite_are_not_hidden(like):
     a = draw(7, 3)
     a[2, 1] = torch.nan
     assert torch.isnan(like(a, draw(7, 3, key=1)))

@@ -49,7 +49,7 @@ def test_the_common_block_is_the_mean_of_all_the_rest_that_of_the_large():
     assert new["head.bias"].tolist() == [3.0] * 3
 
 
-def test_weights_count_by_value_and_what_nobody_has_stays():
+def test_weights_count_by_value_and_values_without_clients_stay():
     parts = [
         submodels.upload(a_client("cnn@0.5", **head(v, 2)), HALF, w)
         for v, w in ((1.0, 30.0), (2.0, 10.0))
@@ -139,7 +139,7 @@ def test_the_pooled_variance_is_that_of_all_clients_values_together():
     assert got["a/n.running_var"].tolist() == pytest.approx([110 / 3 - 196 / 9], rel=1e-12)
 
 
-def test_static_statistics_are_those_of_all_the_cohorts_values_together():
+def test_static_statistics_are_those_of_the_cohorts_pooled_values():
     rounds = toy.start(Serial(), toy.job("heterofl", "--participation", "1", "--rounds", "1"))
     fed = rounds.fed
     rounds.step()
@@ -175,7 +175,7 @@ def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_it
     assert reached[:16, :8].any() and not reached[16:].any() and not reached[:, 8:].any()
 
 
-def test_a_client_that_is_narrow_leaves_the_outer_block_and_the_whole_models_statistics_alone():
+def test_a_narrow_client_changes_neither_the_outer_block_nor_the_full_models_statistics():
     rounds = toy.start(
         Serial(), toy.job("fjord", "--models.widths", "0.25", "--participation", "1")
     )

@@ -91,7 +91,7 @@ def test_the_page_about_methods_of_ones_own_has_each_hook():
     assert sorted(rows) == sorted(hooks(Method, RoundBased))
 
 
-def test_each_reference_is_whole_and_has_a_key_of_its_own():
+def test_each_reference_is_complete_and_has_its_own_key():
     text = (source.ROOT / "hpcfed/report/references.bib").read_text()
     keys = re.findall(r"^@\w+\{([^,]+),", text, re.MULTILINE)
     assert sorted(keys) == sorted(set(keys)) and set(keys) == set(references())

@@ -100,7 +100,7 @@ def test_nothing_is_unpickled_or_evaluated():
     assert offenders(OURS, unsafe) == []
 
 
-def test_the_rules_know_what_they_forbid():
+def test_the_rules_find_their_forbidden_examples():
     assert all(
         map(
             seeds,

@@ -52,7 +52,7 @@ def undocumented(node: ast.AST, inherited: bool = False) -> Iterator[str]:
             yield from [child.name] if long and not ast.get_docstring(child) else []
 
 
-def test_modules_classes_and_functions_say_what_they_are():
+def test_modules_classes_and_functions_have_docstrings():
     silent = [name(path) for path in PACKAGE if not ast.get_docstring(tree(path))]
     silent += [f"{name(path)}: {what}" for path in PACKAGE for what in undocumented(tree(path))]
     assert silent == []

@@ -48,7 +48,7 @@ def test_mpi_keeps_the_law_when_all_goes_in_pieces_and_over_a_network(law):
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (5, 2), (7, 3)])
-def test_mpi_keeps_the_law_on_nodes_of_several_ranks_alike_or_not(law, ranks, nodes):
+def test_mpi_keeps_the_law_on_nodes_of_equal_and_unequal_numbers_of_ranks(law, ranks, nodes):
     lines = output(ranks, "nodes", str(nodes)).splitlines()
     assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(
         ranks, "nodes", str(nodes)

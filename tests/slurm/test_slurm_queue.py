@@ -44,7 +44,7 @@ def test_three_nodes_give_the_bits_of_one_rank(desk, wanted):
     assert (record.header["ranks"], digest(desk.folder / "run")) == (3, wanted)
 
 
-def test_each_task_of_an_array_has_a_run_of_its_own(desk):
+def test_each_task_of_an_array_has_its_own_run(desk):
     desk.open()
     (array,) = desk.submit(*ARRAY[2:], *JOB)
     assert [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(2)] == ["0:0", "0:0"]
@@ -65,7 +65,7 @@ def test_a_task_of_a_sweep_that_fails_leaves_the_others_alone_and_the_table_says
     assert "client 2 (mlp): the loss is nan in round 1" in table[-1]
 
 
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again(desk, wanted):
+def test_a_run_asked_to_stop_saves_and_continues_when_it_is_submitted_again(desk, wanted):
     job, waits = desk.submit(*RUN, "--time", "10", "--chain", "2")
     desk.waiting(job)
     pending, _, stop = desk.told.rpartition(": ")[2].partition("; ")
@@ -116,7 +116,7 @@ def test_a_requeued_job_that_waits_again_is_seen_too(desk):
     desk.call("scancel", job)
 
 
-def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_once(chain, wanted):
+def test_a_chain_continues_after_the_time_limit_and_its_remaining_jobs_end_at_once(chain, wanted):
     desk, ids = chain
     assert desk.ended(ids[0])["ExitCode"] == "75:0"
     desk.open()

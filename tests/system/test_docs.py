@@ -71,7 +71,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-def test_notebooks_are_pages_with_what_their_cells_show(site):
+def test_notebooks_are_pages_with_the_output_of_their_cells(site):
     first, own = ((site / f"notebooks/{name}.html").read_text() for name in ("first", "own"))
     assert "data:image/png;base64," in first and "10 of 10" not in first and "8 of 8" in first
     assert "lgfedavg" in own and "95 % confidence intervals" in own
@@ -91,7 +91,7 @@ def test_every_algorithm_has_a_page_and_every_field_its_place(site):
     assert [name for name in (*fields, "rounds", "seed") if f'id="{name}"' not in text] == []
 
 
-def test_a_methods_page_begins_with_a_whole_sentence(site):
+def test_a_methods_page_starts_with_a_complete_sentence(site):
     """Also where that takes two lines of the docstring."""
     text = (site / "algorithms/fedprox.html").read_text()
     assert "the partial work of stragglers counts." in text and "<p>counts." not in text
@@ -137,7 +137,7 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     assert {name for name in columns if f"`{name}`" not in named} == set()
 
 
-def test_the_method_of_the_tutorial_is_lg_fedavg_where_nothing_is_kept(tmp_path, monkeypatch):
+def test_the_method_of_the_tutorial_is_lg_fedavg_if_keep_is_zero(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     blocks = BLOCK.findall((DOCS / "pages/tutorial.md").read_text())

@@ -166,7 +166,7 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
     ), said
 
 
-def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
+def test_an_error_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
     """The result file, which only rank 0 writes, becomes a folder while the run goes on."""
     required = [
         "--rounds",

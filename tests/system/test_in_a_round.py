@@ -48,7 +48,7 @@ def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
     assert digest(run) == digest(whole)
 
 
-def test_a_long_first_round_is_seen_to_go_on_and_a_client_in_hand_is_given_up(tmp_path):
+def test_a_long_first_round_counts_as_progress_and_the_current_client_is_abandoned(tmp_path):
     run = tmp_path / "run"
     with started(2, *JOB, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
         job.until_file(names.watch_file(run, 1), "round 1, train")
@@ -59,7 +59,7 @@ def test_a_long_first_round_is_seen_to_go_on_and_a_client_in_hand_is_given_up(tm
     assert checkpoint.rounds_of(checkpoint.newest(run)) == 0
 
 
-def test_a_rank_that_stands_still_is_named_and_the_run_ends(tmp_path):
+def test_a_rank_without_progress_is_named_and_the_run_ends(tmp_path):
     flags = ("--rounds", "100000", "--training.engine", "eager", "--run.watchdog", "6")
     with started(3, *JOB, *flags, "--out", str(tmp_path / "run")) as job:
         job.until("round 1/")

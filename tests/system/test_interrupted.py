@@ -113,7 +113,7 @@ def losses(run: Path) -> int:
         return 0 if column is None else column.shape[1]
 
 
-def test_results_can_be_read_while_the_run_goes_on(tmp_path):
+def test_results_can_be_read_during_the_run(tmp_path):
     with started(1, *JOB, "--out", str(tmp_path / "run")) as job:
         job.until("round 2/")
         job.until_true(lambda: losses(tmp_path / "run") == 6, "no losses of 6 clients")

@@ -81,7 +81,7 @@ def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_
     assert "warning" not in alone.stdout + alone.stderr
 
 
-def test_whoever_dies_in_whatever_verb_the_others_go_on():
+def test_after_any_rank_dies_in_any_verb_the_others_continue():
     done = mpirun(9, "-c", DEATHS, timeout=limits.COMMAND, options=ulfm())
     lines = done.stdout.splitlines()
     told = [line.split() for line in lines if " left of " not in line]

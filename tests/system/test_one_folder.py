@@ -20,7 +20,7 @@ JOB = shlex.split(
 SLOW = ["--algorithm.name", "tests.system.faulty:Slow"]
 
 
-def test_a_run_that_goes_on_keeps_its_folder_whatever_a_second_one_asks_for(tmp_path):
+def test_a_running_run_keeps_its_folder_against_a_second_run(tmp_path):
     run = tmp_path / "run"
     others = {
         "new": [*JOB, "--seed", "2", "--out", str(run)],

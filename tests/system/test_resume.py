@@ -122,14 +122,12 @@ def refused(outcome: Outcome, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["more", "earlier"])
-def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_stopped(desk, outcomes, name):
+def test_a_finished_run_continues_to_more_rounds_with_the_bits_of_one_run(desk, outcomes, name):
     assert outcomes[name].status == 0
     assert digest(desk / name) == digest(desk / "longer")
 
 
-def test_a_run_that_goes_on_from_an_earlier_round_keeps_no_later_checkpoint_of_its_past(
-    desk, outcomes
-):
+def test_a_run_resumed_from_an_earlier_round_keeps_no_later_checkpoint(desk, outcomes):
     assert checkpoint.rounds_of(checkpoint.newest(desk / "earlier")) == LONGER
     assert results.load(desk / "earlier").header["history"][0]["rounds"] == DONE - 1
 
@@ -144,9 +142,7 @@ def test_another_job_is_refused_with_the_fields_that_differ(desk, outcomes):
 
 
 @pytest.mark.parametrize("name", ["cut", "altered"])
-def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_damaged_one_named(
-    desk, outcomes, name
-):
+def test_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(desk, outcomes, name):
     assert outcomes[name].status == 0
     newest, before = (names.checkpoint_file(desk / name, rounds) for rounds in (DONE, DONE - 1))
     assert f"hpcfed: warning: {part(newest)}: damaged" in outcomes[name].err
@@ -161,7 +157,7 @@ def test_a_damaged_checkpoint_that_is_named_is_refused_and_the_one_before_it_is_
     refused(outcomes["named"], f"{newest}: damaged", f"--resume {before}")
 
 
-def test_without_a_checkpoint_that_is_whole_a_run_is_refused(desk, outcomes):
+def test_without_an_intact_checkpoint_a_resume_is_refused(desk, outcomes):
     refused(outcomes["hopeless"], "no other valid checkpoint", "start anew without --resume")
 
 
@@ -171,7 +167,7 @@ def test_damaged_results_are_replaced_by_the_copy_that_belongs_to_the_checkpoint
     assert digest(desk / "lost") == digest(desk / "longer")
 
 
-def test_without_any_usable_results_a_run_goes_on_from_its_checkpoint_and_names_lost_rounds(
+def test_without_usable_results_a_run_continues_from_its_checkpoint_and_names_lost_rounds(
     desk, outcomes
 ):
     """With the job that its checkpoint has, and the weights of a run that lost nothing."""
@@ -197,9 +193,7 @@ def test_without_any_usable_results_a_run_goes_on_from_its_checkpoint_and_names_
 
 
 @pytest.mark.parametrize("name", ["torn", "bent"])
-def test_without_its_index_a_checkpoint_is_none_and_the_run_goes_on_from_the_one_before(
-    desk, outcomes, name
-):
+def test_without_its_index_a_checkpoint_is_ignored_and_the_previous_one_used(desk, outcomes, name):
     """As where rank 0 is killed after all parts are written and before their index is."""
     assert outcomes[name].status == 0
     damage = f"{names.checkpoint_file(desk / name, DONE)}: damaged"
@@ -227,7 +221,7 @@ def test_a_resumed_run_is_the_same_run(desk, outcomes):
 
 
 @pytest.mark.parametrize("name", ["bare", "empty", "absent"])
-def test_what_is_no_run_cannot_be_resumed(desk, outcomes, name):
+def test_a_folder_that_is_not_a_run_cannot_be_resumed(desk, outcomes, name):
     refused(
         outcomes[name],
         {"bare": "no checkpoint here", "empty": "results.h5", "absent": "no/such/run"}[name],
@@ -235,7 +229,7 @@ def test_what_is_no_run_cannot_be_resumed(desk, outcomes, name):
     assert not (desk / "empty" / "no").exists()
 
 
-def test_a_resumed_run_goes_on_in_its_own_folder(desk, outcomes):
+def test_a_resumed_run_continues_in_its_own_folder(desk, outcomes):
     refused(outcomes["elsewhere"], "its own folder", str(desk / "more"))
 
 

@@ -119,7 +119,7 @@ def test_crops_lie_inside_the_image_and_keep_to_scale_and_ratio(height, width):
         assert ratio.min() > RATIO[0] * 0.9 and ratio.max() < RATIO[1] * 1.1
 
 
-def test_crop_flip_shifts_whole_pixels_and_pads_with_black():
+def test_crop_flip_shifts_by_integers_and_pads_with_black():
     x = pixels(64)
     shifted = crop_flip(x, torch_stream(3, "f"), flip=0.0)
     padded = torch.nn.functional.pad(x, [4] * 4)

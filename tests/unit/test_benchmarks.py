@@ -51,7 +51,7 @@ def test_each_benchmark_can_be_imported_and_has_a_main():
     assert said.stdout.strip() == str([True] * len(report.CPU)), said.stderr
 
 
-def test_make_bench_runs_what_the_table_holds():
+def test_make_bench_runs_the_rows_of_the_table():
     line = re.search(r"^BENCH := (.*)$", (FOLDER.parent / "Makefile").read_text(), re.MULTILINE)
     assert line and tuple(line[1].split()) == report.CPU
 
@@ -74,7 +74,7 @@ def test_a_row_comes_back_from_its_file():
     assert report.row(json.loads(json.dumps(kept))) == row and not row.met
 
 
-def test_what_runs_apart_leaves_this_process_as_it_is():
+def test_work_in_a_separate_process_does_not_change_this_one():
     with Apart(changing) as other:
         assert other() is True and "CHANGED" not in os.environ
 
@@ -108,7 +108,7 @@ def test_a_result_of_another_job_is_stale_with_the_fields_that_differ(unpacked):
     assert remake.stale(gone) == ["there is no such file"]
 
 
-def test_the_readmes_sweep_is_what_remakes_its_table():
+def test_the_readmes_sweep_is_the_one_that_remakes_its_table():
     readme = (FOLDER.parent / "README.md").read_text()
     *words, rounds, number = remake.HEART
     values = f"--algorithm.name local,fedavg,ditto --seed 0,1,2 {rounds} {number}"
@@ -211,7 +211,7 @@ def test_each_row_of_the_tables_on_own_data_is_a_job_that_hpcfed_takes():
             assert run.flags[1] == job.algorithm.name
 
 
-def test_a_table_on_own_data_shows_what_is_there_beside_the_papers_numbers(tmp_path, monkeypatch):
+def test_a_table_on_own_data_shows_its_cells_beside_the_papers_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "KEPT", tmp_path)
     (tmp_path / "fesem").mkdir()
     for seed, accuracy in enumerate((0.5, 0.75)):
@@ -233,7 +233,7 @@ def test_beside_htfllib_each_client_has_its_classes_and_no_example_is_dealt_twic
         assert np.unique(y[own_rows]).tolist() == want
 
 
-def test_a_row_is_held_against_fedavg_seed_by_seed():
+def test_a_row_is_compared_with_fedavg_seed_by_seed():
     row = methods.row("fedprox")
     own, base = (
         [{"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k} for a in accuracies]
@@ -265,7 +265,7 @@ def prepare_in_the_benchmark(folder: Path) -> Path:
     return module.prepare(folder, folder / "made")["cifar10.toml"] / "cifar10.h5"
 
 
-def test_a_command_that_takes_too_long_is_ended_with_what_it_started_and_its_words_are_kept():
+def test_a_command_that_takes_too_long_is_ended_with_its_children_and_its_output_is_kept():
     """The second process holds the output open: this call returns when it is gone, too."""
     started = ["sh", "-c", "echo begun; sleep 3600 & wait"]
     assert run_within(0.5, started, os.environ) == (None, "begun\n")

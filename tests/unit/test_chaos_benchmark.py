@@ -56,14 +56,14 @@ def test_each_kind_has_its_turns_with_few_ranks_in_its_rounds():
 
 
 @pytest.mark.parametrize("deed", [faults.flipped, faults.truncated, faults.removed])
-def test_a_damaged_file_is_not_what_it_was(tmp_path, deed):
+def test_a_damaged_file_is_detected(tmp_path, deed):
     path, content = tmp_path / "part", bytes(range(100))
     path.write_bytes(content)
     deed(lambda run: [run / "part"], tmp_path, stream(0, "damage"))
     assert not path.exists() or path.read_bytes() != content
 
 
-def test_a_supervised_run_of_which_all_ranks_are_killed_at_once_comes_to_the_same_bits():
+def test_a_supervised_run_ends_with_the_same_bits_after_all_ranks_are_killed_at_once():
     ulfm()
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "8"]

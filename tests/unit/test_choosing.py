@@ -25,14 +25,14 @@ def choosing(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_every_method_has_a_guide_of_its_own_and_a_row(choosing):
+def test_every_method_has_its_own_guide_and_a_row(choosing):
     guides = {name: vars(entry.load()).get("guide", ()) for name, entry in ALGORITHMS.items()}
     assert [name for name, guide in guides.items() if not (guide and all(guide))] == []
     page = choosing.page()
     assert all(page.count(f"](algorithms/{name}.md)") == 1 for name in ALGORITHMS)
 
 
-def test_costs_are_those_of_the_committed_table_and_else_not_measured(choosing, tmp_path):
+def test_costs_come_from_the_committed_table_or_are_not_measured(choosing, tmp_path):
     choosing.MEASURED = tmp_path / "table.json"
     assert choosing.measured() == {}
     assert choosing.row("fedavg", {})[6:8] == ("not measured yet", "not measured yet")

@@ -44,7 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_nothing_is_deleted_unless_told_and_then_results_and_the_last_checkpoint_stay(run):
+def test_nothing_is_deleted_without_delete_and_results_and_the_last_checkpoint_stay(run):
     listed, before = text(run.parent), digest.digest(run)
     assert "checkpoint of round 1" in listed and "values beside memory" in listed
     assert "can be deleted; nothing has been yet: add --delete" in listed and "5.0 kB" in listed
@@ -56,7 +56,7 @@ def test_nothing_is_deleted_unless_told_and_then_results_and_the_last_checkpoint
     assert digest.digest(run) == before and "nothing to delete" in text(run)
 
 
-def test_the_last_checkpoint_goes_only_where_it_is_named_and_the_run_is_finished(run):
+def test_the_last_checkpoint_is_deleted_only_with_last_and_after_the_run(run):
     assert "last checkpoint of round 2" in text(run, delete=True, last=True)
     assert saved(run) == [] and len(hpcfed.load(run)) == 2
     with pytest.raises(CheckpointError, match="no checkpoint here"):

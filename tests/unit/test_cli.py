@@ -124,7 +124,7 @@ def test_a_path_without_a_run_is_one_message_and_status_2(command, tmp_path, cap
         assert out == "" and str(path) in err and "Traceback" not in err
 
 
-def test_help_names_every_command_and_each_has_help_of_its_own(capsys):
+def test_help_names_every_command_and_each_has_its_own_help(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     text = capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     ],
 )
 @pytest.mark.parametrize("way", [["hpcfed.cli", "run"], ["hpcfed.main"]])
-def test_a_mistake_that_needs_no_method_is_told_before_torch_is_imported(way, words, text):
+def test_a_mistake_outside_the_method_is_reported_before_torch_is_imported(way, words, text):
     code = (
         f"import runpy, sys\nsys.argv = {['hpcfed', *way[1:], *words]!r}\n"
         "try:\n"
@@ -184,7 +184,7 @@ def test_help_of_a_run_is_answered_without_starting_one(monkeypatch, capsys):
     assert "--algorithm.mu 0.1" in capsys.readouterr().out
 
 
-def test_run_without_words_says_what_it_does_and_ends_with_three_commands_that_there_are(
+def test_run_without_arguments_explains_itself_and_suggests_three_existing_commands(
     monkeypatch, capsys
 ):
     started = []
@@ -251,7 +251,7 @@ def test_any_error_of_a_user_is_printed_alone(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "algorithms"], ["list"]])
-def test_what_should_answer_at_once_does_not_load_torch(words):
+def test_quick_commands_do_not_load_torch(words):
     code = f"""
 import sys
 from hpcfed.cli import main

@@ -31,7 +31,7 @@ def test_a_batch_is_the_rows_that_are_asked_for(clients):
     assert x[:, 0, 0, 0].tolist() == [6 * 64, 4 * 64] and y.tolist() == [2, 0] and clients[1].n == 5
 
 
-def test_batches_gathered_on_a_device_are_those_gathered_on_the_host(clients, monkeypatch):
+def test_batches_gathered_on_a_device_equal_those_gathered_on_the_host(clients, monkeypatch):
     """The device's way, forced on the CPU."""
     own = clients[2].train
     soft = Paired(own, torch.arange(12.0).reshape(6, 2), with_labels=True)
@@ -80,7 +80,7 @@ def test_clients_of_one_architecture_share_the_module_but_no_weights(clients):
     assert second.params()["head.bias"].tolist() == [2.0] * 4
 
 
-def test_each_client_starts_from_its_own_weights_whatever_was_used_before(clients):
+def test_each_client_starts_from_its_own_weights_in_any_order_of_use(clients):
     alone = clients[2].params()
     other = ClientStore(0, SHAPE, 4, 16, False, torch.device("cpu"))
     for k in (2, 0, 2):
@@ -133,7 +133,7 @@ def test_a_module_is_built_once_for_all_clients_of_an_architecture(clients):
     assert sorted(clients[0].store.skeletons) == [("fedhenn-1", "clients"), ("mlp", "clients")]
 
 
-def test_all_weights_are_copied_out_and_in_at_once_however_many_tensors_a_model_has(clients):
+def test_all_weights_are_copied_with_one_call_for_any_number_of_tensors(clients):
     client = clients[1]
     assert len(client.skeleton.layout.names) == 4
     with Launches() as out:

@@ -6,7 +6,7 @@ from hpcfed.machine.clock import Clock
 from tests.contract import toy
 
 
-def test_the_rest_is_what_no_phase_inside_takes(monkeypatch):
+def test_the_rest_is_the_time_outside_inner_phases(monkeypatch):
     times = iter(
         [0.0, 1.0, 4.0, 10.0]
     )  # the rest begins, evaluation begins and ends, the rest ends

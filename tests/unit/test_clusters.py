@@ -25,7 +25,7 @@ def test_models_are_stacked_and_come_back():
     assert toy.differences(clusters.row(STATE, 1), model(1, 10)) == []
 
 
-def test_what_clusters_have_in_common_is_there_once():
+def test_common_parts_of_clusters_are_stored_once():
     state = clusters.stack([model(0, 0), model(1, 10)], per_cluster=lambda name: name == "w")
     assert {name: len(v) for name, v in state.items()} == {"w": 2, "v": 1}
     assert (

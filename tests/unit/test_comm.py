@@ -56,12 +56,12 @@ def test_a_nan_upload_is_refused_on_its_own_rank():
         spmd(3, fn)
 
 
-def test_ranks_that_make_different_calls_are_told_so():
+def test_ranks_that_make_different_calls_get_an_error():
     with pytest.raises(RuntimeError, match="different calls: rank 0: barrier, rank 1: gather"):
         spmd(2, lambda comm: comm.gather({}) if comm.rank else comm.barrier())
 
 
-def test_a_rank_that_leaves_early_is_told_so():
+def test_a_rank_that_leaves_early_gets_an_error():
     with pytest.raises(RuntimeError, match="different calls: rank 0: end, rank 1: barrier"):
         spmd(2, lambda comm: comm.barrier() if comm.rank else None)
 
@@ -85,7 +85,7 @@ def test_abort_ends_all_ranks_with_its_status(ranks):
     assert error.value.code == 2
 
 
-def test_a_wrong_row_is_told_with_its_place():
+def test_a_wrong_row_is_reported_with_its_place():
     with pytest.raises(ValueError, match=r"row 1, array 0 has shape \(2,\) instead of \(3,\)"):
         Serial().sum([[np.ones(3)], [np.ones(2)]], [(3,)])
     with pytest.raises(ValueError, match="row 0 has 2 arrays instead of 1"):

@@ -79,12 +79,12 @@ def test_the_signed_rank_test_counts_the_signs_that_are_as_extreme():
     assert wilcoxon(np.zeros(5)) == 1.0
 
 
-def test_holm_multiplies_the_smallest_by_all_and_the_others_by_what_is_left():
+def test_holm_multiplies_the_smallest_by_all_and_the_others_by_the_remaining_number():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
-def test_a_bootstrap_is_of_its_seed_alone():
+def test_a_bootstrap_depends_only_on_its_seed():
     each = np.array([0.1, 0.3, -0.1, 0.2])
     assert bootstrap(each, 0) == bootstrap(each, 0) and bootstrap(
         np.array([0.1, 0.1]), 0
@@ -111,7 +111,7 @@ def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     )
 
 
-def test_one_seed_is_over_its_clients_and_says_what_that_cannot_tell(tmp_path):
+def test_a_comparison_of_one_seed_is_over_clients_and_states_its_limits(tmp_path):
     local = run(tmp_path / "a", [0.5, 0.5, 0.5, 0.5], method="local")
     ours = run(tmp_path / "b", [0.6, 0.7, 0.8, 0.9])
     text = lines(compare([local, ours]))
@@ -157,7 +157,7 @@ def test_a_methods_parameters_tell_its_runs_apart(tmp_path):
         compare(runs, baseline="fedprox")
 
 
-def test_what_cannot_be_paired_is_refused_with_the_fields_that_differ(tmp_path):
+def test_runs_that_cannot_be_paired_are_refused_with_the_differing_fields(tmp_path):
     one = run(tmp_path / "a", [0.5, 0.5])
     with pytest.raises(ConfigError, match=r"differ in data.alpha \(0.1 and 0.5\)"):
         compare(
@@ -204,7 +204,7 @@ def test_fields_that_move_no_example_may_differ(tmp_path):
     assert "+0.1000" in compare(runs)
 
 
-def test_what_did_not_count_is_told(tmp_path):
+def test_runs_that_do_not_count_are_listed(tmp_path):
     runs = [
         *seeds(tmp_path, "local", [0.5, 0.5]),
         *seeds(tmp_path, "fedavg", [0.6]),
@@ -215,7 +215,7 @@ def test_what_did_not_count_is_told(tmp_path):
     assert "fedprox: clients that have a number in only one run of a pair do not count: 1" in text
 
 
-def test_of_very_many_clients_those_are_paired_whose_numbers_are_known(tmp_path):
+def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):
     for method, who, values in (("local", [5, 9], [0.5, 0.5]), ("fedavg", [9, 11], [0.7, 0.9])):
         results = Results(
             made := tmp_path / method,
@@ -249,7 +249,7 @@ def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
         compare(runs, value="final")
 
 
-def test_runs_of_different_code_are_told_below_tables_and_comparisons(tmp_path):
+def test_runs_of_different_code_are_noted_below_tables_and_comparisons(tmp_path):
     def of(name: str, version: str, code: str) -> Path:
         made = records.header(2, 1, 2, versions={"hpcfed": version}, commit="c" * 40)
         made["own"] = {"mine:Mine": code}

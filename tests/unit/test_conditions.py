@@ -153,14 +153,14 @@ def test_a_field_that_never_has_an_effect_must_be_one():
         type("Wrong", (Method,), {"__module__": __name__, "unused": {"local.epoch": "a reason"}})
 
 
-def test_a_method_inherits_what_has_no_effect_with_its_base():
+def test_a_method_inherits_the_unused_fields_of_its_base():
     class Other(Mine):
         unused: ClassVar[Unused] = {"local.lr": "steps are of length 1"}
 
     assert {"weighting", "local.epochs", "local.lr"} <= conditions(Other).keys()
 
 
-def test_a_users_method_refuses_what_its_conditions_say(tmp_path, monkeypatch):
+def test_a_users_method_refuses_jobs_that_violate_its_conditions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "contrast.py").write_text(
@@ -237,7 +237,7 @@ VAIN = "data.alpha = 0.1 has no effect with data.partition = 'iid'"
         ),
     ],
 )
-def test_a_field_of_another_partition_is_in_vain_where_it_is_set_beside_it(
+def test_a_field_of_another_partition_is_refused_as_without_effect(
     tmp_path, file, words, environ, lines
 ):
     path = tmp_path / "job.toml"

@@ -51,7 +51,7 @@ def test_without_a_file_the_embedded_job_runs_and_with_a_file_it_does_not(job_fi
     assert load([job_file("rounds = 3\n")]).local.batch == 64
 
 
-def test_flags_win_over_the_environment_which_wins_over_the_file(job_file, monkeypatch):
+def test_flags_override_the_environment_which_overrides_the_file(job_file, monkeypatch):
     path = job_file("rounds = 1\nseed = 1\nclients = 5\n[data]\nalpha = 0.1\n")
     monkeypatch.setenv("HPCFED_ROUNDS", "2")
     monkeypatch.setenv("HPCFED_DATA__ALPHA", "0.2")
@@ -82,13 +82,13 @@ def test_a_preset_on_the_command_line_wins_over_the_file_and_single_flags_over_i
     assert load([path]).local.lr == 1e-4 and load(["--preset", "paper"]).local.lr == 5e-4
 
 
-def test_a_resumed_run_keeps_what_was_set_over_its_preset(job_file):
+def test_a_resumed_run_keeps_fields_set_over_its_preset(job_file):
     stored = {"preset": "authors", "algorithm": {"name": "fedclassavg", "tau": 5.0}}
     job = load(["--resume", "runs/a", "--preset", "authors"], lambda path: stored)
     assert job.algorithm.tau == 5.0
 
 
-def test_a_job_tells_which_fields_its_preset_and_its_method_set(job_file):
+def test_a_job_knows_the_fields_that_its_preset_and_its_method_set(job_file):
     sources = load(["--preset", "authors", "--local.betas", "0.8,0.9"]).sources()
     assert sources["data.sizes"] == sources["algorithm.tau"] == "preset authors"
     assert "local.betas" not in sources and "rounds" not in sources
@@ -130,7 +130,7 @@ def test_a_field_of_an_own_method_may_have_no_default(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["mlp,cnn", '["mlp", "cnn"]'])
-def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, value):
+def test_several_values_are_written_the_same_way_in_environment_and_flags(monkeypatch, value):
     assert load(["--models.mix", value]).models.mix == ("mlp", "cnn")
     monkeypatch.setenv("HPCFED_MODELS__MIX", value)
     assert load([]).models.mix == ("mlp", "cnn")
@@ -150,11 +150,11 @@ def test_a_methods_name_is_taken_in_any_spelling(job_file, monkeypatch, name):
     assert load([job_file(mlp, "b.toml")]).algorithm.name == "fedavg"
 
 
-def test_a_method_that_there_is_not_stays_unknown_in_any_spelling():
+def test_an_unknown_method_is_unknown_in_any_spelling():
     assert "no algorithm 'FedPox'; did you mean 'fedprox'" in message("--algorithm.name", "FedPox")
 
 
-def test_none_is_written_alike_in_environment_and_flags(job_file, monkeypatch):
+def test_none_is_written_the_same_way_in_environment_and_flags(job_file, monkeypatch):
     path = job_file("out = 'x'\n[local]\nsteps = 5\n")
     job = load([path, "--local.steps", "none"])
     assert (job.local.steps, job.out) == (None, Path("x"))
@@ -162,7 +162,7 @@ def test_none_is_written_alike_in_environment_and_flags(job_file, monkeypatch):
     assert load([path]).out is None
 
 
-def test_a_variable_may_hold_a_whole_table(monkeypatch):
+def test_a_variable_may_contain_a_table(monkeypatch):
     monkeypatch.setenv("HPCFED_DATA", '{"alpha": 0.25, "sizes": "free"}')
     monkeypatch.setenv("HPCFED_DATA__SIZES", "equal")
     job = load([])
@@ -202,7 +202,7 @@ def test_a_file_lies_over_the_files_that_it_extends_later_ones_first(job_file):
     )
 
 
-def test_merging_keeps_what_the_upper_table_does_not_name():
+def test_merging_keeps_fields_that_the_upper_table_does_not_name():
     assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "c": 4}) == {
         "a": {"x": 1, "y": 3},
         "b": 1,
@@ -288,7 +288,7 @@ def test_a_mistake_in_the_stored_job_names_the_run():
         load(["--resume", "runs/a"], lambda path: {"data": {"old": 1}})
 
 
-def test_a_rule_between_parameters_is_told_in_its_own_words():
+def test_a_rule_between_parameters_has_its_own_message():
     said = message(
         "--algorithm.name", "fedprox", "--models.mix", "mlp", "--algorithm.sampling", "size"
     )
@@ -304,7 +304,7 @@ def test_a_word_that_is_neither_job_file_nor_value_is_refused(words):
     assert "is neither a job file (.toml) nor the value of a --field" in message(*words)
 
 
-def test_job_files_stand_before_all_flags():
+def test_job_files_come_before_all_flags():
     assert message("--rounds", "2", "b.toml") == (
         "command line: b.toml: job files come before all flags; later ones override earlier ones"
     )
@@ -346,7 +346,7 @@ def test_a_mistake_in_one_of_several_job_files_names_that_file(job_file):
     assert message(first, f"{first}.toml").startswith(f"{first}.toml: cannot read the job file: ")
 
 
-def test_a_job_tells_from_which_file_flag_or_variable_each_value_comes(job_file, monkeypatch):
+def test_a_job_knows_the_file_flag_or_variable_of_each_value(job_file, monkeypatch):
     monkeypatch.setenv("HPCFED_LOCAL__BATCH", "8")
     below = job_file("clients = 3\nseed = 1\n[data]\nalpha = 0.1\n", "below.toml")
     first = job_file("extends = ['below.toml']\nrounds = 1\npreset = 'authors'\n", "a.toml")
@@ -394,7 +394,7 @@ def test_a_method_is_refused_with_models_that_it_does_not_accept():
     )
 
 
-def test_identity_is_what_results_depend_on():
+def test_a_jobs_identity_has_all_fields_that_results_depend_on():
     plain = load(["--rounds", "3"])
     assert (
         plain.identity()
@@ -418,7 +418,7 @@ def test_the_folder_of_a_run_is_named_after_what_runs():
     assert load(["--out", "x/y"]).folder == Path("x/y")
 
 
-def test_reading_a_file_tells_where_each_table_comes_from(job_file):
+def test_reading_a_file_gives_the_origin_of_each_table(job_file):
     below, top = (
         job_file("seed = 1\n", "below.toml"),
         job_file("extends = ['below.toml']\nrounds = 2\n"),
@@ -427,7 +427,7 @@ def test_reading_a_file_tells_where_each_table_comes_from(job_file):
     assert layers == [(below, {"seed": 1}), (top, {"rounds": 2})]
 
 
-def test_types_are_told_in_words():
+def test_types_are_described_in_words():
     kinds = {name: kind_of(field.annotation) for name, field in Job.model_fields.items()}
     assert (kinds["rounds"], kinds["out"], kinds["preset"]) == (
         "int",
@@ -469,7 +469,7 @@ def test_a_file_that_names_another_algorithm_leaves_that_ones_fields_behind(tmp_
     assert (same.algorithm.mu, same.algorithm.weighting) == (0.25, "uniform")
 
 
-def test_help_fits_a_screen_and_shows_what_the_command_would_run_with(job_file):
+def test_help_fits_a_screen_and_shows_the_values_of_the_command(job_file):
     text = help(["--help"])
     assert len(text.splitlines()) <= 30 and max(map(len, text.splitlines())) <= 80
     assert "--rounds 40 " in text and "--local.lr 0.0005 " in text  # of the embedded job
@@ -484,7 +484,7 @@ def test_help_fits_a_screen_and_shows_what_the_command_would_run_with(job_file):
     assert help([path, "--local.lr", "0.5", "--help", other]) == both
 
 
-def test_help_says_of_a_field_where_its_value_comes_from(job_file, monkeypatch):
+def test_help_of_a_field_names_the_source_of_its_value(job_file, monkeypatch):
     assert "value:       0.0005, from the embedded job" in help(["--help", "local.lr"])
     assert "default:     0.001" in help(["--help", "lr"])
     path = job_file("[local]\nlr = 0.25\n")

@@ -88,7 +88,7 @@ def test_a_sum_on_a_device_has_the_bits_and_the_errors_of_one_on_the_host(rows):
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.lists(st.floats(-1e300, 1e300), min_size=9, max_size=9), factors)))
-def test_what_a_rank_sends_has_the_same_bits_in_messages_of_several_lines(rows):
+def test_sums_have_the_same_bits_in_messages_of_several_lines(rows):
     """One rank of three puts its rows on the grid on its device, the others on the host."""
 
     def run(comm, on_device: bool):
@@ -228,7 +228,7 @@ def test_magnitudes_keep_the_order_of_tensors_of_different_types(
     assert magnitudes([]) == []
 
 
-def test_tensors_on_a_gpu_are_examined_by_equally_many_launches_however_many(monkeypatch):
+def test_tensors_on_a_gpu_are_examined_by_a_constant_number_of_launches(monkeypatch):
     monkeypatch.setattr(payload, "AT_HAND", set())
 
     def launches(tensors: int) -> int:
@@ -255,7 +255,7 @@ def launches(rows: int) -> int:
     return counted.count
 
 
-def test_rows_are_put_on_the_grid_and_added_up_with_equally_many_launches_however_many():
+def test_rows_are_added_up_with_a_constant_number_of_launches():
     assert launches(2) == launches(40) < 10
 
 

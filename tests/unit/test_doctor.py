@@ -149,7 +149,7 @@ def test_a_wrong_sum_and_a_missing_rank_are_no_world():
     assert not trial(world(2), status=9).works
 
 
-def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allocation():
+def test_srun_is_tried_first_and_mpirun_allocates_nodes_outside_of_an_allocation():
     ways = candidates(4, ["mpirun"], ["none", "pmi2", "pmix"], ["--partition=gpu"], False, 30)
     assert [c.name for c in ways] == ["srun --mpi=pmix", "srun --mpi=pmi2", "mpirun"]
     ask = ("--immediate=30", "-n", "4", "--partition=gpu")

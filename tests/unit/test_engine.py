@@ -157,7 +157,7 @@ def test_clients_that_receive_everything_hold_no_weights_between_rounds():
     assert rounds.fed.store.stateless and not list(rounds.fed.store) and not rounds.fed.store.active
 
 
-def test_clients_are_moved_only_where_it_pays():
+def test_clients_are_moved_only_if_it_saves_time():
     def moved(comm, seconds):
         rounds = started("local", comm=comm)
         rounds.balance.seconds = np.array(seconds) / np.array(toy.SIZES)
@@ -259,7 +259,7 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
     assert "round-000003.h5" in rounds.fed.warnings.last_checkpoint
 
 
-def test_a_restored_run_knows_scores_costs_and_who_is_to_be_scored(tmp_path):
+def test_a_restored_run_knows_scores_costs_and_clients_to_be_scored(tmp_path):
     rounds, again = (started("local", "--evaluate.every", "2") for _ in range(2))
     for _ in range(3):
         rounds.step()

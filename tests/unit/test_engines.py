@@ -101,7 +101,7 @@ def test_a_recording_serves_all_clients_of_an_architecture_and_each_size_of_batc
     assert len(fed.store.skeletons["mlp", "clients"].captured) == 3
 
 
-def test_what_a_client_received_goes_into_the_recording_and_is_not_part_of_it():
+def test_downloads_are_inputs_of_a_recording_and_not_constants():
     def run(engine: str) -> Tensor:
         fed = federation("--training.engine", engine)
         for k, anchor in ((4, 0.0), (5, 1.0)):
@@ -216,7 +216,7 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
         (partial(cross_entropy, Box({})), "it holds a dict"),
     ],
 )
-def test_an_objective_that_holds_what_can_change_is_never_recorded(loss, why: str):
+def test_an_objective_with_mutable_values_is_never_recorded(loss, why: str):
     with pytest.raises(Unshareable, match=why):
         extract_tensors(loss)
 
@@ -270,7 +270,7 @@ class Collects(FedAvg):
         return super().loss(client, state, model, x, y)
 
 
-def test_a_users_loss_that_collects_does_so_in_every_step_whatever_auto_would_choose(monkeypatch):
+def test_a_users_loss_that_collects_values_runs_in_every_step(monkeypatch):
     monkeypatch.setattr(engines, "MANY", 1)
     flags = ("--clients", "6", "--data.partition", "iid", "--rounds", "1", "--models.mix", "mlp")
     rounds = toy.start(Serial(), toy.job("fedavg", *flags, "--local.batch", "8"))

@@ -63,7 +63,7 @@ def test_jobs_end_in_the_order_of_time_and_then_of_clients():
     assert trace(agenda(), 9) == want
 
 
-def test_a_fast_client_completes_more_jobs_and_waits_for_nobody():
+def test_a_fast_client_completes_more_tasks_and_waits_for_no_other():
     ended = trace(agenda(), 800)
     assert np.bincount([k for _, k, _ in ended]).tolist() == [100, 200, 500]
 
@@ -82,7 +82,7 @@ def test_one_job_at_once_leaves_the_others_free_and_all_are_drawn():
     assert min(np.bincount([k for _, k, _ in ended])) > 10
 
 
-def test_lost_jobs_take_a_part_of_their_time_and_block_nobody():
+def test_lost_tasks_take_a_part_of_their_time_and_block_no_client():
     going = agenda(dropout=0.5)
     going.fill()
     ended = going.advance(200)
@@ -94,7 +94,7 @@ def test_lost_jobs_take_a_part_of_their_time_and_block_nobody():
     assert all(len(e.started) == 1 for e in ended)
 
 
-def test_a_client_that_is_not_reached_starts_later_by_whole_jobs():
+def test_an_unreachable_client_starts_later_by_the_time_of_complete_tasks():
     going = agenda(reach=0.5)
     begun = [
         (e.job.start, e.job.client)
@@ -107,7 +107,7 @@ def test_a_client_that_is_not_reached_starts_later_by_whole_jobs():
     assert np.allclose(gaps, gaps.round()) and 1.6 < gaps.mean() < 2.4
 
 
-def test_jobs_begin_where_the_trace_has_the_client_available_and_take_its_speed_then():
+def test_tasks_start_when_the_trace_makes_the_client_available_at_its_speed():
     """Client 0 is there for half of every 25 seconds, with another speed each time."""
     times = np.arange(2000) * 12.5
     there, speeds = np.arange(2000) % 2 == 0, 1.0 + np.arange(2000) % 7
@@ -330,7 +330,7 @@ def test_a_deadline_is_refused_where_there_are_no_rounds():
         toy.job("fedasync", "--models.mix", "mlp", "--system.deadline", "5")
 
 
-def test_a_method_that_does_not_say_how_it_merges_is_told_so():
+def test_a_method_without_merge_is_refused():
     with pytest.raises(NotImplementedError, match="EventBased does not say"):
         EventBased().merge(None, None, None, None, {})
 
@@ -362,7 +362,7 @@ def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.
     assert after.buffer["x"].item() == 0 and rounds.schedule.version == 2
 
 
-def test_fedbuff_needs_as_many_merges_as_make_a_model():
+def test_fedbuff_needs_enough_merges_for_a_model():
     mlp, few = (
         ("--models.mix", "mlp"),
         r"needs at least algorithm.K = 10 merges for a new model, but the job's 3 rounds have ",
@@ -419,7 +419,7 @@ def test_a_client_four_times_slower_does_a_quarter_and_arrives_with_the_fast_one
     assert events == [*alone, (100.0, 1, 100, FIRST, FIRST), *together, *again]
 
 
-def test_a_group_is_not_waited_for_beyond_its_slack_and_who_is_late_gets_work_at_once():
+def test_a_group_closes_after_its_slack_and_late_clients_get_work_at_once():
     queue = compass((1.0, 1.0), slower={(1, 1): 1.5})
     events = compass_trace(queue, 4)
     first = [(100.0, 0, 100, FIRST, FIRST), (100.0, 1, 100, FIRST, FIRST)]
@@ -431,7 +431,7 @@ def test_a_group_is_not_waited_for_beyond_its_slack_and_who_is_late_gets_work_at
     assert (job.start, job.amount) == (250.0, int(70 / (0.1 * 1 + 0.9 * 1.5)))
 
 
-def test_in_the_middle_of_a_group_a_save_changes_nothing():
+def test_a_save_in_the_middle_of_a_group_changes_nothing():
     whole, first = compass_trace(compass((4.0, 1.0, 0.9)), 30), compass((4.0, 1.0, 0.9))
     begun = compass_trace(first, 11)
     again = compass((4.0, 1.0, 0.9))

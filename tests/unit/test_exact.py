@@ -119,7 +119,7 @@ def test_all_float_types_are_summed():
         assert Serial().sum([[np.array([0.5, -2.0], dtype)]] * 3, [(2,)])[0].tolist() == [1.5, -6.0]
 
 
-def test_arrays_larger_than_a_message_and_not_contiguous_are_summed_whole():
+def test_arrays_larger_than_a_message_and_not_contiguous_are_summed_completely():
     values = np.arange(2.0 * (2 * MESSAGE + 3)).reshape(-1, 2)[:, 1]
     assert np.array_equal(Serial().sum([[values], [values]], [values.shape])[0], 2 * values)
 

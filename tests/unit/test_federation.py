@@ -120,7 +120,7 @@ def test_tensors_in_nested_dicts_go_to_the_device_and_types_stay():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_reports(ranks: int):
+def test_the_mean_is_over_all_ranks_and_keeps_the_old_value_without_reports(ranks: int):
     def mean(comm, cohort):
         fed = federation(comm=comm)
         fed.participants.begin(0, cohort, False)
@@ -144,7 +144,7 @@ def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad:
         fed.run([1], lambda client: Upload(Mean.of(Params(a=torch.tensor([0.0, bad])))))
 
 
-def test_server_side_work_is_done_once_and_known_everywhere():
+def test_server_side_work_is_done_once_and_sent_to_all_ranks():
     done = []
     values = spmd(
         3,
@@ -178,7 +178,7 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
     assert arrived[:2] == ([0.0, 1.0, 2.0, 3.0], 3.0) and 5 in arrived[2]
 
 
-def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_all_they_keep(
+def test_clients_without_state_move_without_a_message_and_others_with_all_their_state(
     monkeypatch,
 ):
     moved = []

@@ -12,7 +12,7 @@ def test_nested_tables_are_one_by_dotted_names():
     assert flat({}) == {}
 
 
-def test_a_value_is_found_by_its_name_or_there_is_none():
+def test_a_value_is_found_by_name_or_is_none():
     job = {"seed": 0, "data": {"alpha": 0.5}}
     assert [at(job, name) for name in ("data.alpha", "data.beta", "seed.alpha")] == [
         0.5,

@@ -46,7 +46,7 @@ def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run,
         select_figures("label")
 
 
-def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
+def test_runs_are_named_by_the_fewest_distinguishing_folders(tmp_path):
     for name in ("a/run", "b/run", "run-0.1", "run-0.2"):
         (tmp_path / name).mkdir(parents=True)
         run_of(tmp_path / name, [])
@@ -59,7 +59,7 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
 
 
-def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
+def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
     sweep.write(
         sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab"))
     )
@@ -72,7 +72,7 @@ def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
     assert [one.name for one in runs.load_runs([tmp_path, tmp_path / "b"])] == ["b"]
 
 
-def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, monkeypatch):
+def test_all_skips_figures_without_data_and_names_them(run, tmp_path, monkeypatch):
     def absent(runs: object) -> None:
         raise ConfigError("topology: no run recorded it\n  more")
 
@@ -96,7 +96,7 @@ def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
     assert (curve.mean, curve.std) == (pytest.approx([0.3]), pytest.approx([0.1]))
 
 
-def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
+def test_labels_are_shown_once_per_partition(tmp_path):
     paths = [run_of(tmp_path / name, []) for name in ("a", "b")]
     found = labels.numbers(runs.load_runs([*paths, run_of(tmp_path / "c", [], data="mnist")]))
     assert [one.title for one in found] == [
@@ -114,7 +114,7 @@ def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_p
         plot([tmp_path / "absent"])
 
 
-def test_seeds_of_a_method_are_one_curve_whose_label_says_over_what_the_band_is(tmp_path):
+def test_seeds_of_a_method_are_one_curve_whose_label_defines_the_band(tmp_path):
     rows = [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])]
     found = runs.load_runs([run_of(tmp_path / str(seed), rows) for seed in (0, 1)])
     for seed, one in enumerate(found):

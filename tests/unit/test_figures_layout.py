@@ -45,7 +45,7 @@ def test_ranks_have_no_order_so_that_no_line_joins_their_peaks():
     assert [line.get_linestyle() for line in ax.lines] == ["None"]
 
 
-def test_a_level_line_says_what_the_run_has_none_of():
+def test_a_constant_line_names_the_missing_values_of_a_run():
     ax = Figure().subplots()
     curves.scale(ax, [1e6], 2, TRAFFIC)
     assert ax.get_xlabel() == "\n(level line: no traffic)"

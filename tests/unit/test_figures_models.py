@@ -93,7 +93,7 @@ def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share
     assert np.isnan(ranks.agreement(same=False))
 
 
-def test_clients_of_an_architecture_stand_side_by_side_and_agree_among_themselves_or_not():
+def test_clients_are_sorted_by_architecture_in_the_similarity_matrix():
     up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
     found = answers([[0], [1], [0]], [0], (4,) * 3, [up, down, up], ["cnn", "mlp", "cnn"])
     ranks = models_conductance.rank_units("a", found, 0)

@@ -151,7 +151,7 @@ def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest
     assert found.wait_share == pytest.approx(2.0 / 10.0)
 
 
-def test_phases_of_all_runs_stand_on_one_scale(tmp_path):
+def test_phases_of_all_runs_have_one_scale(tmp_path):
     slow = {"rounds/seconds": 50.0}
     runs = [
         one(tmp_path / "a", [row([0.5] * 4, FOUR)]),
@@ -242,7 +242,7 @@ def apart(labels: list) -> bool:
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
+def test_every_panel_labels_its_axes(tmp_path, name, rounds):
     runs = [
         timed(tmp_path / "a", *[[0.5, 3.0, NAN, 1.0]] * rounds),
         timed(tmp_path / "b", *[[NAN] * 4] * rounds),
@@ -259,7 +259,7 @@ def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
     assert all(ax.get_ylabel() or ax.get_shared_y_axes().get_siblings(ax) != [ax] for ax in panels)
 
 
-def test_own_data_are_called_alike_in_titles_by_a_name_that_tells_them_from_others(tmp_path):
+def test_titles_name_own_data_consistently_and_distinguish_them_from_others(tmp_path):
     paths = [str(tmp_path / folder) for folder in "abc"]
     names = ["/data/left/x.npz", "/data/right/x.npz", "/data/y.npz"]
     for path, name in zip(paths, names, strict=True):

@@ -145,7 +145,7 @@ def test_the_flat_vector_holds_every_value_once_and_parameters_first():
     assert set(layout.names) | set(layout.integers) == set(model.state_dict())
 
 
-def test_layouts_are_equal_where_the_architecture_and_the_memory_format_are():
+def test_layouts_are_equal_if_architecture_and_memory_format_are():
     assert (
         Layout.of(new("alexnet"))
         == Layout.of(new("alexnet", key=1))

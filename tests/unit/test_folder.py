@@ -24,7 +24,7 @@ def enter(comm: Comm, out: Path) -> None:
         claim.leave()
 
 
-def test_a_folder_that_all_nodes_share_is_taken_and_nothing_is_left_in_it(tmp_path: Path):
+def test_a_shared_folder_is_accepted_and_left_clean(tmp_path: Path):
     spmd(4, lambda comm: enter(comm, tmp_path / "run"), nodes=2)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 

@@ -175,7 +175,7 @@ def test_a_model_for_several_inputs_is_called_by_the_names_of_its_parameters():
     assert [run.header["inputs"]["shape"][0]["name"] for run in runs] == ["image"] * 2 + ["input1"]
 
 
-def test_what_is_refused_leaves_no_file_in_the_folder_of_data():
+def test_refused_data_leave_no_file_in_the_data_folder():
     scan = {"x_train": {"scan": IMAGES, "table": TABLE}, "y_train": LABELS}
     for error, message, given in (
         (DataError, "y_train: shape", {"data": (IMAGES[:3], LABELS), "model": "mlp"}),
@@ -187,7 +187,7 @@ def test_what_is_refused_leaves_no_file_in_the_folder_of_data():
     assert not os.path.isdir("data") or not os.listdir("data")
 
 
-def test_the_axis_of_channels_is_named_by_the_job_where_it_cannot_be_seen():
+def test_the_job_names_the_axis_of_channels_if_it_is_ambiguous():
     bands = np.random.default_rng(0).random((N, 6, 8, 7), np.float32)
     given = convert((bands, LABELS))
     with pytest.raises(DataError, match=r"set data.channels = 'first' \(6 channels of 8x7\) or"):
@@ -202,7 +202,7 @@ def test_the_axis_of_channels_is_named_by_the_job_where_it_cannot_be_seen():
 
 
 @pytest.mark.parametrize("kind", ["arrays", "table"])
-def test_a_file_of_this_name_that_holds_something_else_is_written_anew(tmp_path, kind):
+def test_a_file_of_this_name_with_other_content_is_rewritten(tmp_path, kind):
     if kind == "table":
         frame = pytest.importorskip("pandas").DataFrame({"age": range(4), "label": list("abab")})
         given, other = convert(frame), convert(frame[:2])

@@ -86,7 +86,7 @@ def step(name: str, *words: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_step_writes_what_it_found_with_a_pretended_device(tmp_path: Path):
+def test_a_step_writes_its_findings_on_an_emulated_device(tmp_path: Path):
     done = step("step4_methods", str(tmp_path), "--pretend", "--only", "fedavg", "no-method")
     found = json.loads((tmp_path / "step4_methods.json").read_text())
     assert found["pretended"] and found["ended"] == "done"
@@ -105,7 +105,7 @@ def test_all_tensors_of_two_runs_on_a_gpu_are_compared(tmp_path: Path, monkeypat
     assert told.found["checks"] == {"fedavg": True, "fedavg: its steps are captured": False}
 
 
-def test_wheels_are_what_the_other_machine_lacks_of_what_setup_py_installs():
+def test_wheels_are_the_packages_of_setup_py_that_the_other_machine_lacks():
     text = (FOLDER.parent / "setup.py").read_text()
     block = text[text.index("install_requires=[") : text.index("extras_require")]
     needed = {re.split("[<>=]", word)[0] for word in re.findall(r'^ +"([^"]+)"', block, re.M)}

@@ -37,12 +37,12 @@ def start(kind: str = "mlp") -> Rounds:
     return toy.start(Serial(), toy.job("fedavg", "--models.mix", kind))
 
 
-def test_a_rank_needs_what_is_always_there_and_its_largest_step():
+def test_a_rank_needs_its_permanent_memory_and_its_largest_step():
     assert LARGE.total == CONTEXT + 8 * GIB
     refuse(LARGE, LARGE.total, 64)
 
 
-def test_graphs_keep_their_moments_and_a_pool_beside_which_another_models_step_must_fit():
+def test_memory_of_graphs_includes_moments_and_their_pool():
     graphed = replace(LARGE, moments=GIB)
     assert graphed.graphs == 2 * GIB and graphed.total == LARGE.total + 2 * GIB
     assert replace(graphed, steps={"cnn": GIB}).graphs == GIB
@@ -53,9 +53,7 @@ def test_graphs_keep_their_moments_and_a_pool_beside_which_another_models_step_m
 
 
 @pytest.mark.parametrize(("share", "graphs"), [(LARGE.total + GIB, True), (LARGE.total, False)])
-def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
-    share, graphs, capsys, monkeypatch
-):
+def test_auto_drops_graphs_if_only_they_do_not_fit(share, graphs, capsys, monkeypatch):
     """The job stays as it is: whether clients train as one, with other bits, hangs on it."""
     fed = start().fed
     fed.gpu.memory = share
@@ -90,7 +88,7 @@ def test_moments_count_of_every_optimiser_and_of_each_client_that_keeps_them(fla
         assert need(world(kept, Serial()), fed).resting == 6 * copies * one
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers_and_a_batch_that_may_fit():
+def test_too_large_jobs_are_refused_with_the_numbers_and_a_batch_that_may_fit():
     with pytest.raises(ConfigError) as error:
         refuse(LARGE, 6.5 * GIB, 64)  # 2 GiB are left for a step of 4
     assert "at least 8.50 GiB, its share of the GPU is 6.50 GiB" in str(error.value)

@@ -94,7 +94,7 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
 
 
 @pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
-def test_where_a_batch_is_larger_than_any_client_the_largest_clients_is_full(
+def test_if_a_batch_is_larger_than_any_client_the_largest_clients_batch_counts_as_full(
     k: int, captured: int, captures: list
 ):
     fed = federation("--local.batch", "64", *GRAPHED)
@@ -256,9 +256,7 @@ def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
 
 
 @pytest.mark.parametrize("rounds, wanted", [("1", False), ("500", True)])
-def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(
-    rounds: str, wanted: bool
-):
+def test_on_a_gpu_auto_captures_if_there_are_enough_steps_of_any_length(rounds: str, wanted: bool):
     fed = federation("--rounds", rounds)
     steps, loss = LocalSteps(fed, fed.clients[5], 0), FedAvg().loss
     assert engines.worth(steps, loss, gpu=True) == wanted

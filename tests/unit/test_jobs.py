@@ -78,7 +78,7 @@ def cell(name: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def test_each_table_is_complete_and_no_cell_is_there_twice():
+def test_each_table_is_complete_and_has_no_cell_twice():
     cells = [cell(name)[:3] for name in FULL]
     assert len(set(cells)) == len(cells)
     assert {int(t): sum(c[0] == t for c in cells) for t in "234"} == {
@@ -149,7 +149,7 @@ def test_the_sweep_of_a_table_takes_no_overlay():
         assert ".toml" in said and "/small" not in said, words
 
 
-def test_the_table_of_the_jobs_says_what_the_jobs_say():
+def test_the_table_of_the_jobs_agrees_with_the_jobs():
     line = re.compile(r"^\| \[(.+)\]\((.+)\) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
     rows = line.findall((JOBS / "README.md").read_text())
     assert sorted(row[0] for row in rows) == FULL

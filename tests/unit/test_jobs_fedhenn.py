@@ -118,7 +118,7 @@ def test_with_its_overlay_each_job_is_small_and_differs_in_scale_alone():
     assert wrong == {}
 
 
-def test_the_table_of_the_jobs_says_what_the_jobs_say():
+def test_the_table_of_the_jobs_agrees_with_the_jobs():
     line = re.compile(r"^\| \[(.+)\]\((.+)\) \| (.+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
     rows = line.findall((JOBS / "README.md").read_text())
     assert sorted(row[0] for row in rows) == FULL

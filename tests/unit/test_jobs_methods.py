@@ -32,7 +32,7 @@ def test_each_method_has_its_job(method: str):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_job_begins_with_what_it_is(path: Path):
+def test_a_job_file_starts_with_its_description(path: Path):
     assert path.read_text().startswith("# ") and load([str(path)], environ={})
 
 
@@ -62,7 +62,7 @@ def test_a_small_version_is_a_job_of_the_same_method_and_says_how_it_is_measured
         assert other.identity() != small.identity() and other.rounds == small.rounds
 
 
-def test_a_verdict_says_what_is_above_chance_and_which_claims_are_missed():
+def test_a_verdict_names_results_above_chance_and_missed_claims():
     row = {"chance": 0.1, "references": {"fedavg": {}, "local": {"claim": "as good as"}}}
 
     def said(accuracy: list[float], fedavg: list[float], local: list[float]) -> str:

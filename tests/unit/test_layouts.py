@@ -68,9 +68,7 @@ def defined(words: str) -> list[Run]:
 @pytest.mark.parametrize(
     ("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers())
 )
-def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_files_name(
-    words, name
-):
+def test_the_sweep_of_a_table_fills_each_cell_once_with_the_runs_of_the_job_files(words, name):
     made, runs = layout(name), defined(words)
     groups = [
         [[run for run in runs if fits(run, row, column)] for column in made.columns]
@@ -85,7 +83,7 @@ def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_fil
             assert set(cells(run, made)) == told(Path(run.name), name)
 
 
-def test_no_cell_depends_on_what_makes_a_job_small():
+def test_no_cell_depends_on_the_files_that_make_a_job_small():
     small = (test_jobs.SCALE | test_jobs_fedhenn.SCALE) - {"models.mix"}
     made = [layout(name) for name in papers()]
     assert {
@@ -123,7 +121,7 @@ def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int =
     return folder
 
 
-def test_a_table_is_as_the_paper_has_it_and_says_what_is_missing_or_otherwise(tmp_path):
+def test_a_table_has_the_papers_layout_and_lists_missing_and_different_runs(tmp_path):
     runs = [
         run(tmp_path / name, f"table4/{name}-cifar10.toml", {"rounds": 1}, mean)
         for name, mean in (("ca", 0.5), ("ca-cl", 0.75))
@@ -145,7 +143,7 @@ def test_a_table_is_as_the_paper_has_it_and_says_what_is_missing_or_otherwise(tm
     assert odd == "Not as in the jobs of this table: rounds = 1, there 300"
 
 
-def test_the_papers_numbers_stand_beside_ours_where_they_are_asked_for(tmp_path):
+def test_the_papers_numbers_are_shown_beside_ours_on_request(tmp_path):
     one = run(tmp_path / "a", "fedclassavg-cifar10-skewed.toml", {"rounds": 1}, 0.5)
     text = table([one], layout="fedclassavg-2", paper=True)
     assert "0.5000 ± 0.1000 [0.9202 ± 0.0562]" in text and "no run [0.7670 ± 0.0532]" in text
@@ -162,7 +160,7 @@ def test_the_papers_numbers_stand_beside_ours_where_they_are_asked_for(tmp_path)
     )
 
 
-def test_accuracies_of_fedhenn_are_in_percent_and_of_global_models_not_recorded_where_they_were_not(
+def test_fedhenns_accuracies_are_in_percent_and_unrecorded_global_ones_are_not_recorded(
     tmp_path,
 ):
     one = run(tmp_path / "a", "fedhenn/homogeneous-cifar10-100-2.toml", {"rounds": 1}, 0.5)
@@ -185,7 +183,7 @@ def test_traffic_is_exact_and_has_its_unit(tmp_path):
     ]
 
 
-def test_what_has_no_cell_and_what_differs_in_one_cell_is_told(tmp_path):
+def test_runs_without_a_cell_and_differences_in_one_cell_are_listed(tmp_path):
     one = run(tmp_path / "a", "table3/fedavg-cifar10-20.toml", {"rounds": 1}, 0.5)
     other = run(
         tmp_path / "b", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "data.alpha": 0.1}, 0.5

@@ -102,7 +102,7 @@ def test_weights_come_from_the_cache_or_the_message_says_how_to_download_them(
         ("torchvision:../x", "write it as torchvision:resnet18"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(name, message):
+def test_objects_that_are_not_models_are_refused(name, message):
     with pytest.raises(ConfigError, match=message), torch.device("meta"):
         build(name, (3, 68, 68), 4)
 
@@ -157,7 +157,7 @@ def test_models_of_libraries_in_a_mix_get_a_projection_to_one_width(tmp_path, mo
     assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
 
 
-def test_a_projection_is_put_only_where_widths_of_a_mix_differ_whatever_the_method():
+def test_projections_are_added_only_if_widths_differ_for_any_method():
     def kinds(mix, d, method="local"):
         job = toy.job(method, "--models.mix", mix, "--models.d", str(d))
         return set(assign(job, (1, 16, 16), 4))

@@ -43,7 +43,7 @@ def test_a_run_gives_its_numbers_by_round_and_client(run):
     assert found.state.word == "finished" and found.summary()["rounds"] == 3
 
 
-def test_what_was_not_recorded_is_nan(run):
+def test_unrecorded_values_are_nan(run):
     found = hpcfed.load(str(run))
     assert np.isnan(found.accuracy_before).all() and found.accuracy_before.shape == (3, 4)
     assert np.isnan(found.virtual_seconds).all() and found.virtual_seconds.shape == (3,)
@@ -60,7 +60,7 @@ def test_a_run_is_read_only(run):
         found.accuracy = None
 
 
-def test_refresh_reads_what_has_come_and_says_whether_there_was_any(tmp_path):
+def test_refresh_reads_new_rounds_and_returns_whether_there_were_any(tmp_path):
     writer = records.run(tmp_path, 2, total=5)
     found = hpcfed.load(tmp_path)
     assert (found.refresh(), len(found)) == (False, 2)
@@ -217,5 +217,5 @@ def test_results_are_read_without_torch_pandas_or_mpi(run):
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_what_is_needed_and_there_is_given():
+def test_needed_and_existing_data_are_passed_on():
     assert optional_imports.import_extra("json", "export", "a test") is json

@@ -109,7 +109,7 @@ def test_on_another_machine_signs_of_life_decide_and_in_between_force(
     assert owner(tmp_path) == ("ours" if taken else "theirs")
 
 
-def test_a_lock_of_the_future_is_taken_by_force_when_nobody_has_renewed_it(tmp_path, monkeypatch):
+def test_a_lock_dated_in_the_future_is_taken_by_force_if_it_is_not_renewed(tmp_path, monkeypatch):
     """The clock was set back by an hour."""
     monkeypatch.setattr(lock, "BEAT", 0.05)
     monkeypatch.setattr(lock, "LONGEST", 30.0)
@@ -133,7 +133,7 @@ def test_a_batch_job_that_was_queued_again_follows_itself_and_no_other(tmp_path:
                 Lock(tmp_path, "ours").take()
 
 
-def test_ranks_follow_one_another_whatever_becomes_of_the_first(tmp_path: Path):
+def test_numbers_of_ranks_run_in_turn_even_if_the_first_fails(tmp_path: Path):
     put(tmp_path, FAR)
     Lock(tmp_path, "theirs").take()
     assert lock.read(names.lock_file(tmp_path)).holder.process == os.getpid()
@@ -167,7 +167,7 @@ def test_of_many_that_want_it_at_once_one_has_it(tmp_path: Path, monkeypatch, li
     assert os.listdir(tmp_path) == ["run.lock"]
 
 
-def test_one_that_was_killed_while_it_took_a_dead_ones_place_is_in_nobodys_way(tmp_path: Path):
+def test_a_run_killed_while_it_took_a_stale_lock_blocks_no_other(tmp_path: Path):
     put(tmp_path, FAR, DEAD + 5)
     gone = replace(this_process("gone"), started="1")
     mark = tmp_path / f"run.lock.{FAR.token}.old"
@@ -181,7 +181,7 @@ def test_one_that_was_killed_while_it_took_a_dead_ones_place_is_in_nobodys_way(t
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"[" * 9000, b'{"token": "../../x", "process": 1}', b"\xff" * 20_000]
 )
-def test_a_file_that_says_nothing_is_taken_when_it_is_old(tmp_path: Path, text):
+def test_an_empty_lock_file_is_taken_when_it_is_old(tmp_path: Path, text):
     path = names.lock_file(tmp_path)
     path.write_bytes(text)
     with pytest.raises(ConfigError):
@@ -192,14 +192,14 @@ def test_a_file_that_says_nothing_is_taken_when_it_is_old(tmp_path: Path, text):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_one_message(tmp_path: Path, make):
+def test_a_path_that_is_not_a_file_is_one_message(tmp_path: Path, make):
     make(names.lock_file(tmp_path))
     assert lock.read(names.lock_file(tmp_path)).holder == lock.Holder()
     with pytest.raises((ConfigError, WriteError)):
         Lock(tmp_path, "ours").take()
 
 
-def test_a_holder_renews_its_file_puts_it_back_and_ends_where_another_has_it(tmp_path: Path, capfd):
+def test_a_holder_renews_its_lock_restores_it_and_ends_if_another_run_has_it(tmp_path: Path, capfd):
     ended: list[int] = []
     ours = Lock(tmp_path, "ours", ended.append)
     ours.take()
@@ -217,7 +217,7 @@ def test_a_holder_renews_its_file_puts_it_back_and_ends_where_another_has_it(tmp
     assert owner(tmp_path) == "theirs"
 
 
-def test_who_was_stopped_for_long_looks_before_it_writes(tmp_path: Path, monkeypatch):
+def test_a_holder_that_was_stopped_checks_the_lock_before_it_writes(tmp_path: Path, monkeypatch):
     """A run that goes on after another has taken its place writes nothing more."""
     ended: list[int] = []
     ours = Lock(tmp_path, "ours", ended.append)

@@ -94,7 +94,7 @@ def test_results_are_not_taken_for_stored_when_their_file_is_gone(tmp_path, monk
     assert load(tmp_path).rounds == 4
 
 
-def test_no_more_than_so_many_rounds_wait_in_memory(tmp_path, monkeypatch):
+def test_the_number_of_rounds_waiting_in_memory_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "BUDGET", -1.0)  # no time is due
     made, waiting = Results(tmp_path, {}, {}), []
     for t in range(8):

@@ -49,7 +49,7 @@ def test_tokens_become_a_representation_that_is_not_negative_and_logits(name):
 
 
 @each_model
-def test_padding_and_what_stands_beside_a_text_change_nothing(name):
+def test_padding_and_other_texts_of_a_batch_change_nothing(name):
     model, x = new(name).eval(), texts()
     for i, text in enumerate(x):
         assert torch.allclose(model(x)[i], model(text[None, : i + 1])[0], atol=1e-6)
@@ -97,7 +97,7 @@ def test_training_in_the_flat_vector_is_that_of_the_plain_module(name):
 
 
 @each_model
-def test_other_weights_can_stand_in_for_the_modules_own(name):
+def test_other_weights_can_replace_the_modules_own(name):
     skeleton, other = Skeleton(new(name)), new(name, key=1)
     params = Params(dict(other.named_parameters()))
     assert torch.equal(call(skeleton, params, texts()), other(texts()))

@@ -54,7 +54,7 @@ def test_the_least_recently_used_leave_first_and_those_in_use_stay(store):
     assert sorted(store.held) == [0, 1] and sorted(store) == [0, 1, 2, 3]
 
 
-def test_what_is_read_ahead_is_there_when_it_is_wanted_and_peeking_moves_nothing(store):
+def test_prefetched_values_are_in_memory_and_peeking_moves_nothing(store):
     for k in range(5):
         store.put(k, torch.full((10,), float(k)))
     store.fit(keep=[])
@@ -63,7 +63,7 @@ def test_what_is_read_ahead_is_there_when_it_is_wanted_and_peeking_moves_nothing
     assert store.get(0).tolist() == [0.0] * 10 and 0 not in store.away
 
 
-def test_a_disk_that_takes_nothing_is_one_clear_message(store):
+def test_a_disk_that_cannot_be_written_is_one_clear_message(store):
     store.folder.write_text("a file where the folder should be")
     store.put(0, torch.zeros(100))
     store.fit(keep=[])
@@ -94,7 +94,7 @@ def trained(tmp_path, name, *flags, comm=None, rounds=None, resume=None):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bits_do_not_depend_on_what_stays_in_memory(tmp_path, ranks):
+def test_bits_do_not_depend_on_the_memory_limit(tmp_path, ranks):
     want, none = trained(tmp_path, "all")
     runs = spmd(ranks, lambda comm: trained(tmp_path, "few", *TINY, comm=comm))
     assert all(toy.differences(got, want) == [] for got, _ in runs)
@@ -113,7 +113,7 @@ def test_a_run_with_clients_on_disk_is_saved_and_resumed_on_other_ranks_to_the_b
         )
 
 
-def test_saving_reads_what_is_on_disk_without_bringing_it_back(tmp_path):
+def test_saving_reads_spilled_values_without_loading_them(tmp_path):
     job = toy.job("local", *FLAGS, *TINY, "--out", str(tmp_path / "run"))
     rounds = toy.start(Serial(), job)
     for _ in range(3):

@@ -74,7 +74,7 @@ def test_the_hungarian_method_finds_the_cheapest_pairs_by_hand():
     assert permutation.assign(cost).tolist() == [1, 0, 2]
 
 
-def test_units_of_a_linear_layer_have_their_weights_and_bias_and_what_reads_them():
+def test_units_of_a_linear_layer_have_their_weights_bias_and_outgoing_weights():
     groups = Units(
         {0: 2},
         {"a.weight": ((matching_stretch(),),), "b.weight": (fixed(1), (matching_stretch(),))},

@@ -125,7 +125,7 @@ def test_a_measure_is_of_the_metric_that_is_asked_for(value: str, want: tuple, t
     assert measure(value, "f1").of(load(run(tmp_path / "run"))) == want
 
 
-def test_a_metric_is_refused_where_it_is_unknown_or_no_part_of_the_value():
+def test_a_metric_is_refused_if_it_is_unknown_or_not_part_of_the_value():
     with pytest.raises(ConfigError, match="--metric: no metric 'f2'(.|\\n)*hpcfed list metrics"):
         measure("last", "f2")
     for value in ("down", "accuracy"):

@@ -101,7 +101,7 @@ def test_each_modality_is_normalised_by_its_channels_and_tokens_are_left():
     assert made["c"].dtype == torch.int64 and x["a"].tolist() == [[1, 5]]
 
 
-def test_what_an_example_lacks_is_no_part_of_the_moments_and_is_zero_once_normalised():
+def test_missing_modalities_do_not_count_in_moments_and_are_zero_after_normalisation():
     x = {"a": np.array([[1.0], [3.0], [99.0]], np.float32), "b": np.ones((3, 2), np.int32)}
     there = {"a": np.array([True, True, False]), "b": np.array([False, True, True])}
     split = Split(x, np.array([0, 1, 0]), None, there)
@@ -161,7 +161,7 @@ def test_a_file_that_is_wrong_is_refused(name: str, value: object, message: str,
         load(str(path), tmp_path)
 
 
-def test_sets_are_drawn_listed_or_natural_and_nobody_has_none():
+def test_sets_are_drawn_listed_or_natural_and_no_client_has_none():
     names, natural = ("a", "b", "c"), lambda k: ("b",)
 
     def own(n: int = 400, **fields: object) -> tuple:
@@ -185,7 +185,7 @@ def test_missing_modalities_are_drawn_beside_the_sets():
     assert 0.55 < np.mean(["b" in names for names in held.train]) < 0.75  # 0.6 + 0.16 / 2
 
 
-def test_trained_models_of_a_run_predict_what_was_counted_and_go_through_a_file(tmp_path: Path):
+def test_trained_models_of_a_run_predict_the_recorded_accuracy_also_from_a_file(tmp_path: Path):
     senses = ("--data.name", str(folder() / "senses.h5"), "--data.partition", "natural")
     own = ("--modalities.clients", "natural", "--modalities.encoders", "own", "--clients", "6")
     mix = ("--models.mix", "concat(motion=conv1d)")
@@ -266,7 +266,7 @@ def test_utd_mhad_is_read_from_the_authors_files_and_brought_to_one_length(tmp_p
         utd_mhad.load("utd-mhad", tmp_path)
 
 
-def test_a_shard_gives_its_modalities_alone_and_two_are_joined_where_they_have_the_same():
+def test_a_shard_returns_only_its_modalities_and_shards_with_the_same_ones_are_joined():
     x = {"a": np.arange(6.0).reshape(6, 1), "b": -np.arange(12.0).reshape(6, 2)}
     y, cpu = np.arange(6) % 2, torch.device("cpu")
     one, other = (Shard(x, y, np.array(rows), cpu, ["b"]) for rows in ([1, 3], [4]))
@@ -282,14 +282,14 @@ def test_a_shard_gives_its_modalities_alone_and_two_are_joined_where_they_have_t
     assert joined.rows.tolist() == [0, 1, 2] and joined.labels.tolist() == [1, 1, 0]
 
 
-def test_a_models_name_says_for_which_modalities_it_has_encoders():
+def test_a_models_name_lists_the_modalities_of_its_encoders():
     parse = Architecture.parse
     assert str(parse("concat(a=gru)").only(("a", "b"))) == "concat(a=gru)[a&b]"
     assert str(parse("concat[a&b]+mean").only(("b",))) == "concat[b]+mean"
     assert str(parse("concat(a=gru)[a&b]+mean").only(())) == "concat(a=gru)+mean"
 
 
-def test_data_that_are_not_there_say_which_files_are_expected_where(tmp_path: Path):
+def test_missing_data_list_the_expected_files_and_folder(tmp_path: Path):
     with pytest.raises(DataError, match="utd-mhad: not found in .*\n.*utd_mhad.h5"):
         load("utd-mhad", tmp_path)
 

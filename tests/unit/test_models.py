@@ -248,7 +248,7 @@ def test_all_outputs_of_a_3x3_kernel_see_one_pixel_and_two_pixels_but_not_three(
     )
 
 
-def test_what_is_seen_of_a_kernel_is_a_slice_of_it_and_its_gradient_takes_one_operation():
+def test_the_used_part_of_a_kernel_is_a_slice_with_a_gradient_of_one_operation():
     weight = torch.arange(90.0).view(2, 3, 5, 3).requires_grad_()
     part = kernel_part(weight, slice(1, 3), slice(0, 4))
     assert torch.equal(part, weight[:, 1:3, :4])
@@ -303,6 +303,6 @@ def test_a_function_of_ones_own_makes_a_body():
         ("no_such:body", "there is no no_such.py"),
     ],
 )
-def test_what_makes_no_body_of_the_right_width_is_refused(name, message):
+def test_functions_that_make_no_body_of_the_right_width_are_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         new(name, (1, 8, 8), d=16)

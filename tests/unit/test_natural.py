@@ -86,7 +86,7 @@ def test_a_wrong_row_of_heart_disease_is_named(text: str, message: str, tmp_path
         heart.read(tmp_path / heart.FILES[0])
 
 
-def test_heart_disease_is_downloaded_where_it_is_not_there(tmp_path: Path):
+def test_heart_disease_is_downloaded_if_it_is_missing(tmp_path: Path):
     (source := tmp_path / "there").mkdir()
     for file in heart.FILES:
         hospital(source / file, 9)
@@ -151,7 +151,7 @@ def test_tcga_brca_is_read_from_flambys_own_folder_or_the_files_are_named(tmp_pa
         ({"split": "pid,fold,fold2\nP-0,train,train_0\n"}, r"no test patient of region 0"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_tcga_brca_is_named(change, message, tmp_path: Path):
+def test_errors_in_a_file_of_tcga_brca_are_named(change, message, tmp_path: Path):
     with pytest.raises(DataError, match=message):
         load("tcga-brca", regions(tmp_path, **change))
 
@@ -302,7 +302,7 @@ def faces(folder: Path, numbers: list[int]) -> None:
     )
 
 
-def test_celebas_test_images_are_those_that_leaf_leaves():
+def test_celebas_test_images_are_those_of_leaf():
     sizes = [5, 9, 10, 11, 19, 20, 21, 30]
     test = celeba.held_out(np.repeat(np.arange(8), sizes))
     counts = np.bincount(np.repeat(np.arange(8), sizes)[test])

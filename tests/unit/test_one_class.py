@@ -52,7 +52,7 @@ def test_the_warning_names_the_class_or_the_number_of_clients():
 
 
 @pytest.mark.quick
-def test_a_global_model_of_one_class_is_told_beside_other_models_of_clients():
+def test_a_global_model_that_predicts_one_class_is_reported_beside_clients_models():
     run = record([NAN, NAN], [0.9, 0.9])
     run.arrays["final/one_class_received"] = np.array([0.0, 0.0])
     run.arrays["final/accuracy_received"] = np.array([0.8, 0.7])

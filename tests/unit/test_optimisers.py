@@ -58,7 +58,7 @@ def test_steps_are_those_of_torch(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kept_moments_go_on_where_they_were(kind: str):
+def test_kept_moments_continue_from_the_last_round(kind: str):
     whole, parts, settings = start(), start(), Local(**KINDS[kind][0])
     one, kept = Optimiser(whole, settings, 0.1, None, None), None
     for i in range(4):

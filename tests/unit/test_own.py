@@ -107,7 +107,7 @@ CLASSES = {
 }
 
 
-def test_a_class_of_fields_alone_is_of_its_own_file():
+def test_a_class_with_only_fields_belongs_to_its_own_file():
     class Mine(hpcfed.RoundBased):
         """What pydantic adds to it has another file."""
 
@@ -221,9 +221,7 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("case", HOOKS)
-def test_a_hook_that_returns_what_its_caller_cannot_use_is_told_before_training(
-    module, case, capsys
-):
+def test_an_unusable_return_value_of_a_hook_is_reported_before_training(module, case, capsys):
     body, words = HOOKS[case]
     name = module(method(body))
     assert main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]) == 2
@@ -346,7 +344,7 @@ def test_a_default_that_does_not_fit_the_data_is_named(module):
         build(f"{name}:Net", (1, 16, 16), 10, 16)
 
 
-def test_a_run_says_what_its_inputs_are_and_how_a_users_model_was_called(module, capsys):
+def test_a_run_prints_its_input_shape_and_the_call_of_a_users_model(module, capsys):
     name = module(NET)
     words = [word for word in SMALL if word != "--quiet"]
     for last in (["--dry-run"], ["--rounds", "1"]):
@@ -359,7 +357,7 @@ def test_a_run_says_what_its_inputs_are_and_how_a_users_model_was_called(module,
 
 
 @pytest.mark.parametrize("kind", ["Net", "Fixed", "made"])
-def test_a_whole_module_is_split_into_body_and_head_and_computes_what_it_did(module, kind):
+def test_a_plain_module_is_split_into_body_and_head_and_computes_the_same(module, kind):
     name = module(NET)
     with rng.scoped(0, "init"):
         whole = import_module(name).Net(10, 1)
@@ -373,7 +371,7 @@ def test_a_whole_module_is_split_into_body_and_head_and_computes_what_it_did(mod
     assert represents(f"{name}:{kind}", (1, 16, 16), 10, 512) == 24
 
 
-def test_a_whole_module_trains_by_each_engine_to_the_same_bits_and_can_be_loaded(module):
+def test_a_plain_module_trains_to_the_same_bits_with_each_engine_and_can_be_loaded(module):
     name = module(FROZEN)
     words = [*SMALL, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg"]
     for engine_ in ("eager", "traced"):
@@ -384,7 +382,7 @@ def test_a_whole_module_trains_by_each_engine_to_the_same_bits_and_can_be_loaded
     assert model.represent(torch.zeros(2, 1, 16, 16)).shape == (2, 24)
 
 
-def test_clients_with_one_head_need_whole_modules_of_one_width(module, capsys):
+def test_clients_with_a_common_head_need_plain_modules_of_one_width(module, capsys):
     words = [*SMALL, "--models.mix", f"{module(NET)}:Net,mlp"]
     assert main([*words, "--algorithm.name", "lgfedavg"]) == 2
     assert "set models.d = 24" in capsys.readouterr().err
@@ -477,7 +475,7 @@ def test_frozen_parameters_of_a_users_model_are_constants(module):
     assert layout.integers == ("body.order",)
 
 
-def test_a_users_model_that_is_frozen_as_a_whole_is_refused(module):
+def test_a_fully_frozen_users_model_is_refused(module):
     text = NET + "\n\ndef frozen(num_classes, in_channels):\n"
     text += "    return Net(num_classes, in_channels).requires_grad_(False)\n"
     with pytest.raises(ConfigError, match="all of its parameters are frozen"):
@@ -538,9 +536,7 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
     assert done.stdout.startswith("<function net"), done.stderr
 
 
-def test_a_file_in_a_folder_that_is_not_on_the_path_is_told_apart_from_one_that_is_not_there(
-    tmp_path, monkeypatch
-):
+def test_a_file_outside_the_path_and_a_missing_file_have_different_messages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # as a command has it
     (tmp_path / "lying_here.py").write_text(CLASS)
@@ -568,7 +564,7 @@ def test_a_method_of_ones_own_needs_one_import_line(tmp_path, monkeypatch):
     )
 
 
-def test_what_hpcfed_offers_is_listed_and_all_of_it_is_there():
+def test_list_names_everything_and_each_target_exists():
     assert [name for name in dir(hpcfed) if getattr(hpcfed, name, None) is None] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hpcfed.nothing  # noqa: B018

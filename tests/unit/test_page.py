@@ -181,11 +181,11 @@ def test_the_clients_table():
     assert found["before"] == [None] * 3 and list(found) == list(tables.CLIENTS)
 
 
-def test_phases_are_summed_by_rank_whatever_ranks_a_round_had():
+def test_phases_are_summed_by_rank_for_changing_numbers_of_ranks():
     assert tables.phases(record()) == {"train": [5, 2]}
 
 
-def test_what_differs_between_jobs_is_told_apart():
+def test_differences_between_jobs_are_distinguished():
     runs = [shown(name, record()) for name in "ab"]
     runs[1] = shown(
         "b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}})
@@ -209,7 +209,7 @@ def test_what_differs_between_jobs_is_told_apart():
     }
 
 
-def test_what_differs_fits_on_paper_however_many_runs_there_are():
+def test_differences_of_many_runs_fit_on_paper():
     jobs = [
         record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}}
         for i in range(11)
@@ -219,7 +219,7 @@ def test_what_differs_fits_on_paper_however_many_runs_there_are():
     assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
 
 
-def test_warnings_say_what_the_run_recorded():
+def test_warnings_report_the_faults_of_the_record():
     before = {"rounds": 1, "commit": "abc", "ranks": 3, "versions": {"torch": "2.4"}}
     one = record(
         commit="def+", versions={"torch": "2.5"}, history=[before], faults=["", "diverged", "data"]
@@ -316,7 +316,7 @@ def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
     assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", next(notes.of_run(found[0])))
 
 
-def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
+def test_a_sweep_shows_its_runs_and_names_those_without_results(tmp_path):
     fields = flat(record().header["job"]) | {"rounds": 9}
     runs = tuple(store.Member(name, [], fields) for name in ("done", "absent"))
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)

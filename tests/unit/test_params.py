@@ -117,7 +117,7 @@ def test_tensors_that_a_part_lacks_keep_their_old_value():
     assert got["a"].item() == 9.0 and got["b"].item() == 1.0
 
 
-def test_a_part_that_is_no_whole_or_is_unknown_is_refused():
+def test_an_unknown_or_fractional_part_is_refused():
     with pytest.raises(ValueError, match="per = tensor, row or value"):
         value(Mean.of(params(b=1.0)), keep=params(a=9.0, b=9.0))
     with pytest.raises(KeyError, match="no tensor 'c' among"):

@@ -54,7 +54,7 @@ def test_without_a_deadline_all_report():
     assert (found.reports, found.partial, found.lost) == ([0, 1], {}, {})
 
 
-def test_who_misses_the_deadline_is_left_out_and_has_worked_until_then():
+def test_clients_that_miss_the_deadline_are_left_out_and_their_work_counts():
     # client 0 needs 0.5 + 2 + 3 * 2 + 1 = 9.5 s, client 1 needs 0.5 + 2 + 0.6 + 1 = 4.1 s
     found = draws(deadline=9.0).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
     assert found.reports == [1] and found.lost == {
@@ -68,7 +68,7 @@ def test_who_misses_the_deadline_is_left_out_and_has_worked_until_then():
     assert early.lost == {0: pytest.approx(20)}  # 2 s of work after latency and download
 
 
-def test_where_partial_work_counts_the_late_do_the_epochs_that_fit():
+def test_if_partial_work_counts_late_clients_do_the_epochs_that_fit():
     found = draws(deadline=8.0).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
     assert (found.reports, found.partial, found.lost) == ([0, 1], {0: 2}, {})  # 7.5 s
     none = draws(deadline=5.4).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
@@ -194,7 +194,7 @@ def test_a_hard_system_is_the_same_on_any_ranks_and_after_a_stop(method: str, tm
         )
 
 
-def test_virtual_time_goes_on_after_a_checkpoint(tmp_path):
+def test_virtual_time_continues_after_a_checkpoint(tmp_path):
     rounds = started("fedavg")
     rounds.step()
     save_restore.save(rounds, tmp_path)

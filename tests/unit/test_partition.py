@@ -126,7 +126,7 @@ def test_dirichlet_follows_the_drawn_mix_where_the_classes_suffice():
     assert np.abs(got - 100 * mix).max() < 1
 
 
-def test_takers_of_a_scarce_class_are_cut_alike_and_take_the_rest_elsewhere():
+def test_clients_of_a_scarce_class_are_cut_equally_and_get_other_classes_instead():
     got = allocate(np.array([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]), np.array([10, 20]), 10, True, G)
     assert got.tolist() == [[4, 6], [4, 6], [2, 8]]  # asked 10 + 10 + 5 of 10: each is cut to 0.4
 
@@ -188,7 +188,7 @@ def test_sizes_by_the_number_of_the_client_by_hand():
     assert sizes(schemes.sizes(y, 3, [2, 9, 4], G)) == [2, 9, 4]
 
 
-def test_inner_dirichlet_hands_out_what_each_client_draws_and_then_what_is_left():
+def test_inner_dirichlet_gives_each_client_its_draw_and_then_the_rest():
     y = np.repeat([0, 1], [30, 10])
     parts = schemes.inner_dirichlet(y, 2, 1e-6, [25, 15], stream(0, "one class each"))
     held = counts(parts, y)
@@ -266,7 +266,7 @@ def test_shares_are_read_from_a_file(tmp_path):
         split(data(labels), job, 2, 0)
 
 
-def test_natural_clients_are_users_or_groups_of_whole_users():
+def test_natural_clients_are_users_or_groups_of_complete_users():
     users = np.array([7, 7, 3, 9, 3, 9, 9])
     assert [p.tolist() for p in schemes.natural(users, 3, G)] == [[2, 4], [0, 1], [3, 5, 6]]
     grouped = schemes.natural(users, 2, G)
@@ -333,7 +333,7 @@ def test_a_test_set_mirrors_the_clients_training_labels_without_repetition():
     assert np.bincount(pool[test]).tolist() == [30, 18, 12] and len(np.unique(test)) == 60
 
 
-def test_a_test_set_shrinks_as_a_whole_where_the_pool_is_short():
+def test_a_test_set_shrinks_in_proportion_if_the_pool_is_short():
     labels, pool = np.repeat([0, 1], [100, 100]), np.repeat([0, 1], [6, 1000])
     assert np.bincount(pool[sampling.mirror(labels, np.arange(200), pool, 0.3, G)]).tolist() == [
         6,

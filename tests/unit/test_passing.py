@@ -33,7 +33,7 @@ def written(path: Path) -> tuple[bytes, dict[int, int]]:
         return bytes(whole), file.raw.sums
 
 
-def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
+def test_written_bytes_are_on_disk_and_checksums_of_chunks_are_right(tmp_path):
     whole, sums = written(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == whole
     assert sums == {i: crc32(whole[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
@@ -45,7 +45,7 @@ def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
 @pytest.mark.parametrize(
     "number", uncached.UNKNOWN, ids=[errno.errorcode[n] for n in uncached.UNKNOWN]
 )
-def test_where_the_system_knows_no_such_thing_the_file_is_as_ever(tmp_path, monkeypatch, number):
+def test_without_the_systems_flag_the_file_is_written_as_usual(tmp_path, monkeypatch, number):
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 

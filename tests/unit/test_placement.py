@@ -44,7 +44,7 @@ def test_the_makespan_is_the_load_of_the_most_loaded_rank():
     assert makespan([], []) == 0.0
 
 
-def test_an_exchange_mends_what_heaviest_first_gets_wrong():
+def test_an_exchange_improves_on_heaviest_first():
     costs = [3, 3, 2, 2, 2]  # heaviest first: 3 2 2 | 3 2, makespan 7
     assert place(costs, 2) == [1, 1, 0, 0, 0] and makespan(costs, place(costs, 2)) == 6
 
@@ -211,7 +211,7 @@ def test_speeds_are_given_for_each_rank_or_for_each_node():
         of_ranks([1, 1, 1], (0, 0, 1, 1))
 
 
-def test_after_a_death_speeds_by_rank_belong_to_nobody_and_those_by_node_stay():
+def test_after_a_death_speeds_by_rank_are_dropped_and_those_by_node_stay():
     assert of_ranks([1, 2, 3], (0, 0), lost=1) == [1, 1]
     assert of_ranks([1, 2], (0, 1), lost=1) == [1, 2] and of_ranks([1, 2], (0, 0, 1), lost=1) == [
         1,

@@ -156,7 +156,7 @@ def test_an_architecture_that_was_not_tried_is_refused(tmp_path: Path):
         costs(trial(tmp_path / "run"), everybody=True).of("cnn")
 
 
-def test_what_costs_hang_on_and_differs_is_named(tmp_path: Path):
+def test_differing_fields_that_affect_costs_are_named(tmp_path: Path):
     found = costs(trial(tmp_path / "run"), everybody=True)
     job = load([*FIELDS, "--local.batch", "7", "--seed", "3"], environ={}).plain()
     assert differing_fields(found, job) == ["local.batch"]
@@ -216,7 +216,7 @@ def test_memory_is_that_of_the_fullest_rank_and_gpu():
     assert two.memory == 5 + models and two.gpu == 2 * (7 + models)
 
 
-def test_stateless_clients_are_placed_anew_in_each_round():
+def test_stateless_clients_are_placed_again_in_each_round():
     cohorts = [[[0], [1]], [[2], [3]]]
     stay, move = (
         predict(
@@ -242,7 +242,7 @@ def test_an_exact_sum_takes_arithmetic_by_value_and_crosses_the_network_twice():
     ("ranks", "uploads", "measured"),
     [(2, 1, 0.0596), (2, 10, 0.2192), (4, 1, 0.1104), (4, 5, 0.2391), (8, 3, 0.4039)],
 )
-def test_exact_sums_of_a_resnet_take_what_was_measured_on_two_cores(ranks, uploads, measured):
+def test_predicted_seconds_of_exact_sums_are_those_measured_on_two_cores(ranks, uploads, measured):
     K = ranks * uploads
     demand = four_clients(
         architectures=("a",) * K,

@@ -106,7 +106,7 @@ def test_a_population_is_the_same_run_on_any_ranks(method):
         )
 
 
-def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
+def test_the_choice_of_recorded_clients_does_not_change_results(monkeypatch):
     few = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
     monkeypatch.setattr("hpcfed.engine.round_record.FEW", 300)
     all_rows = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
@@ -189,7 +189,7 @@ def test_a_round_of_100_among_10_000_takes_15_kilobytes_of_file(tmp_path):
     assert record.column("clients/cohort").sum() == 300
 
 
-def test_only_who_was_used_is_there_after_a_round():
+def test_after_a_round_only_used_clients_are_in_memory():
     rounds = toy.start(Serial(), job("fedavg", 100_000, "--participation", "0.0001"))
     row, _ = rounds.step()
     assert (
@@ -234,7 +234,7 @@ def test_a_large_population_has_readable_results_and_is_resumed_to_the_bit(tmp_p
         ),
     ],
 )
-def test_what_a_population_cannot_have_is_refused_with_advice(more, words):
+def test_options_that_a_population_cannot_have_are_refused_with_advice(more, words):
     with pytest.raises(ConfigError, match=words):
         job("fedavg", 10, *more)
 
@@ -273,7 +273,7 @@ def test_thousands_of_asynchronous_clients_have_the_same_bits_on_any_ranks_and_a
         assert toy.differences(got.rows, want.rows[2:]) == []
 
 
-def test_asynchronous_clients_make_examples_only_to_work_and_keep_nothing_but_open_downloads(
+def test_asynchronous_clients_draw_examples_only_to_work_and_keep_only_open_downloads(
     monkeypatch,
 ):
     made: list[int] = []

@@ -43,7 +43,7 @@ def test_tensors_of_both_sides_do_not_meet(meet):
         (lambda there: there.double(), 0),
     ],
 )
-def test_what_the_host_waits_for_is_counted(read, count: int):
+def test_waits_of_the_host_are_counted(read, count: int):
     with pretended_gpu():
         there = X.to(GPU)
         before = WAITS.count

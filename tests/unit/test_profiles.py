@@ -67,7 +67,7 @@ def test_drawn_factors_have_the_spread_and_median_that_the_settings_say():
     assert abs(np.median(heavy)) < 0.05 and abs(heavy.std() - 0.8) < 0.03
 
 
-def test_profiles_depend_on_the_seed_and_speed_tells_nothing_of_bandwidth():
+def test_profiles_depend_on_the_seed_and_speed_is_independent_of_bandwidth():
     system = System(distribution="lognormal")
     a, b, again = draw(system, 5, 0), draw(system, 5, 1), draw(system, 5, 0)
     assert toy.differences(a, again) == [] and not np.array_equal(a["speed"], b["speed"])
@@ -157,7 +157,7 @@ TRACE = "client,time,available,speed\n"
 STEPS = TRACE + "0,0,1,4e6\n0,5,0,4e6\n0,9,1,2e6\n1,0,0,1e6\n1,3,1,1e6\n"
 
 
-def test_a_trace_says_from_when_on_a_client_is_there_and_how_fast(tmp_path: Path):
+def test_a_trace_sets_availability_and_speed_from_a_time_on(tmp_path: Path):
     (tmp_path / "t.csv").write_text(STEPS)
     trace = traces.read(tmp_path / "t.csv", 3)
     times = (0.0, 4.9, 5.0, 8.0, 9.0, 100.0)
@@ -221,7 +221,7 @@ def test_measured_seconds_are_those_that_virtual_work_takes(tmp_path: Path):
     "line, said",
     [("0,1", "as numbers"), ("0,x,1", "as numbers"), ("3,1,1", "0..2"), ("0,0,1", "> 0")],
 )
-def test_a_wrong_line_of_what_was_measured_is_refused(line: str, said: str, tmp_path: Path):
+def test_a_wrong_line_of_measurements_is_refused(line: str, said: str, tmp_path: Path):
     (tmp_path / "m.csv").write_text(MEASURED + line)
     with pytest.raises(DataError, match=f"system.measured: .*{said}"):
         read_measured(tmp_path / "m.csv", 3)

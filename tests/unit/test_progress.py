@@ -17,9 +17,7 @@ from hpcfed.tasks import make
 from hpcfed.tasks.classification import Classification
 
 
-def test_quick_work_says_nothing_and_slow_work_a_line_where_there_is_no_terminal(
-    capsys, monkeypatch
-):
+def test_without_a_terminal_quick_work_prints_nothing_and_slow_work_one_line(capsys, monkeypatch):
     assert list(track("abc", "probing 3 models")) == ["a", "b", "c"]
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(progress, "FIRST", 0.0)
@@ -45,7 +43,7 @@ def shown(tmp_path) -> rounds.Progress:
     return rounds.Progress(job, tmp_path, [], "accuracy", active=True)
 
 
-def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeypatch):
+def test_a_long_round_logs_its_current_client(shown, capsys, monkeypatch):
     heartbeat = Heartbeat()
     heartbeat.look, heartbeat.t = shown.look, 1
     heartbeat.expect(4)
@@ -57,7 +55,7 @@ def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeyp
     assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
 
 
-def test_a_round_says_the_main_metric_of_its_task(shown, capsys):
+def test_a_rounds_line_has_the_main_metric_of_its_task(shown, capsys):
     shown.job.verbose, nobody = False, np.full(2, np.nan)
     shown.metric = make("survival").main
     rows = [(nobody, nobody), (np.array([0.5, 0.75]), np.array([0.25, 0.25])), (nobody, nobody)]
@@ -119,7 +117,7 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
     assert not any("have one label" in line for line in found)
 
 
-def test_clients_that_a_column_names_and_the_partition_does_not_use_are_told():
+def test_unused_clients_of_a_column_are_reported():
     data = SimpleNamespace(train=SimpleNamespace(y=np.array([0, 1, 0, 1])), classes=("a", "b"))
     data.task = Classification()
     own = SimpleNamespace(

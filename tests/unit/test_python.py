@@ -99,7 +99,7 @@ def settings():
     ]
 
 
-def test_a_call_has_the_bits_of_the_command_whatever_torch_is_set_to_and_leaves_all_as_it_was(
+def test_a_call_has_the_bits_of_the_command_and_restores_torchs_settings(
     by_command,
 ):
     threads = torch.get_num_threads()
@@ -143,7 +143,7 @@ def test_job_files_and_fields_of_a_call_lie_over_one_another_as_files_and_flags(
     assert found.origins()["rounds"] == "hpcfed.run"
 
 
-def test_classes_functions_and_arrays_have_the_bits_of_a_file_of_ones_own(tmp_path, monkeypatch):
+def test_classes_functions_and_arrays_have_the_bits_of_files(tmp_path, monkeypatch):
     (tmp_path / "minefile.py").write_text(MINE)
     x, y = arrays()
     np.savez("d.npz", x_train=x, y_train=y)
@@ -211,7 +211,7 @@ class Interrupted(hpcfed.RoundBased):
         return nn.functional.cross_entropy(model(x), y)
 
 
-def test_ctrl_c_saves_the_run_and_resume_goes_on_with_the_same_bits():
+def test_ctrl_c_saves_the_run_and_resume_continues_with_the_same_bits():
     job = TINY | {"rounds": 4, "training": {"engine": "eager"}}
     hpcfed.run(job, algorithm=Interrupted, out="whole")
     STEPS.update(until=STEPS["done"] * 13 // 8)  # half-way through round 3
@@ -234,7 +234,7 @@ class Wrong(hpcfed.RoundBased):
         return model(x)["no such"]
 
 
-def test_whatever_ends_a_run_its_folder_is_free_for_the_next():
+def test_any_end_of_a_run_frees_its_folder():
     for method, error in ((Impatient, KeyboardInterrupt), (Wrong, hpcfed.ConfigError)):
         with pytest.raises(error):
             hpcfed.run(TINY, algorithm=method, out="run")
@@ -285,7 +285,7 @@ def test_each_mistake_is_one_message(given, told):
     assert not os.path.exists("run")
 
 
-def test_what_a_script_defines_is_refused_on_several_ranks_and_so_is_a_launched_script(monkeypatch):
+def test_classes_of_a_script_and_launched_scripts_are_refused_on_several_ranks(monkeypatch):
     with pytest.raises(hpcfed.ConfigError, match=r"\w+:Mine is defined in this script or notebook"):
 
         class Mine(hpcfed.RoundBased):
@@ -305,7 +305,7 @@ def mpi(monkeypatch):
     return shlex.join(launcher())
 
 
-def test_ranks_of_its_own_have_the_same_bits_also_of_classes_of_a_file_and_of_arrays(
+def test_a_call_with_ranks_has_the_same_bits_with_classes_of_a_file_and_arrays(
     mpi, tmp_path, monkeypatch
 ):
     (tmp_path / "elsewhere").mkdir()
@@ -336,7 +336,7 @@ def test_one_run_at_a_time_computes_in_a_process():
         hpcfed.run(TINY, algorithm="local", out="run")
 
 
-def test_ctrl_c_stops_ranks_and_resume_goes_on_and_a_mistake_is_one_message(mpi, monkeypatch):
+def test_ctrl_c_stops_ranks_resume_continues_and_a_mistake_is_one_message(mpi, monkeypatch):
     job = TINY | {"algorithm": "local", "rounds": 3000}
     show, seen = progress.Rounds.show, []
 

@@ -93,7 +93,7 @@ def results_of(folder: Path, rounds: int) -> Results:
     return made
 
 
-def test_what_rank_0_holds_of_the_results_outlives_a_death(tmp_path):
+def test_results_of_rank_0_survive_a_death(tmp_path):
     """So the file, which may be damaged, is not needed."""
     made, course, seen = results_of(tmp_path, 3), Course(job()), []
 
@@ -113,7 +113,7 @@ def test_what_rank_0_holds_of_the_results_outlives_a_death(tmp_path):
     assert record.header["history"] == [{"rounds": 2}]
 
 
-def test_copies_in_memory_serve_only_where_every_round_has_its_record(tmp_path):
+def test_copies_in_memory_are_used_only_if_every_round_has_its_record(tmp_path):
     made, course = results_of(tmp_path, 3), Course(job())
     copy = Snapshot({}, 4, {"rows": {"3": {"rounds/seconds": 3.0}}})
     behind = Snapshot({}, 5, {"rows": {"3": {"rounds/seconds": 3.0}}})

@@ -153,7 +153,7 @@ def test_every_reference_has_title_year_and_closed_braces():
         assert entry.count("{") == entry.count("}") and "title" in entry and "year" in entry, key
 
 
-def test_a_run_cites_hpcfed_and_what_it_used_once(run):
+def test_a_run_cites_hpcfed_and_each_of_its_parts_once(run):
     used = cite.citation_keys(load(run))
     assert used[:3] == ["hpcfed", "jang2022", "khosla2020"] and len(set(used)) == len(used)
     assert any(key.startswith("alpaydin1998") for key in used) and "he2016" in used
@@ -219,7 +219,7 @@ def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkey
         assert tables.terminal() == shown, beyond
 
 
-def test_virtual_time_is_told_and_drawn(tmp_path: Path):
+def test_virtual_time_is_printed_and_drawn(tmp_path: Path):
     rows = [row([0.5] * 4, [0, 1], **{"rounds/virtual_seconds": s}) for s in (1.5, 4.0)]
     record = load(run_of(tmp_path / "timed", rows))
     assert summary.facts(record)["time"]["virtual_seconds"] == 4.0
@@ -227,7 +227,7 @@ def test_virtual_time_is_told_and_drawn(tmp_path: Path):
     assert Curve.of(record).seconds.tolist() == [1.5, 4.0]
 
 
-def test_what_travels_is_counted_by_report_where_a_client_reports_several_times(tmp_path: Path):
+def test_bytes_are_counted_per_report_if_a_client_reports_several_times(tmp_path: Path):
     reports = {
         "clients/reports": np.array([3, 1, 0, 0]),
         "clients/down": np.array([3 * HEAD, HEAD, 0, 0]),
@@ -255,7 +255,7 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
     assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])
 
 
-def test_own_data_are_called_by_their_files_name_or_a_label_and_the_path_stands_once(tmp_path):
+def test_own_data_are_named_by_file_or_label_and_the_path_appears_once(tmp_path):
     made = header(data="/somewhere/far/away/mine.npz")
     record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=made["job"]))
     assert summary.title(record).startswith("fedclassavg on mine.npz, dirichlet(0.5)")

@@ -60,7 +60,7 @@ def test_an_error_inside_a_scope_restores_the_generator_too():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_scope_tells_whether_something_was_drawn():
+def test_a_scope_records_whether_something_was_drawn():
     with scoped(0, "a") as drawn:
         torch.rand(2, generator=torch.Generator())
         assert not drawn()

@@ -51,7 +51,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ranks):
+def test_a_checkpoint_does_not_contain_training_during_its_writing(tmp_path, ranks):
     save_restore.save(started(Serial()), tmp_path / "at once")
 
     def run(comm: Comm) -> str:
@@ -78,7 +78,7 @@ def test_ranks_without_clients_write_a_part_too(tmp_path):
         ]
 
 
-def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_next_is_whole(
+def test_if_one_rank_cannot_write_its_part_the_previous_checkpoint_stays_and_the_next_is_complete(
     tmp_path, monkeypatch
 ):
     write = checkpoint_parts.write_part
@@ -108,7 +108,7 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
     ]
 
 
-def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
+def test_saving_and_waiting_raises_errors_of_the_disk_on_all_ranks(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         WriteError, match="file/checkpoints.*cannot be written: .*Not a directory"
@@ -117,7 +117,7 @@ def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
     assert refusal.value.everywhere
 
 
-def test_a_snapshot_is_a_source_to_go_on_from():
+def test_a_run_can_be_restored_from_a_snapshot():
     rounds, again = started(Serial()), started(Serial(), 0)
     snapshot.take_up(again, snapshot.take_snapshot(rounds))
     row, other = rounds.step()[0], again.step()[0]
@@ -163,7 +163,7 @@ def clean(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("number", REFUSALS, ids=[errno.errorcode[n] for n in REFUSALS])
-def test_whatever_the_disk_says_is_one_kind_of_error(tmp_path, monkeypatch, number):
+def test_all_errors_of_the_disk_are_one_class(tmp_path, monkeypatch, number):
     refusing(monkeypatch, number, lambda path: True)
     refusal = pytest.raises(
         WriteError, match=f"a.h5: cannot be written: .*{os.strerror(number)}; make room"
@@ -173,7 +173,7 @@ def test_whatever_the_disk_says_is_one_kind_of_error(tmp_path, monkeypatch, numb
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(
+def test_a_disk_that_fails_for_some_rounds_causes_only_warnings(
     tmp_path, monkeypatch, capsys, clean
 ):
     """The parts of rounds 2 to 4, and the results three times; --quiet changes nothing."""
@@ -255,7 +255,7 @@ def test_a_finished_run_has_its_last_checkpoint_alone_unless_the_job_says_how_ma
     assert checkpoint.saved_rounds(tmp_path) == results.load(tmp_path).rounds == 7
 
 
-def test_a_run_whose_end_is_not_on_disk_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+def test_a_run_whose_end_is_not_on_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     refusing(
         monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000006" in str(path)
     )
@@ -276,7 +276,7 @@ def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("what", ["rank-", "results"])
-def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(
+def test_a_run_whose_end_cannot_be_written_is_unfinished_and_can_be_continued(
     tmp_path, monkeypatch, clean, what
 ):
     with monkeypatch.context() as patch:
@@ -291,7 +291,7 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(
     assert digest(tmp_path) == clean
 
 
-def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, monkeypatch):
+def test_a_part_that_differs_from_its_values_is_not_published(tmp_path, monkeypatch):
     """Its checksum would fit: it is of what was written."""
     monkeypatch.setattr(checkpoint_parts, "same", lambda item, found: False)
     with pytest.raises(
@@ -311,7 +311,7 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
         assert saver.finish() == ""
 
 
-def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_path):
+def test_resuming_from_an_early_checkpoint_removes_later_ones(tmp_path):
     whole_run(tmp_path, "--checkpoint.keep", "9")
     save_restore.save(
         started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path

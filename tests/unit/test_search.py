@@ -66,7 +66,7 @@ def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_a
         (["runs/x"], {"search": "random"}, "continues with the runs it has"),
     ],
 )
-def test_what_is_no_search_is_refused(words, given, message, tmp_path):
+def test_a_search_without_ranges_is_refused(words, given, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         command.sweep(words, out=tmp_path / "s", **given)
 
@@ -164,7 +164,7 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
         assert claim in words
 
 
-def test_a_choice_says_which_model_was_scored_and_takes_runs_of_one_alone(tmp_path):
+def test_a_choice_names_the_scored_model_and_refuses_a_mix_of_models(tmp_path):
     for lr, good in ((0.01, 0.5), (0.1, 0.8)):
         received = {"validation_model": "received"}
         finish(tmp_path / f"{lr}", good, good, local_lr=lr, evaluate=received)

@@ -22,7 +22,7 @@ def on_one_node(*seen: list[str]) -> dict:
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 4), (4, 4), (5, 2), (8, 3)])
-def test_where_all_see_the_same_gpus_a_rank_takes_local_rank_modulo_gpus(ranks, gpus):
+def test_if_all_ranks_see_the_same_gpus_a_rank_takes_local_rank_modulo_gpus(ranks, gpus):
     seen = {
         rank: (rank % 2, [f"GPU-{rank % 2}{i}" for i in range(gpus)]) for rank in range(2 * ranks)
     }
@@ -93,7 +93,7 @@ def test_the_names_are_those_of_the_gpus_that_torch_sees(monkeypatch):
     assert visible("cpu") == []
 
 
-def test_tests_compute_on_the_cpu_whatever_the_machine_has():
+def test_tests_compute_on_the_cpu_on_any_machine():
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and torch.cuda.device_count() == 0
     assert visible("auto") == []
 

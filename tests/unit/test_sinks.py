@@ -77,7 +77,7 @@ def run(folder: Path, *flags: str) -> int:
     )
 
 
-def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
+def test_a_round_is_logged_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
     row = records.row(
         3,
         4,
@@ -120,9 +120,7 @@ def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
     assert jobs[0].identity() == jobs[1].identity() == load_job([], environ={}).identity()
 
 
-def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the_same_bits(
-    tmp_path, told
-):
+def test_a_sink_gets_header_rounds_and_end_and_does_not_change_the_bits(tmp_path, told):
     assert (run(tmp_path / "run", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
     assert digest(tmp_path / "run") == digest(tmp_path / "without")
     assert [words[:2] for words in told] == [
@@ -138,7 +136,7 @@ def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the
     ]
 
 
-def test_a_resumed_run_goes_on_with_its_log(tmp_path, told):
+def test_a_resumed_run_continues_its_log(tmp_path, told):
     assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
     assert [words[:2] for words in told if words[0] == "round"] == [
@@ -160,7 +158,7 @@ def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, mo
 
 
 @pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])
-def test_a_sink_that_fails_in_mid_run_is_one_warning_and_the_run_goes_on(
+def test_a_sink_that_fails_in_mid_run_causes_one_warning_and_the_run_continues(
     tmp_path, told, what, left, capsys
 ):
     Told.fails.add(what)
@@ -180,7 +178,7 @@ def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told,
     assert not names.results_file(tmp_path / "run").exists()  # the folder can be used again
 
 
-def test_where_rounds_are_done_a_sink_that_cannot_begin_is_a_warning(tmp_path, told, capsys):
+def test_after_the_first_rounds_a_sink_that_cannot_start_is_a_warning(tmp_path, told, capsys):
     assert run(tmp_path / "run", "--rounds", "1") == 0
     Told.fails.add(("begin", "fedavg"))
     assert (
@@ -202,7 +200,7 @@ def test_a_missing_package_is_one_message_before_anything_is_made(
     assert "Traceback" not in err and not (tmp_path / "run").exists()
 
 
-def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
+def test_the_state_of_a_log_is_kept_for_a_resumed_run_but_not_for_a_new_one(tmp_path):
     sink = Told(tmp_path)
     assert sink.read_mark("wandb", 3) == {}
     sink.mark("wandb", id="a", rounds=2)
@@ -211,7 +209,7 @@ def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
         {},
     )
     names.sink_file(tmp_path, "wandb").write_text("{")
-    with pytest.raises(Exception, match="damaged: .*a new log is begun"):
+    with pytest.raises(Exception, match="damaged: .*remove it to start a new log"):
         sink.read_mark("wandb", 3)
 
 

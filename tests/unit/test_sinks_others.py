@@ -40,7 +40,7 @@ def wandb(monkeypatch) -> FakeWandB:
     return fake
 
 
-def test_a_wandb_log_that_was_killed_is_begun_anew_with_all_rounds(tmp_path, wandb):
+def test_a_killed_wandb_log_is_rewritten_with_all_rounds(tmp_path, wandb):
     log = Logs(Log(wandb=True), tmp_path, pytest.fail)
     log.begin(HEADER, 0, row)
     for t in (1, 2, 3):
@@ -131,7 +131,7 @@ def mlflow(monkeypatch) -> dict:
     return FakeMlflow.kept
 
 
-def test_mlflow_is_where_the_environment_says(tmp_path, mlflow, monkeypatch):
+def test_mlflow_uses_the_address_of_the_environment(tmp_path, mlflow, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     spoken("mlflow", tmp_path, [(0, [1], "finished")])
     assert mlflow["uri"] == "http://127.0.0.1:1"
@@ -151,7 +151,7 @@ def test_mlflow_itself_holds_each_round_once(tmp_path: Path, monkeypatch):
     assert (found.info.status, found.data.params["algorithm.name"]) == ("FINISHED", "local")
 
 
-def test_wandb_itself_goes_on_offline_under_the_same_id(tmp_path: Path, monkeypatch):
+def test_wandb_continues_offline_under_the_same_id(tmp_path: Path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     spoken("wandb", tmp_path)

@@ -122,7 +122,7 @@ def test_no_shell_reads_a_field_of_the_job(bin, word):
 
 
 @pytest.mark.parametrize("value", ["a\n#SBATCH --exclusive", "a\rb", "a\0b"])
-def test_no_option_begins_a_line_of_its_own(value):
+def test_no_option_starts_its_own_line(value):
     for batch in (Batch("x", account=value), Batch("x", env=(value,)), Batch(value)):
         with pytest.raises(script.ConfigError, match="one line without control characters"):
             script.run(batch, [])
@@ -158,7 +158,7 @@ def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
     assert json.loads((bin / "queued").read_text())[0] == ["requeue", "5_1"]
 
 
-def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
+def test_a_study_runs_on_each_number_of_ranks_in_its_own_folder(bin):
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
     assert [line[4:7] + line[-2:] for line in told(bin)] == [
         ["mpirun", "-n", n, "--out", f"a b-ranks{n}"] for n in "14"
@@ -265,13 +265,13 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
         (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words, said):
+def test_impossible_jobs_are_refused_before_submission(bin, capsys, words, said):
     assert main(["submit", *SMALL, *words]) == 2
     assert said in capsys.readouterr().err
     assert not (bin / "submitted").exists()
 
 
-def test_a_run_whose_job_waits_in_the_queue_is_not_submitted_once_more(bin, capsys):
+def test_a_run_whose_job_is_queued_is_not_submitted_again(bin, capsys):
     words = ["submit", *SMALL, "--out", "runs/a b"]
     assert main(words) == 0
     options, _ = json.loads((bin / "submitted").read_text())
@@ -283,14 +283,14 @@ def test_a_run_whose_job_waits_in_the_queue_is_not_submitted_once_more(bin, caps
     assert main([*words, "--force"]) == 0
 
 
-def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):
+def test_a_running_run_is_not_submitted_again(bin, capsys, monkeypatch):
     monkeypatch.setattr("hpcfed.launch.slurm.submit.state", lambda run: State(RUNNING))
     assert main(["submit", *SMALL, "--out", "run"]) == 2
     assert "out: a run is in progress in run" in capsys.readouterr().err
     assert not (bin / "submitted").exists()
 
 
-def test_where_slurm_takes_a_part_of_a_chain_its_jobs_are_told(bin, capsys):
+def test_if_slurm_accepts_a_part_of_a_chain_its_jobs_are_named(bin, capsys):
     program(
         bin,
         "sbatch",
@@ -334,7 +334,7 @@ def test_a_signal_between_two_runs_of_a_study_begins_no_more(bin):
     assert (bin / "told").read_text() == "ran\n"
 
 
-def test_slurms_own_refusal_is_told_in_its_words(bin, capsys, monkeypatch):
+def test_slurms_refusal_is_reported_in_its_words(bin, capsys, monkeypatch):
     program(bin, "sbatch", "#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
     assert main(["submit", *SMALL]) == 2
     assert capsys.readouterr().err == "hpcfed: submit: sbatch: error: invalid account\n"

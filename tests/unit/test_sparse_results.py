@@ -68,7 +68,7 @@ def test_rows_of_some_clients_are_read_as_columns_of_all(tmp_path, finished):
         check_equal(results.row(t + 1), {name: c[t] for name, c in full(ROWS).items()})
 
 
-def test_what_is_stored_grows_with_the_rows_and_not_with_the_clients(tmp_path):
+def test_stored_bytes_grow_with_rows_and_not_with_clients(tmp_path):
     sizes = {}
     for clients in (K, 9_999):
         (tmp_path / str(clients)).mkdir()

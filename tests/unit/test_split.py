@@ -35,7 +35,7 @@ def test_models_that_say_so_can_be_divided(name: str):
 
 
 @pytest.mark.parametrize("name", ABLE)
-def test_the_parts_one_after_the_other_are_the_whole(name: str):
+def test_the_parts_in_order_are_the_full_list(name: str):
     with rng.scoped(0, "split"):
         body = build(name, IMAGE, 10, 16).body.eval()
         x = torch.rand(2, *IMAGE)

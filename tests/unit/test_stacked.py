@@ -87,7 +87,7 @@ def sent(method: FedAvg, rounds: Rounds) -> dict[int, torch.Tensor]:
         ("cnn", ("--local.lr", "1e-3")),
     ],
 )
-def test_stacked_clients_end_close_to_where_eager_ones_do(model: str, how: tuple[str, ...]):
+def test_stacked_clients_end_close_to_eager_ones(model: str, how: tuple[str, ...]):
     assert distance(*outcomes(*ALIKE, *how, "--models.mix", model, "--training.stack", "4")) < 1e-5
 
 
@@ -99,7 +99,7 @@ def test_stacked_clients_end_close_to_where_eager_ones_do(model: str, how: tuple
         ("--local.steps", "4"),
     ],
 )
-def test_a_proximal_term_and_stragglers_change_nothing_in_that(more: tuple[str, ...]):
+def test_a_proximal_term_and_stragglers_do_not_change_that(more: tuple[str, ...]):
     assert distance(*outcomes(*PLAIN, *more, method="fedprox")) < 1e-5
 
 
@@ -129,7 +129,7 @@ def test_clients_of_different_sizes_or_work_are_never_in_one_group():
     assert groups(rounds.fed, rounds.algorithm, [0, 1, 2, 3, 4, 5]) == [[0, 2, 5], [1, 3], [4]]
 
 
-def test_evaluation_changes_nothing_in_what_stacked_clients_learn():
+def test_evaluation_does_not_change_the_training_of_stacked_clients():
     often, never = (
         toy.run(Serial(), toy.job("fedavg", *PLAIN, *STACKED, *flags))
         for flags in (
@@ -145,7 +145,7 @@ def test_evaluation_changes_nothing_in_what_stacked_clients_learn():
     )
 
 
-def test_a_cohort_is_dealt_out_in_whole_groups():
+def test_a_cohort_is_distributed_in_complete_groups():
     def ranks(comm) -> list[set[int]]:
         rounds = toy.start(comm, toy.job("fedavg", *PLAIN, *STACKED, "--training.stack", "2"))
         cohort = rounds.begin(0)
@@ -168,7 +168,7 @@ def test_a_cohort_is_dealt_out_in_whole_groups():
         ("local", (), "clients keep weights"),
     ],
 )
-def test_what_cannot_be_stacked_is_traced_and_says_so_once(
+def test_objectives_that_cannot_be_stacked_are_traced_with_one_notice(
     method: str, flags: tuple[str, ...], why: str, capsys
 ):
     got, want = (
@@ -229,7 +229,7 @@ def test_a_member_of_a_group_that_diverges_is_named():
         (("--algorithm.name", "local"), "auto"),
     ],
 )
-def test_auto_stacks_many_equal_clients_with_tiny_models_whatever_the_rounds(
+def test_auto_stacks_many_equal_clients_with_tiny_models_for_any_number_of_rounds(
     more: tuple[str, ...], wanted: str
 ):
     flags = (*PLAIN, "--clients", "12", "--training.stack", "6", *more)
@@ -240,7 +240,7 @@ def saved(folder: Path, *flags: str, **how: object) -> toy.Outcome:
     return toy.run(Serial(), toy.job("fedavg", *PLAIN, *flags), **how)
 
 
-def test_a_run_goes_on_with_another_engine_of_the_same_bits_and_not_with_stacked(tmp_path: Path):
+def test_a_run_can_be_resumed_with_another_exact_engine_but_not_with_stacked(tmp_path: Path):
     saved(tmp_path, "--training.engine", "eager", rounds=1, save=tmp_path)
     assert saved(tmp_path, "--training.engine", "traced", resume=tmp_path).rows
     with pytest.raises(
@@ -250,7 +250,7 @@ def test_a_run_goes_on_with_another_engine_of_the_same_bits_and_not_with_stacked
         saved(tmp_path, *STACKED, resume=tmp_path)
 
 
-def test_a_stacked_run_goes_on_with_groups_of_the_same_size_alone(tmp_path: Path):
+def test_a_stacked_run_can_be_resumed_only_with_the_same_group_size(tmp_path: Path):
     saved(tmp_path, *STACKED, rounds=1, save=tmp_path)
     with pytest.raises(CheckpointError, match="training.stack: 8 here, 64 in the checkpoint"):
         saved(tmp_path, *STACKED, "--training.stack", "8", resume=tmp_path)
@@ -261,7 +261,7 @@ def test_a_stacked_run_goes_on_with_groups_of_the_same_size_alone(tmp_path: Path
         saved(tmp_path, "--training.engine", "eager", resume=tmp_path)
 
 
-def test_clients_of_a_population_are_stacked_though_each_has_memory_of_its_own():
+def test_clients_of_a_population_with_own_memories_are_stacked():
     words = (
         "--algorithm.name",
         "fedavg",

@@ -60,7 +60,7 @@ def now(monkeypatch) -> None:
     monkeypatch.setattr(states, "time", lambda: NOW)
 
 
-def test_a_run_with_fresh_signs_goes_on_and_the_time_left_is_told(tmp_path):
+def test_a_run_with_recent_signs_is_running_and_its_remaining_time_is_given(tmp_path):
     run = written(results(tmp_path / "run"), 4)
     sign(run, 30)
     names.checkpoint_folder(run).mkdir()
@@ -77,7 +77,7 @@ def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
     assert (found.word, found.since, found.left) == ("stale", NOW - 1000, None)
 
 
-def test_a_run_whose_process_was_killed_is_known_by_its_lock_at_once(tmp_path):
+def test_a_killed_run_is_detected_at_once_by_its_lock(tmp_path):
     run = written(results(tmp_path / "run"), 4)
     sign(run, 1)
     alive = lock.this_process("")
@@ -97,7 +97,7 @@ def test_a_run_without_signs_has_ended_and_says_how(tmp_path):
         assert states.state(written(results(tmp_path / word, **about), rounds)).word == word
 
 
-def test_a_run_without_a_watchdog_goes_on_while_it_writes(tmp_path):
+def test_a_run_without_a_watchdog_is_running_while_it_writes(tmp_path):
     run = results(tmp_path / "run")
     run.header["job"]["run"]["watchdog"] = 0.0
     written(run, 4)
@@ -134,7 +134,7 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
     assert len(lines) == 5 and "hpcfed: no data" in lines[2] and "0/10" in lines[4]
 
 
-def test_a_folder_stands_for_the_runs_and_sweeps_below_it_and_for_result_files_in_it(tmp_path):
+def test_a_folder_means_the_runs_sweeps_and_result_files_in_it(tmp_path):
     for place in ("b", "a", "old/c"):
         written(results(tmp_path / "all" / place), 10)
     moved = written(results(tmp_path / "moved"), 10)
@@ -180,7 +180,7 @@ def test_a_run_without_accuracy_shows_its_first_metric(tmp_path, capsys):
     assert (same["metric"], same["value"], same["accuracy"]) == ("accuracy", 0.5, 0.5)
 
 
-def test_long_names_are_cut_in_their_middle_so_that_seeds_can_be_told_apart(tmp_path):
+def test_long_names_are_cut_in_their_middle_so_that_seeds_stay_visible(tmp_path):
     for seed in (0, 1):
         written(results(tmp_path / f"fedclassavg-fashion-mnist-dirichlet-lr=0.001_seed={seed}"), 10)
     shown = Console(width=100, file=io.StringIO())

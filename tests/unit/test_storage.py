@@ -255,7 +255,7 @@ except CheckpointError as error:
 @pytest.mark.parametrize(
     ("parts", "size"), [(1, 100_000), (40, 1000)], ids=["one large", "many small"]
 )
-def test_a_full_disk_is_one_message_and_harms_nothing(tmp_path, parts, size):
+def test_a_full_disk_is_one_message_and_damages_no_file(tmp_path, parts, size):
     save(tmp_path / "a.h5", 1)
     command = [sys.executable, "-c", FULL, str(tmp_path / "a.h5"), str(parts), str(size)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

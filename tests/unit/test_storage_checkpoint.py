@@ -162,7 +162,7 @@ def test_a_part_that_is_missing_or_of_another_checkpoint_is_refused(tmp_path):
         read(index)
 
 
-def test_who_needs_one_client_opens_its_part_alone(tmp_path):
+def test_reading_one_client_opens_only_its_part(tmp_path):
     index = save(tmp_path, 20, clients=4)
     part(index, 0).unlink()
     with open_checkpoint(index) as saved:
@@ -171,7 +171,7 @@ def test_who_needs_one_client_opens_its_part_alone(tmp_path):
             saved.get("clients/2")
 
 
-def test_any_hdf5_tool_finds_all_clients_in_the_index_wherever_the_run_folder_is(tmp_path):
+def test_any_hdf5_tool_finds_all_clients_in_the_index_after_a_move_of_the_folder(tmp_path):
     save(tmp_path / "made", 20, clients=4)
     (tmp_path / "made").rename(tmp_path / "moved")
     with h5py.File(names.checkpoint_file(tmp_path / "moved", 20)) as file:
@@ -179,7 +179,7 @@ def test_any_hdf5_tool_finds_all_clients_in_the_index_wherever_the_run_folder_is
         assert file["items/clients/3/model/body.weight"][...].tolist() == [3, 3, 3]
 
 
-def test_what_is_read_back_is_compared_with_what_was_to_be_written(tmp_path):
+def test_written_values_are_read_back_and_compared(tmp_path):
     index = save(tmp_path, 20)
     compare(part(index, 0), items(0).items)
     with pytest.raises(CheckpointError, match="^clients/2 is not what was to be written"):
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_lacks_its_index_is_unfinished_and_none(tmp_path):
         assert saved.rounds == 10
 
 
-def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the_new_one_is_whole(
+def test_saving_a_round_again_keeps_the_old_checkpoint_until_the_new_one_is_complete(
     tmp_path,
 ):
     index = save(tmp_path, 20)

@@ -34,7 +34,7 @@ def save(run: Path, *items: dict[str, object]) -> None:
     write_index(folder, about, {r: write_part(folder, r, has.items) for r, has in enumerate(items)})
 
 
-def test_digests_are_equal_for_equal_results_whatever_the_ranks_times_and_folder(tmp_path):
+def test_digests_of_equal_results_do_not_depend_on_ranks_times_and_folder(tmp_path):
     assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b", seconds=2.0, ranks=4)
 
 

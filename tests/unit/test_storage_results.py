@@ -151,7 +151,7 @@ def test_rounds_without_a_record_are_lost_and_all_others_stay(tmp_path):
     np.testing.assert_array_equal(record.column("rounds/seconds"), [0, 1, 2, np.nan, 4])
 
 
-def test_a_run_without_usable_results_goes_on_with_empty_rounds_and_keeps_the_damaged_file(
+def test_a_run_without_usable_results_continues_with_empty_rounds_and_keeps_the_damaged_file(
     tmp_path,
 ):
     run_of(tmp_path, 2)
@@ -193,7 +193,7 @@ def test_missing_results_say_what_to_do(tmp_path):
         load(tmp_path)
 
 
-def test_the_folder_of_a_sweep_where_a_run_is_wanted_is_told_from_one_without_results(tmp_path):
+def test_the_folder_of_a_sweep_in_place_of_a_run_has_its_own_message(tmp_path):
     names.sweep_file(tmp_path).write_text("{}")
     with pytest.raises(CheckpointError, match=f"{tmp_path} is a sweep: give one of its runs"):
         load(tmp_path)
@@ -289,7 +289,7 @@ def test_a_file_that_was_only_touched_is_not_written_again(tmp_path):
     assert said == []
 
 
-def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path, monkeypatch):
+def test_a_copy_that_differs_from_the_written_values_is_refused(tmp_path, monkeypatch):
     made = watched(tmp_path / "run", lambda text: None)
 
     def copied(source: Path, to: Path) -> None:

@@ -111,7 +111,7 @@ class Case:
 
 
 @pytest.mark.parametrize("status", [75, 137, 1, -signal.SIGKILL])
-def test_a_run_that_is_cut_short_goes_on_from_its_checkpoint(tmp_path, status):
+def test_an_interrupted_run_continues_from_its_checkpoint(tmp_path, status):
     case = Case(tmp_path, [status, 2], [status, 4], [0, 6])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--resume", "--resume"]
@@ -119,7 +119,7 @@ def test_a_run_that_is_cut_short_goes_on_from_its_checkpoint(tmp_path, status):
     assert ["--force" in words for words in case.given()] == [False, True, True]
 
 
-def test_a_run_that_had_saved_nothing_begins_anew(tmp_path):
+def test_a_run_without_a_checkpoint_starts_from_the_beginning(tmp_path):
     case = Case(tmp_path, [137, 0], [0, 6])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--overwrite"]
@@ -135,7 +135,7 @@ def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
     assert case.starts() == ["--out", "--out"]
 
 
-def test_a_launcher_that_finds_nothing_wrong_with_killed_ranks_is_not_believed(tmp_path):
+def test_a_launchers_success_is_not_trusted_after_killed_ranks(tmp_path):
     case = Case(tmp_path, [0, 2], [0, 6])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--resume"]
@@ -180,9 +180,7 @@ def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tm
         ({}, "--overwrite"),
     ],
 )
-def test_batch_jobs_go_on_with_what_one_of_them_began_whatever_the_job_says_and_with_nothing_else(
-    tmp_path, header, flag
-):
+def test_batch_jobs_continue_only_runs_that_one_of_them_started(tmp_path, header, flag):
     case = Case(tmp_path, [0, 6])
     case.held(5, **header)
     assert main(case.words("--overwrite", options=("--job", "7", "--job", "8"))) == 0
@@ -222,7 +220,7 @@ def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd
     assert said in capfd.readouterr().err
 
 
-def test_who_asks_the_supervisor_to_stop_asks_the_run_to_save_and_stop(tmp_path):
+def test_a_signal_to_the_supervisor_makes_the_run_save_and_stop(tmp_path):
     case = Case(tmp_path, ["wait", 2], [0, 6])
     assert stop(case) == 75
     assert len(case.starts()) == 1

@@ -99,7 +99,7 @@ def test_of_several_job_files_all_combinations_are_run_with_each(tmp_path):
     assert [name for name, _ in runs(one, other)] == ["a", "b"]  # no field needs to vary then
 
 
-def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_twice(
+def test_job_files_of_one_name_are_distinguished_by_their_paths_and_duplicates_refused(
     tmp_path, monkeypatch
 ):
     jobs(tmp_path, "x/a.toml", "y/a.toml", "y/b.toml")
@@ -145,7 +145,7 @@ def test_the_command_takes_overlays_by_with_and_names_its_folder_after_them(
     assert "a sweep continues with the jobs it has" in capsys.readouterr().err
 
 
-def test_names_tell_values_and_are_those_of_folders():
+def test_names_of_runs_contain_values_and_are_those_of_folders():
     two = runs(
         "--data.alpha",
         "0.1,1",
@@ -186,12 +186,12 @@ def test_names_tell_values_and_are_those_of_folders():
         (["absent.toml", "--seed", "0,1"], "absent.toml: cannot read"),
     ],
 )
-def test_what_cannot_be_swept_is_one_message(words, message):
+def test_fields_that_cannot_be_swept_are_one_message(words, message):
     with pytest.raises(ConfigError, match=message):
         runs(*words)
 
 
-def test_all_wrong_values_are_told_at_once_and_nothing_is_written(tmp_path, capsys):
+def test_all_wrong_values_are_reported_at_once_and_nothing_is_written(tmp_path, capsys):
     words = ["sweep", "--out", str(tmp_path / "s"), "--seed", "0,-1", "--data.alpha", "0.5,0"]
     assert main(words) == 2
     out, err = capsys.readouterr()
@@ -294,7 +294,7 @@ def plays(monkeypatch, **scripts: str) -> None:
     monkeypatch.setattr(pool, "metric", lambda record, name: {"mean": 0.5})
 
 
-def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, capsys):
+def test_a_failing_run_does_not_end_others_and_its_reason_is_reported(sweep, monkeypatch, capsys):
     plays(monkeypatch, a="echo 'hpcfed: no data'; echo more; exit 2", b="kill -9 $$")
     outcomes = Pool(sweep, 1).run(range(3))
     assert [one.status for one in outcomes] == [2, 137, 0] and [one.failed for one in outcomes] == [
@@ -314,7 +314,7 @@ def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, mon
     assert [one.line for one in Pool(sweep, 1).run([1])] == ["finished before"]
 
 
-def test_a_signal_stops_the_runs_that_go_on_and_begins_no_more(sweep, monkeypatch):
+def test_a_signal_stops_active_runs_and_no_others_start(sweep, monkeypatch):
     plays(
         monkeypatch,
         a=f"trap 'exit 75' USR1; kill -TERM {os.getpid()}; while :; do sleep 0.05; done",
@@ -348,7 +348,7 @@ def test_a_run_holds_its_lock_as_long_as_it_lasts(sweep, monkeypatch):
         assert file is not None
 
 
-def test_what_is_finished_is_known_by_its_results(sweep):
+def test_finished_runs_are_recognised_by_their_results(sweep):
     run = replace(sweep.runs[0], fields={"rounds": 2})
     for ended, rounds, want in [(None, 2, False), ("finished", 1, False), ("finished", 2, True)]:
         header = {"job": {}, "architectures": ["mlp"]} | ({"ended": ended} if ended else {})
@@ -410,7 +410,7 @@ def test_runs_side_by_side_share_the_visible_gpus(sweep, monkeypatch, n, mask, p
     assert gpus.shares(gpus.usable(sweep), places) == shares
 
 
-def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
+def test_each_run_sees_only_its_gpus(sweep, monkeypatch):
     gpus_here(monkeypatch, 2, "3,4")
     plays(
         monkeypatch,
@@ -422,7 +422,7 @@ def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
     assert set(found) == {"3", "4"} and f"$ CUDA_VISIBLE_DEVICES={found[0]} sh -c" in told
 
 
-def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
+def test_there_can_be_one_gpu_per_rank(sweep, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     gpus_here(monkeypatch, 4, None)
     assert [pool.runs_at_once(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 8)] == [

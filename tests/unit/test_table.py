@@ -122,7 +122,7 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
     )
 
 
-def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(sweep):
+def test_missing_runs_are_named_in_their_cell_and_below_the_table_with_the_reason(sweep):
     text = lines(table([sweep]))
     assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not started"
     failed, stopped, absent = text[6:]
@@ -173,7 +173,7 @@ def test_of_bytes_and_seconds_less_is_better(tmp_path):
     assert "best" not in table(runs[:1], value="up")  # a single one is none
 
 
-def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
+def test_columns_are_fields_that_differ_besides_method_and_seed(tmp_path):
     about = [(d, n) for d in ("digits", "cifar10") for n in (20, 100)]
     rates = {"fedavg": 0.1, "fedprox": 1.0}
     runs = [
@@ -200,13 +200,13 @@ def test_a_methods_own_parameters_make_rows(tmp_path):
     ]
 
 
-def test_other_data_are_another_column_even_where_each_method_has_its_own(tmp_path):
+def test_other_data_are_another_column_even_if_each_method_has_its_own(tmp_path):
     run(tmp_path / "a", to_end(0.5)), run(tmp_path / "b", to_end(0.7), method="local", data="mnist")
     text = table([tmp_path / "a", tmp_path / "b"])
     assert "digits" in text and "mnist" in text and text.count("no run") == 2 and "*" not in text
 
 
-def test_a_table_says_what_else_differs_between_the_methods_of_a_column(tmp_path):
+def test_a_table_lists_other_differences_between_the_methods_of_a_column(tmp_path):
     short = run(tmp_path / "a", to_end(0.5)[:1], method="local", rounds=1, local_lr=0.0005)
     text = lines(table([short, run(tmp_path / "b", to_end(0.5), local_lr=0.1)]))
     assert text[-1] == "also differ: rounds 1/3, local.lr 0.0005/0.1"
@@ -218,7 +218,7 @@ def test_a_table_says_what_else_differs_between_the_methods_of_a_column(tmp_path
     assert "differ" not in table(alike)  # a data set's own rate is the same for its methods
 
 
-def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
+def test_fields_determined_by_rows_or_columns_are_not_columns(tmp_path):
     """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on
     form and data.
     """
@@ -279,7 +279,7 @@ def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_pat
         table([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
 
 
-def test_runs_that_differ_in_ranks_alone_are_columns_of_seconds_and_a_table_of_their_own(tmp_path):
+def test_runs_that_differ_only_in_ranks_are_columns_of_seconds_and_a_scaling_table(tmp_path):
     times = {1: 4.0, 2: 2.0, 8: 1.0}
     for ranks, seconds in times.items():
         run(tmp_path / "runs" / str(ranks), to_end(0.5), ranks=ranks, seconds=seconds)
@@ -326,7 +326,7 @@ def test_csv_has_the_numbers_in_full_and_a_line_a_cell(sweep):
     assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not started"'
 
 
-def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
+def test_runs_that_cannot_be_shown_are_one_message(sweep, tmp_path):
     for wrong, message in [
         ({"value": "acuracy"}, "did you mean 'accuracy'"),
         ({"rows": "data.nam"}, "no field"),
@@ -338,7 +338,7 @@ def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
         table([tmp_path / "absent"])
 
 
-def test_own_data_have_their_files_name_in_a_table_and_as_much_of_the_path_as_tells_them_apart(
+def test_tables_name_own_data_by_file_and_the_distinguishing_part_of_the_path(
     tmp_path,
 ):
     places = ["/a/left/x.npz", "/a/right/x.npz", "/b/y.npz"]

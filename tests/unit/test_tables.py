@@ -153,7 +153,7 @@ def test_the_job_says_which_words_stand_for_missing_values(tmp_path):
     assert data.shape == (3,) and data.columns[0].endswith("(?, asthma, none)")
 
 
-def test_the_encoding_of_a_csv_file_is_named_where_it_is_not_utf_8(tmp_path):
+def test_the_encoding_of_a_csv_file_is_named_if_it_is_not_utf_8(tmp_path):
     text = "site,label\n" + "K\u00f6ln,yes\nBonn,no\n" * 5
     (tmp_path / "old.csv").write_bytes(text.encode("cp1252"))
     path = str(tmp_path / "old.csv")
@@ -307,7 +307,7 @@ def test_a_damaged_parquet_file_is_one_message(tmp_path):
         read(str(tmp_path / "a.parquet"))
 
 
-def test_what_is_said_of_columns_without_effect_is_refused(tmp_path):
+def test_columns_fields_without_effect_are_refused(tmp_path):
     with pytest.raises(ConfigError, match='columns.label = "x" has no effect: digits is a data'):
         load_job(["--columns.label", "x"], environ={})
     np.savez(tmp_path / "a.npz", x_train=np.zeros((20, 4, 4)), y_train=np.arange(20) % 2)
@@ -473,7 +473,7 @@ def test_a_data_set_with_another_format_of_rows_is_read_as_it_is_stored(tmp_path
     assert read(name).train.x.shape == (16, 1, 4, 5)
 
 
-def test_what_the_cache_of_hugging_face_holds_needs_no_network(tmp_path, monkeypatch):
+def test_cached_data_sets_of_hugging_face_need_no_network(tmp_path, monkeypatch):
     library = pytest.importorskip("datasets")
     from datasets.data_files import DataFilesDict
     from datasets.packaged_modules.csv.csv import Csv, CsvConfig
@@ -494,7 +494,7 @@ def test_what_the_cache_of_hugging_face_holds_needs_no_network(tmp_path, monkeyp
     assert not asked
 
 
-def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
+def test_data_sets_that_hugging_face_cannot_load_are_one_message(tmp_path, monkeypatch):
     library, asked = pytest.importorskip("datasets"), []
     monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])
     with pytest.raises(DataError, match="hf:nobody/nothing: `datasets` cannot load it: .*cache"):
@@ -543,7 +543,7 @@ def test_a_word_among_the_test_rows_or_survival_times_is_named(tmp_path):
         read(times, label="days", event="died")
 
 
-def test_a_line_says_what_each_column_of_a_table_is(tmp_path):
+def test_a_line_gives_the_role_of_each_column_of_a_table(tmp_path):
     data = read(
         save(tmp_path), held_out=0.5, label="sick", missing="fill", ignore=("site",), codes=("job",)
     )

@@ -103,7 +103,7 @@ def test_fractions_are_inferred_and_several_columns_are_asked_about(tmp_path: Pa
         plain(two, "multilabel")
 
 
-def test_whole_numbers_are_targets_if_the_job_says_so(tmp_path: Path):
+def test_integers_are_targets_if_the_job_says_so(tmp_path: Path):
     name = arrays(tmp_path / "a.npz", np.arange(20) * 1000)
     with pytest.raises(DataError, match="for numbers to predict set data.task = 'regression'"):
         plain(name)
@@ -179,7 +179,7 @@ def test_metrics_of_several_tasks_have_one_name_for_one_thing():
         assert make(task.name) == task
 
 
-def test_labels_of_one_column_are_classes_only_if_they_are_mostly_whole():
+def test_labels_of_one_column_are_classes_only_if_they_are_mostly_integers():
     assert infer(np.array([0, 1.0, 2, 0.5]), "y").name == "classification"
     with pytest.raises(DataError, match="whole number"):
         infer(np.array([0, 1.0, 2, 0.5]), "y").check(np.array([0, 1.0, 2, 0.5]), 4, "y")

@@ -43,7 +43,7 @@ def test_the_vocabulary_is_the_most_frequent_tokens_and_ties_go_by_the_alphabet(
     assert numbers(texts, 4) == {"a": 2, "b": 3}
 
 
-def test_rows_are_cut_and_padded_and_what_is_not_known_is_one():
+def test_rows_are_cut_and_padded_and_unknown_tokens_are_one():
     x = rows([["a", "z", "b"], [], ["b", "b", "a", "a", "a"]], {"a": 2, "b": 3}, 4)
     assert x.tolist() == [[2, 1, 3, 0], [0, 0, 0, 0], [3, 3, 2, 2]] and x.dtype == np.int32
 
@@ -206,7 +206,7 @@ def test_another_archive_one_that_lacks_a_file_and_none_at_all_are_refused_and_l
     assert not list((tmp_path / "data").iterdir()) and not list((tmp_path / "third").iterdir())
 
 
-def test_without_files_and_download_it_says_what_is_expected_where(tmp_path):
+def test_without_files_and_download_the_expected_files_are_named(tmp_path):
     with pytest.raises(DataError) as error:
         load("sentiment140", tmp_path, download=False)
     words = (*sentiment140.FILES, "sentiment140.h5", str(tmp_path), "switched off")

@@ -42,7 +42,7 @@ def filled(store: TieredStore, n: int = 6) -> TieredStore:
     return store
 
 
-def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(store):
+def test_values_spill_from_the_upper_to_the_lower_store_and_then_to_disk(store):
     filled(store)
     assert (
         sorted(store.held) == [4, 5]
@@ -52,7 +52,7 @@ def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(
     assert sorted(store) == list(range(6))
 
 
-def test_every_value_comes_back_bit_for_bit_from_wherever_it_is(store):
+def test_every_value_is_restored_bit_for_bit_from_memory_and_disk(store):
     filled(store)
     for k in (0, 3, 5, 1, 4, 2):
         assert torch.equal(store.get(k), value(k))
@@ -71,7 +71,7 @@ def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(store):
     assert torch.equal(store.get(0), value(70)) and torch.equal(store.get(2), value(72))
 
 
-def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(monkeypatch, tmp_path):
+def test_copies_from_a_gpu_count_as_their_page_locked_blocks(monkeypatch, tmp_path):
     """torch rounds each up to a power of two."""
     monkeypatch.setattr(
         client_state, "Transfer", lambda device: SimpleNamespace(down=None, up=None)
@@ -89,7 +89,7 @@ def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(mon
     assert [locked(n) for n in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
-def test_a_disk_that_takes_nothing_is_told_by_the_upper_store_too(store):
+def test_the_upper_store_also_reports_a_disk_that_cannot_be_written(store):
     store.folder.write_text("a file where the folder should be")
     filled(store)
     with pytest.raises(HpcfedError, match="cannot be written"):

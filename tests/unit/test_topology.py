@@ -154,7 +154,7 @@ def test_graphs_are_the_same_each_time_and_cannot_be_written():
         graph("ring", 9)[0, 0] = True
 
 
-def test_a_run_records_who_are_neighbours_once_and_without_a_graph_nothing():
+def test_a_run_records_its_graph_once_and_without_a_graph_nothing():
     ring = start(Serial(), job("swift", "--algorithm.topology", "ring", "--models.mix", "mlp"))
     assert describe.neighbours(ring)["links"].tolist() == [
         [0, 1],

@@ -29,7 +29,7 @@ def test_inputs_of_other_axes_are_one_message(given, advice):
     assert advice in str(refusal.value)
 
 
-def test_one_example_without_its_axis_is_told_where_to_add_it():
+def test_one_example_without_its_axis_is_refused_with_the_axis_to_add():
     with pytest.raises(DataError, match=r"x.unsqueeze\(0\)"):
         trained((3, 16, 16), (0.3,) * 3)(torch.zeros(3, 16, 16))
 

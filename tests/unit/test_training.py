@@ -48,7 +48,7 @@ def test_the_last_batch_may_hold_one_example_and_all_of_a_small_client_are_one_b
     assert [len(r) for r in plan(3, 2, batch=64)] == [3, 3]
 
 
-def test_steps_count_batches_and_go_on_into_the_next_epoch():
+def test_steps_count_batches_and_continue_into_the_next_epoch():
     rows = plan(10, 5, batch=4, steps=5)
     assert [len(r) for r in rows] == [4, 4, 2, 4, 4]
     assert rows[:3] == plan(10, 1, batch=4)
@@ -156,7 +156,7 @@ def test_each_round_and_client_draws_its_own_batches_dropout_and_views():
 
 
 @pytest.mark.parametrize("keep", ["true", "false"])
-def test_moments_are_kept_or_begin_anew_and_never_leak_to_another_client(keep: str):
+def test_moments_are_kept_or_reset_and_never_leak_to_another_client(keep: str):
     fed = federation("--local.keep_optimiser", keep, "--local.batch", "64")
     for t in range(2):
         for k in (3, 4):

@@ -94,7 +94,7 @@ def test_the_work_of_a_transformer_by_hand():
 # Engines and ranks
 
 
-def test_recorded_and_stacked_steps_are_those_of_the_eager_engine():
+def test_recorded_and_stacked_steps_equal_those_of_the_eager_engine():
     flags = ("--models.mix", "transformer-1", "--rounds", "2", "--data.partition", "iid", *SGD)
     of = lambda engine: job("fedavg", *flags, "--training.engine", engine)  # noqa: E731
     rounds = toy.start(Serial(), of("traced"))

@@ -64,7 +64,7 @@ def test_a_client_that_has_left_the_round_has_no_turn_when_the_round_is_repeated
     assert [ids.tolist() for ids in every] == [[2]] * ranks
 
 
-def test_what_clients_were_comes_back_and_those_that_had_nothing_have_nothing():
+def test_undo_restores_the_state_of_clients_and_removes_new_state():
     rounds = started()
     store, clients = rounds.fed.store, rounds.fed.clients
     clients[0].memory["a"] = 1
@@ -78,7 +78,7 @@ def test_what_clients_were_comes_back_and_those_that_had_nothing_have_nothing():
     assert toy.differences((store.flat(0), store.flat(1)), before) == []
 
 
-def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
+def test_a_completed_turn_returns_its_result_and_is_not_repeated():
     fed, done = started().fed, []
     with fed.store.past.set_recording():
         for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
     )
 
 
-def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated():
+def test_work_outside_of_turns_makes_the_next_turn_repeated():
     fed, done = started().fed, []
     with fed.store.past.set_recording():
         for _ in range(2):
@@ -102,7 +102,7 @@ def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated(
     assert done == [0, 2, 0]
 
 
-def test_what_the_server_recalls_of_a_client_leaves_its_next_turn_in_the_log():
+def test_recalling_a_clients_memory_keeps_its_next_turn_in_the_log():
     fed, done = started().fed, []
     fed.clients[0].memory["received"] = 5
     with fed.store.past.set_recording():
@@ -200,7 +200,7 @@ def test_a_bug_is_no_failure_of_a_client():
         failing(started(*DROP), RuntimeError("a bug"), 2).step()
 
 
-def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in_vain(monkeypatch):
+def test_a_fitting_batch_is_estimated_from_the_peak_and_the_failed_allocation(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 2**30)
     )
@@ -222,6 +222,6 @@ def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in
 
 
 @pytest.mark.parametrize("words", ["could not create a primitive", "can't start new thread"])
-def test_what_onednn_and_threads_say_of_exhausted_memory_is_a_lack_of_memory(words):
+def test_errors_of_onednn_and_threads_about_memory_count_as_out_of_memory(words):
     assert error_messages.out_of_memory(RuntimeError(words))
     assert not error_messages.out_of_memory(ValueError(words))

@@ -59,7 +59,7 @@ def test_at_the_start_ranks_wait_for_one_another_as_long_as_the_watchdog(words, 
         ({settings.HERE: "4", settings.YIELD: "0"}, 2, "0"),
     ],
 )
-def test_ranks_that_wait_leave_their_core_to_others_where_cores_are_shared(env, cores, yields):
+def test_waiting_ranks_yield_shared_cores(env, cores, yields):
     settings.prepare(env, cores)
     assert env.get(settings.YIELD) == yields
 

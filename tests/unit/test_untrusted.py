@@ -165,7 +165,7 @@ def test_hostile_results_are_refused_with_one_message_by_all_that_read_them(
     assert cli.main(["status", str(run)]) == 0 and "damaged" in capsys.readouterr().out
 
 
-def test_a_pipe_is_refused_at_once_wherever_a_file_is_read(tmp_path):
+def test_a_pipe_is_refused_at_once_in_place_of_any_file(tmp_path):
     records.run(tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -239,7 +239,7 @@ def test_items_that_a_run_does_not_save_are_damage_of_their_file_and_a_lack_of_m
         raise torch.OutOfMemoryError("full")
 
 
-def test_an_item_that_a_users_code_cannot_take_is_told_with_the_line_of_that_code(
+def test_an_item_that_a_users_code_rejects_is_reported_with_the_line_of_that_code(
     tmp_path, monkeypatch
 ):
     (tmp_path / "takes.py").write_text("def take(tree):\n    return tree['model']\n")
@@ -252,7 +252,7 @@ def test_an_item_that_a_users_code_cannot_take_is_told_with_the_line_of_that_cod
         take({})
 
 
-def test_what_a_run_writes_can_be_read_or_is_refused_before_its_first_round(tmp_path):
+def test_files_of_a_run_can_be_read_or_the_run_is_refused_before_its_first_round(tmp_path):
     for place, value in (("classes", ["\ud800"]), ("algorithm", "x" * 100_001)):
         with pytest.raises(ConfigError, match=f"could not be read: header: {place}"):
             Results(tmp_path, records.header(4, 2, 3) | {place: value}, {})
@@ -262,7 +262,7 @@ def test_what_a_run_writes_can_be_read_or_is_refused_before_its_first_round(tmp_
     assert record.load(tmp_path).header["job"]["out"] == "runs/\udcff"
 
 
-def test_a_page_and_a_table_of_a_folder_whose_name_is_no_unicode_text_are_written(tmp_path):
+def test_a_page_and_a_table_of_a_folder_with_a_name_that_is_not_unicode_are_written(tmp_path):
     run = records.run(tmp_path / "run\udcff").path.parent
     for words in (["report", run, "-o", "a.html"], ["table", run, "-o", "a.csv"]):
         out = tmp_path / words[-1]
@@ -347,7 +347,7 @@ def evil(tmp_path, monkeypatch) -> str:
     sys.modules.pop("evil_module", None)
 
 
-def test_resume_imports_a_method_only_where_the_user_names_it_too(tmp_path, evil):
+def test_resume_imports_a_method_only_if_the_user_names_it(tmp_path, evil):
     job = {"algorithm": {"name": evil}, "models": {"mix": ["mlp"]}}
     words, mark = ["--resume", str(tmp_path)], tmp_path / "evil_module.ran"
     with pytest.raises(ConfigError, match=f"--algorithm.name {evil}"):
@@ -361,7 +361,7 @@ def test_resume_imports_a_method_only_where_the_user_names_it_too(tmp_path, evil
     assert mark.exists() and again(job, "run", importable=[evil]).algorithm.name == evil
 
 
-def test_resume_imports_a_model_only_where_the_user_names_it_too(tmp_path, evil):
+def test_resume_imports_a_model_only_if_the_user_names_it(tmp_path, evil):
     tiny = "evil_module:tiny"
     job = {"algorithm": {"name": "fedavg"}, "models": {"mix": [tiny]}}
     with pytest.raises(ConfigError, match=f"names {tiny}"):
@@ -372,7 +372,7 @@ def test_resume_imports_a_model_only_where_the_user_names_it_too(tmp_path, evil)
 
 
 @pytest.mark.parametrize("name", ["evil_module:tiny", "mlp+evil_module:tiny", "subprocess:Popen"])
-def test_a_saved_model_imports_nothing_that_the_user_does_not_name(tmp_path, evil, name):
+def test_a_saved_model_imports_only_modules_that_the_user_names(tmp_path, evil, name):
     about = {
         "architecture": name, "shape": [1, 8, 8], "classes": ["a"], "d": 8, "relu_head": False,
         "vocabulary": 0, "mean": [0.0], "std": [1.0], "client": 0, "rounds": 1, "counted": "",
@@ -395,7 +395,7 @@ def test_results_that_name_a_module_are_read_without_it(tmp_path, evil, capsys):
     assert not (tmp_path / "evil_module.ran").exists()
 
 
-def test_what_a_terminal_would_obey_is_printed_as_escapes():
+def test_control_characters_are_printed_as_escapes():
     assert printable(f"a{MARKS}b") == "a\\x1b[31m\\n\\u202eb"
     assert plain(f"a\tb\n{MARKS}") == "a\tb\n\\x1b[31m\n\\u202e"
     assert plain(f"x{MARKS}\ny", [MARKS]) == "x\\x1b[31m\\n\\u202e\ny"
@@ -445,7 +445,7 @@ def test_a_field_of_a_sweeps_job_has_its_type(tmp_path, capsys, name, value):
     assert f"sweep.json: not as `hpcfed sweep` writes it: {name}" in capsys.readouterr().err
 
 
-def test_a_sweep_that_was_begun_in_a_folder_whose_name_is_no_unicode_text_is_read(tmp_path):
+def test_a_sweep_started_in_a_folder_with_a_name_that_is_not_unicode_is_read(tmp_path):
     member = sweeps.Member("a", ["--system.file", "\udcff.csv"], {"rounds": 1})
     made = sweeps.Sweep(tmp_path, ["\udcff.toml"], "/home/\udcff", 1, "", (member,))
     sweeps.write(made)

@@ -80,7 +80,7 @@ def test_no_line_is_cut_or_folded(tmp_path, width, K):
     assert "and 28 more ranks" in text and len(text.splitlines()) <= 40
 
 
-def test_several_runs_have_a_line_each_named_by_what_tells_them_apart(tmp_path):
+def test_several_runs_have_one_line_each_with_a_distinguishing_name(tmp_path):
     for name in ("a/run", "b/run"):
         records.run(tmp_path / name, 3, total=4)
     lines = drawn(tmp_path / "a/run", tmp_path / "b/run").splitlines()
@@ -112,7 +112,7 @@ def swept(folder: Path, names_: str) -> Sweep:
 
 
 @pytest.mark.parametrize("runs", ["a", "ab"])
-def test_why_a_run_failed_stands_below_it_and_takes_no_room_from_others(tmp_path, runs):
+def test_the_reason_of_a_failed_run_is_below_it_within_its_space(tmp_path, runs):
     sweep, why = (
         swept(tmp_path / "s", runs),
         "hpcfed: rank 0 of 1: the loss is nan in round 1, epoch 1, batch 2 (lr 9)",
@@ -149,7 +149,7 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
+def test_a_run_is_read_again_only_if_its_files_have_changed(tmp_path, monkeypatch):
     writer, reads = records.run(tmp_path, 1, total=3), []
     monkeypatch.setattr(reader, "load", lambda path: reads.append(path) or load(path))
     run = open_runs([tmp_path])[0]

@@ -87,7 +87,7 @@ def test_the_page_is_that_of_the_report_and_loads_from_nowhere_else(run):
             assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
-def test_a_page_is_given_what_has_changed_since_its_version_and_how_the_runs_stand(tmp_path):
+def test_a_page_gets_the_changes_since_its_version_and_the_state_of_runs(tmp_path):
     writers = [records.run(tmp_path / name, 2, total=5) for name in ("a", "b")]
     (tmp_path / "c").mkdir()
     with serving(*(tmp_path / name for name in "abc")) as server:
@@ -139,7 +139,7 @@ def test_localhost_and_the_end_of_a_tunnel_are_this_machine_too_but_two_hosts_ar
             assert b" 404 " in raw.makefile("rb").readline()
 
 
-def test_without_the_key_of_the_url_there_is_nothing(run):
+def test_without_the_key_of_the_url_nothing_is_served(run):
     with serving(run) as server:
         for path in ("/", "/changes/0", "/wrong/changes/0", f"/{server.key}", f"x/{server.key}/"):
             assert ask(server, "", path=path)[0] == 404, path
@@ -219,7 +219,7 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
-def test_the_runs_end_is_told_by_an_answer_and_not_by_a_page_that_does_not_exist(tmp_path):
+def test_the_end_of_runs_is_an_answer_and_not_a_missing_page(tmp_path):
     records.run(tmp_path, 3)
     with serving(tmp_path) as server:
         for name in ("", "other"):

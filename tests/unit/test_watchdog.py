@@ -47,7 +47,7 @@ def dog_time(these: list[Watchdog]) -> float:
     return max(dog.seen for dog in these)
 
 
-def test_a_run_is_stuck_where_no_rank_gets_on(clock, tmp_path):
+def test_a_run_is_stuck_if_no_rank_makes_progress(clock, tmp_path):
     three = dogs(tmp_path, 3, [])
     assert look(three, 41) == [False] * 3
     assert look(three, 2) == [True] * 3  # the others' signs are seen a look later
@@ -67,7 +67,7 @@ def test_clocks_of_nodes_may_differ(clock, tmp_path, skew):
     assert stuck and not here.silent(here.signs(), START + 910)
 
 
-def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_path, monkeypatch):
+def test_on_a_full_or_missing_disk_no_rank_counts_as_silent(clock, tmp_path, monkeypatch):
     """A sign that cannot be renewed, or is gone with its folder, says nothing of the rank."""
     full = dogs(tmp_path, 2, [])
     look(full, 3)
@@ -81,7 +81,7 @@ def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_pa
     assert look(full, 99, beating=(1,)) == [False, False]
 
 
-def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
+def test_a_process_that_was_itself_stopped_resets_its_watch(clock, tmp_path):
     (alone,) = dogs(tmp_path, 1, [])
     assert (
         not alone.is_stuck(START + 10)
@@ -90,7 +90,9 @@ def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
     )
 
 
-def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, capfd, monkeypatch):
+def test_all_ranks_report_their_position_and_the_silent_one_is_named(
+    clock, tmp_path, capfd, monkeypatch
+):
     ended, killed = [], []
     three = dogs(tmp_path, 3, ended)
     three[1].heartbeat.t, three[1].heartbeat.phase, three[1].heartbeat.client = (
@@ -119,7 +121,7 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
     )
 
 
-def test_a_rank_that_is_asked_to_stop_ends_the_client_in_hand_if_there_is_time():
+def test_a_rank_asked_to_stop_finishes_its_current_client_if_time_permits():
     heartbeat = Heartbeat()
     heartbeat.ask(1000.0)
     heartbeat.step()
