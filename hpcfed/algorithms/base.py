@@ -368,13 +368,13 @@ def known_units(fed: Federation, what: str, advice: str) -> Units:
         return fed.store.units(kind)
     except ConfigError as why:
         raise ConfigError(
-            f"{name} {what}, but which units of {kind} belong together is not known\n  take "
+            f"{name} {what}, but which units of {kind} belong together is unknown\n  take "
             f"another model, {advice}"
         ) from why
 
 
 def check_public_labels(fed: Federation, advice: str) -> None:
-    """Raise DataError, with this advice, if a public label is no class of the clients."""
+    """Raise DataError, with this advice, if a public label is not a class of the clients."""
     if fed.public and (label := fed.public.labels.max()) >= fed.classes:
         raise DataError(
             f"{fed.job.algorithm.name} learns the public labels, but one is {label}, and the "
