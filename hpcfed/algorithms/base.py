@@ -357,7 +357,7 @@ def score_server(fed: Federation, architecture: str, params: Params) -> dict[str
     return {common_name(fed): evaluate.common(fed, predictor(fed, architecture, params))}
 
 
-def known_units(fed: Federation, what: str, advice: str) -> Units:
+def find_units(fed: Federation, what: str, advice: str) -> Units:
     """Return the groups of units of the clients' one architecture.
 
     Raises ConfigError if they are not known.  what: the method does with them.  advice: another

@@ -37,7 +37,7 @@ def drawn(*shape: int) -> nn.Parameter:
 class Attend(nn.Module):
     """Attention, softmax(q k^T / sqrt(w)) v.
 
-    q, k, v: [n, heads, L, w].  there: [n, L], tokens that may be read; None: all.
+    q, k, v: [n, heads, L, w].  mask: [n, L], bool, tokens that may be read; None: all.
     It consists of plain products, which every training engine can record, batch and replay bit for
     bit.
     """

@@ -154,7 +154,7 @@ def test_fedtype_names_options_without_effect_on_these_data(capsys):
     told = " ".join(capsys.readouterr().err.split())
     assert "k_reg = 5 of 4 classes cost nothing" in told
     assert "6 of 6 clients have too few examples to calibrate on" in told
-    large = ("--algorithm.alpha", "0.5", "--algorithm.held", "0.5", "--algorithm.k_reg", "1")
+    large = ("--algorithm.alpha", "0.5", "--algorithm.calibration", "0.5", "--algorithm.k_reg", "1")
     toy.start(Serial(), toy.job("fedtype", *large))
     assert capsys.readouterr().err == ""
 
@@ -162,8 +162,8 @@ def test_fedtype_names_options_without_effect_on_these_data(capsys):
 def test_calibration_examples_are_held_out_of_training():
     rounds = toy.start(Serial(), toy.job("fedtype"))
     fed = rounds.fed
-    train, held = rounds.algorithm.split(fed, fed.clients[5])
-    assert len(held) == 6 and not set(held.rows) & set(train.rows)
-    assert sorted([*held.rows, *train.rows]) == fed.clients[5].train.rows.tolist()
+    train, apart = rounds.algorithm.split(fed, fed.clients[5])
+    assert len(apart) == 6 and not set(apart.rows) & set(train.rows)
+    assert sorted([*apart.rows, *train.rows]) == fed.clients[5].train.rows.tolist()
     alone = rounds.algorithm.split(fed, fed.clients[0])
     assert [len(part) for part in alone] == [1, 1]  # a single example does both

@@ -62,7 +62,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.rare_share": 0.9,
     "algorithm.ramp": 2,
     "algorithm.cliques": 2,
-    "algorithm.held": 0.3,
+    "algorithm.calibration": 0.3,
     "algorithm.encoder_rate": 0.5,
     "algorithm.small_epochs": 1.0,
     "algorithm.samples": 1,
@@ -122,7 +122,7 @@ SENSES = (  # several modalities, some of which some clients lack
     *("--data.sizes", "equal", "--clients", "6"),
 )
 SMALL_SETS = (  # of few examples
-    *("--algorithm.held", "0.5", "--algorithm.alpha", "0.4", "--local.epochs", "2"),
+    *("--algorithm.calibration", "0.5", "--algorithm.alpha", "0.4", "--local.epochs", "2"),
 )
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
     "dsgd": STAR,

@@ -18,7 +18,7 @@ import torch
 from pydantic import PositiveInt
 
 from hpcfed import Client, Federation, Guide, Mean, Params, Upload
-from hpcfed.algorithms.base import known_units
+from hpcfed.algorithms.base import find_units
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.algorithms.clusters.centred import State
 from hpcfed.algorithms.clusters.em import EM
@@ -62,7 +62,7 @@ class FeSEMMA(EM):
 
         Raises ConfigError if they are not known for this architecture.
         """
-        return known_units(fed, "matches the units of models", "cnn or mlp for one, or fesem")
+        return find_units(fed, "matches the units of models", "cnn or mlp for one, or fesem")
 
     def init(self, fed: Federation) -> State:
         self.units(fed)

@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from hpcfed import Client, Federation, Params, RoundBased, Upload
-from hpcfed.algorithms.base import known_units, score_server
+from hpcfed.algorithms.base import find_units, score_server
 from hpcfed.algorithms.matching import nonparametric
 from hpcfed.algorithms.matching.nonparametric import Prior
 from hpcfed.algorithms.matching.permutation import Order
@@ -48,7 +48,7 @@ class Matched(RoundBased):
 
         Raises ConfigError for an architecture whose groups are not known.
         """
-        return known_units(fed, "matches the units of models", "cnn or mlp for one, or fedavg")
+        return find_units(fed, "matches the units of models", "cnn or mlp for one, or fedavg")
 
     def counts(self, fed: Federation) -> Callable[[str], bool]:
         """Return a test for the names of tensors: whether units are matched by this tensor.

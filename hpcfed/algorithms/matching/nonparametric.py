@@ -30,7 +30,6 @@ from hpcfed.algorithms.matching.permutation import Order, Wanted, unit_vectors
 from hpcfed.models.trace import FIXED
 from hpcfed.models.widths import Units, indices, place
 
-Seen = Callable[[str], bool]
 HEAD = "head.weight"
 HEADS = (HEAD, "head.bias")  # the tensors of the last layer, whose outputs are the classes
 
@@ -160,7 +159,7 @@ def by_popularity(assignments: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [place[at] for at in assignments]
 
 
-def comparable(units: Units, group: int, done: Collection[int]) -> Seen:
+def comparable(units: Units, group: int, done: Collection[int]) -> Wanted:
     """Return a test for the names of tensors: whether a group's units are compared by this tensor.
 
     Apart from this group, such a tensor has only units of groups that are matched already, whose

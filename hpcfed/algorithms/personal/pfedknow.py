@@ -50,7 +50,7 @@ from hpcfed import (
     Shard,
     Upload,
 )
-from hpcfed.algorithms.base import check_public_labels, known_units, score_server
+from hpcfed.algorithms.base import check_public_labels, find_units, score_server
 from hpcfed.algorithms.personal.slimming import Pruned, Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.widths import Units
@@ -278,7 +278,7 @@ def slimming(fed: Federation) -> Slimming:
     if not fed.job.algorithm.rate:
         return Slimming(Units({}, {}), ())
     advice = "resnet18 for one, or set algorithm.rate = 0"
-    units = known_units(fed, "prunes channels", advice)
+    units = find_units(fed, "prunes channels", advice)
     return Slimming.of(fed.module(fed.architectures[0]).model, units)
 
 

@@ -14,7 +14,7 @@ changed by D < 0 since the client's last round, the proxy's lam is lam_small - (
 between lam_small and 1. `aggregation` says how proxies are trained and averaged: as in FedAvg,
 FedProx, pFedMe or pFedBayes.
 
-Deviations: calibration examples are held out of the training (`held`). The authors' code
+Deviations: calibration examples are held out of the training (`calibration`). The authors' code
 (JackqqWang/FedType, preset `authors`) calibrates on its training examples, which gives less
 coverage than promised. The accuracy that adapts lam is measured when sets are made; in the code it
 is that of an epoch's batches, compared with the epoch before. The two models step in turn by batch,
@@ -97,7 +97,7 @@ class FedType(RoundBased):
     """Whether further classes of a proxy's set cost more than lam_small once the private model's
     training accuracy has fallen.
     """
-    held: Annotated[float, Field(ge=0, lt=1)] = field(0.2, used_if="imitation")
+    calibration: Annotated[float, Field(ge=0, lt=1)] = field(0.2, used_if="imitation")
     """Share of a client's training examples that calibrates; 0: all calibrate, and train too."""
     mu: NonNegativeFloat = field(0.1, used_if={"aggregation": "fedprox"})
     """FedProx: weight of the proximal term."""
@@ -137,14 +137,14 @@ class FedType(RoundBased):
                 f"warning: fedtype: algorithm.k_reg = {self.k_reg} of {fed.classes} classes cost "
                 f"nothing, so that lam_small, lam_large and adapt have no effect; set a smaller one"
             )
-        apart = [round(self.held * n) for n in fed.sizes]
+        apart = [round(self.calibration * n) for n in fed.sizes]
         sizes = [m if 0 < m < n else n for m, n in zip(apart, fed.sizes, strict=True)]
         few = sum(not conformal.enough(int(n), self.alpha) for n in sizes)
         if few:
             fed.warnings.say(
                 f"warning: fedtype: {few} of {fed.K} clients have too few examples to calibrate "
                 f"on: with algorithm.alpha = {self.alpha:g} their sets hold all classes, and "
-                f"their private models do not imitate; set a larger algorithm.held or alpha"
+                f"their private models do not imitate; set a larger algorithm.calibration or alpha"
             )
 
     def shared(self, name: str) -> bool:
@@ -185,7 +185,7 @@ class FedType(RoundBased):
         if not settings:
             return value
         inside = {}
-        for name, logits in {"own": z.detach(), "proxy": said(model.proxy, x)}.items():
+        for name, logits in {"own": z.detach(), "proxy": eval_logits(model.proxy, x)}.items():
             t, lam, limit = (settings[f"{name}/{part}"] for part in ("t", "lam", "limit"))
             inside[name] = conformal.sets(conformal.scores(logits, t, lam, self.k_reg), limit)
         weight = conformal.consensus(inside["proxy"], inside["own"])
@@ -197,7 +197,7 @@ class FedType(RoundBased):
         z = model.proxy(x)
         value = F.cross_entropy(z, y)
         if self.kl:
-            value = value + self.kl * distil(soften(said(model.own, x)), z)
+            value = value + self.kl * distil(soften(eval_logits(model.own, x)), z)
         if self.aggregation == "fedprox":
             value = value + proximal(model, anchor=received, mu=self.mu)
         return value
@@ -233,7 +233,7 @@ class FedType(RoundBased):
 
     def split(self, fed: Federation, client: Client) -> tuple[Shard, Shard]:
         """Return the examples to train on and those to calibrate on, the same in all rounds."""
-        apart = round(self.held * client.n) if self.imitation else 0
+        apart = round(self.calibration * client.n) if self.imitation else 0
         if not apart or apart == client.n:
             return client.train, client.train
         order = rng.stream(fed.seed, "calibration", client.id).permutation(client.n)
@@ -258,7 +258,7 @@ class FedType(RoundBased):
 
 
 @torch.no_grad()
-def said(model: nn.Module, x: Any) -> Tensor:
+def eval_logits(model: nn.Module, x: Any) -> Tensor:
     """Return logits in eval mode, and leave the model in train mode."""
     model.eval()
     z = model(x)

@@ -259,8 +259,8 @@ class Row(nn.Sequential):
             part: Any = self[i]
             linear = getattr(part[0], "linear", None)
             if linear is not None:
-                drawn = nn.Linear(linear.in_features, linear.out_features)
-                for name, value in drawn.to(next(iter(new.values())).device).named_parameters():
+                fresh = nn.Linear(linear.in_features, linear.out_features)
+                for name, value in fresh.to(next(iter(new.values())).device).named_parameters():
                     new[f"{i}.0.linear.{name}"] = value.detach()
         return new
 

@@ -62,8 +62,6 @@ class FjORD(RoundBased):
         return submodels.start(fed, submodels.levels(fed)[1:])
 
     def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
-        if not fed.job.evaluate.common:
-            return {}
         return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])
 
     def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:

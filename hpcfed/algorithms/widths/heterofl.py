@@ -52,6 +52,4 @@ class HeteroFL(WindowBased):
         return lambda x: submodels.mask_absent(client, model(x), self.mask)
 
     def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
-        if not fed.job.evaluate.common:
-            return {}
         return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])

@@ -74,9 +74,11 @@ def accuracies(
 ) -> dict[str, float]:
     """Return the accuracy of the whole model and of its sub-models, for `columns`; collective.
 
-    It is measured on the whole test split.
+    It is measured on the whole test split, if evaluate.common.
     architectures: those of the sub-models.
     """
+    if not fed.job.evaluate.common:
+        return {}
     full = base(fed)
     return {
         f"{common_name(fed)}{name.removeprefix(full)}": score_common(method, fed, state, name)
