@@ -23,7 +23,7 @@ MSE twice, once for each model, though it depends on both; neither L nor teacher
 there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -33,8 +33,9 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
+from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, Upload
 from hpcfed.algorithms.proxies.lowrank import pack, unpack
+from hpcfed.algorithms.proxies.pairs import WithProxy
 from hpcfed.config.conditions import field, other_than
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
@@ -58,7 +59,7 @@ class State:
     round: Tensor
 
 
-class FedKD(RoundBased):
+class FedKD(WithProxy):
     """With energy_start = energy_end = 1 the common model is exchanged as in FedAvg.
 
     Only rounding differs.
@@ -72,8 +73,6 @@ class FedKD(RoundBased):
 
     needs_classes: ClassVar[str] = "it distils class probabilities"
     reads_head: ClassVar[bool] = True
-    accepts: ClassVar[str] = "any models"
-    needs: ClassVar[tuple[str, ...]] = ("proxy",)
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""
@@ -89,8 +88,6 @@ class FedKD(RoundBased):
     """
     hidden_weight: PositiveFloat = field(1.0, used_if={"hidden": other_than("none")})
     """Weight of the MSE of representations."""
-    inference: Literal["own", "proxy"] = "own"
-    """Which of a client's two models is evaluated."""
 
     @model_validator(mode="after")
     def rises(self) -> Self:
@@ -109,9 +106,6 @@ class FedKD(RoundBased):
                 "input; set algorithm.hidden = 'projected'"
             )
         return reasons
-
-    def shared(self, name: str) -> bool:
-        return name.startswith("proxy.")
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Return upper bounds: how short the factors are follows from what is learnt."""
@@ -142,10 +136,6 @@ class FedKD(RoundBased):
         elif self.hidden == "plain":
             agree = agree + self.hidden_weight * F.mse_loss(z_proxy, z_own)
         return supervised + agree / supervised.detach().clamp(min=LEAST)
-
-    def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a `Pair`, because of `needs`
-        return model.proxy if self.inference == "proxy" else model
 
     def train_both(self, fed: Federation, client: Client, t: int) -> None:
         """Train both models, and W_h, which is in the client's memory."""

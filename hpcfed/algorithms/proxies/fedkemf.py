@@ -18,7 +18,7 @@ examples from the clients' own data, with replacement, and lets the gradient of 
 run into the other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Job, Mean, Paired, Params, RoundBased, Shard, Share
+from hpcfed import Client, Federation, Guide, Job, Mean, Paired, Params, Shard, Share
 from hpcfed.algorithms.base import score_server
+from hpcfed.algorithms.proxies.pairs import WithProxy
 from hpcfed.config.conditions import Unused, below, field, other_than, unless
 from hpcfed.models.model import Pair
 from hpcfed.training.infer import outputs
@@ -36,7 +37,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import fit_targets, predictor
 
 
-class FedKEMF(RoundBased):
+class FedKEMF(WithProxy):
     """With server_epochs = 0 FedKEMF is FML with alpha = beta = 0.5 and twice its losses."""
 
     guide = Guide(
@@ -46,7 +47,6 @@ class FedKEMF(RoundBased):
     )
 
     needs_classes: ClassVar[str] = "it distils class probabilities"
-    accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
     unused: ClassVar[Unused] = {
         "weighting": unless(({"start": other_than("previous")}, {"ensemble": other_than("max")})),
@@ -85,8 +85,6 @@ class FedKEMF(RoundBased):
     """Share of cross-entropy with the public labels in the server's loss; the rest is the
     distance.
     """
-    inference: Literal["own", "proxy"] = "own"
-    """Which of a client's two models is evaluated."""
 
     def refuses(self, job: Job) -> dict[str, str]:
         reasons = super().refuses(job)
@@ -97,9 +95,6 @@ class FedKEMF(RoundBased):
             )
         return reasons
 
-    def shared(self, name: str) -> bool:
-        return name.startswith("proxy.")
-
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         private, proxy = model.own(x), model.proxy(x)
         if self.mutual == "kl":
@@ -107,10 +102,6 @@ class FedKEMF(RoundBased):
         else:
             mutual = F.mse_loss(private, proxy.detach()) + F.mse_loss(proxy, private.detach())
         return F.cross_entropy(private, y) + F.cross_entropy(proxy, y) + mutual
-
-    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a `Pair`, because of `needs`
-        return model.proxy if self.inference == "proxy" else model
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return score_server(fed, fed.job.models.proxy, state.under("proxy."))

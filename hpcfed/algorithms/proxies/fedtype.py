@@ -23,7 +23,6 @@ mean weighs all. Not followed, being defects: in the code the ranking loss has t
 gradient, the adapted lam is thrown away, and KL is divided by the number of classes.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -40,7 +39,6 @@ from hpcfed import (
     LocalSteps,
     Mean,
     Params,
-    RoundBased,
     Shard,
     Share,
     Upload,
@@ -51,6 +49,7 @@ from hpcfed.algorithms.bayesian.gaussian import RHO, means
 from hpcfed.algorithms.bayesian.pfedbayes import PFedBayes
 from hpcfed.algorithms.personal.pfedme import PFedMe, check_step
 from hpcfed.algorithms.proxies import conformal
+from hpcfed.algorithms.proxies.pairs import WithProxy
 from hpcfed.algorithms.proxies.proxy_training import PROXIES
 from hpcfed.config.conditions import field
 from hpcfed.models.model import Pair
@@ -60,7 +59,7 @@ from hpcfed.training.losses import distil, proximal, soften
 SETS = "sets/"  # prefix of the temperature, cost and threshold of a client's sets
 
 
-class FedType(RoundBased):
+class FedType(WithProxy):
     """With imitation = 0 and kl = 0 the private models and the proxies are trained independently.
 
     Private models are then trained locally, and proxies as in the method of `aggregation`.
@@ -73,8 +72,6 @@ class FedType(RoundBased):
     )
 
     needs_classes: ClassVar[str] = "it builds prediction sets of classes"
-    accepts: ClassVar[str] = "any models"
-    needs: ClassVar[tuple[str, ...]] = ("proxy",)
     trains_once: ClassVar[bool] = False
 
     aggregation: Literal["fedavg", "fedprox", "pfedme", "pfedbayes"] = "fedavg"
@@ -113,8 +110,6 @@ class FedType(RoundBased):
     """pFedBayes: initial value of all rho."""
     eps_std: NonNegativeFloat = field(1.0, used_if={"aggregation": "pfedbayes"})
     """pFedBayes: standard deviation of the noise that weights are drawn with."""
-    inference: Literal["own", "proxy"] = "own"
-    """Which of a client's two models is evaluated."""
 
     @model_validator(mode="after")
     def contracts(self) -> Self:
@@ -147,9 +142,6 @@ class FedType(RoundBased):
                 f"their private models do not imitate; set a larger algorithm.calibration or alpha"
             )
 
-    def shared(self, name: str) -> bool:
-        return name.startswith("proxy.")
-
     def init(self, fed: Federation) -> Params:
         self.warn(fed)
         proxy = fed.initial(self.shared)
@@ -169,10 +161,6 @@ class FedType(RoundBased):
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return score_server(fed, fed.job.models.proxy, state.under("proxy."))
-
-    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a `Pair`, because of `needs`
-        return model.proxy if self.inference == "proxy" else model
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         """Return the private model's loss.

@@ -9,18 +9,18 @@ Deviations: none. Teachers are constants, and the divergence is a mean over exam
 classes (one public port divides by the number of classes as well).
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpcfed import Client, Federation, Guide, Params, RoundBased, Share
+from hpcfed import Client, Guide, Params, Share
+from hpcfed.algorithms.proxies.pairs import WithProxy
 from hpcfed.models.model import Pair
 from hpcfed.training.losses import distil, soften
 
 
-class FML(RoundBased):
+class FML(WithProxy):
     """With alpha = beta = 1 the own models are trained locally, and the common one as in FedAvg."""
 
     guide = Guide(
@@ -30,8 +30,6 @@ class FML(RoundBased):
     )
 
     needs_classes: ClassVar[str] = "it distils class probabilities"
-    accepts: ClassVar[str] = "any models"
-    needs: ClassVar[tuple[str, ...]] = ("proxy",)
 
     alpha: Share = 0.5
     """Share of cross-entropy in the personal model's loss; the rest is the KL to the common
@@ -41,11 +39,6 @@ class FML(RoundBased):
     """Share of cross-entropy in the common model's loss; the rest is the KL to the personal
     model.
     """
-    inference: Literal["own", "proxy"] = "own"
-    """Which of a client's two models is evaluated."""
-
-    def shared(self, name: str) -> bool:
-        return name.startswith("proxy.")
 
     def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         private, proxy = model.own(x), model.proxy(x)
@@ -57,7 +50,3 @@ class FML(RoundBased):
             + self.beta * F.cross_entropy(proxy, y)
             + mutual
         )
-
-    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
-        model: Any = client.model  # a `Pair`, because of `needs`
-        return model.proxy if self.inference == "proxy" else model
