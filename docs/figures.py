@@ -79,7 +79,7 @@ QUESTIONS = (  # the question, the figures, of which runs; {name}: a link to a f
     ),
     (
         "where the wall time goes, and who waits for whom",
-        "{phases}; {seconds} by round",
+        "{phases}; the page of `hpcfed report` has the time of each round",
         "one or several",
     ),
     (

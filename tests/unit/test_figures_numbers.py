@@ -33,7 +33,6 @@ OURS = (
     "accuracies",
     "halved",
     "phases",
-    "seconds",
     "memory",
     "staleness",
     "topology",
@@ -160,13 +159,6 @@ def test_phases_of_all_runs_have_one_scale(tmp_path):
     quick, other = phases.figure(runs).axes
     assert quick.get_ylim() == other.get_ylim()
     assert "5.00 s" in quick.get_title() and "50.0 s" in other.get_title()
-
-
-def test_seconds_are_smoothed_by_the_median_of_near_rounds(tmp_path):
-    rows = [row([0.5] * 4, FOUR, **{"rounds/seconds": s}) for s in (9.0, 1.0, 2.0)]
-    [pace] = phases.pace([one(tmp_path / "a", rows)])
-    assert pace.rounds.tolist() == [1, 2, 3] and pace.middle.tolist() == [9.0, 1.0, 2.0]
-    assert phases.smooth(pace.seconds, 1).tolist() == [5.0, 2.0, 1.5]
 
 
 def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path):

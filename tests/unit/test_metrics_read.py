@@ -162,8 +162,8 @@ def test_a_metric_that_a_run_has_not_or_a_figure_does_not_show_is_refused(tmp_pa
     path = run(tmp_path / "run")
     with pytest.raises(ConfigError, match="run: no metric 'kappa'"):
         plot([path], metric="kappa")
-    with pytest.raises(ConfigError, match="--metric f1, but seconds shows none"):
-        plot([path], "seconds", metric="f1")
+    with pytest.raises(ConfigError, match="--metric f1, but phases shows none"):
+        plot([path], "phases", metric="f1")
     with pytest.raises(ConfigError, match="give --metric f1"):
         plot([path], "accuracies", metric="f1_pooled")
 

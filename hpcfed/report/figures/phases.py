@@ -1,4 +1,4 @@
-"""Figures of the ranks' time: seconds by phase, and seconds of rounds."""
+"""Figure of the ranks' time: seconds by phase."""
 
 from __future__ import annotations
 
@@ -125,61 +125,3 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], leftmost: bool) -> None:
     plotting.head(ax, f"{one.run.title}: {waiting}, {duration(base.max())}")
     ax.set_xticks(plotting.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
     ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
-
-
-@dataclass(frozen=True)
-class Pace:
-    """One run's rounds, [T] each.
-
-    rounds: from 1.
-    seconds: of each.
-    middle: median of the nearest ones (`WINDOW`).
-    """
-
-    rounds: np.ndarray
-    seconds: np.ndarray
-    middle: np.ndarray
-
-
-WINDOW = 50  # a run is smoothed over the 50th part of its rounds on either side
-
-
-def pace(runs: Sequence[Run]) -> list[Pace]:
-    """Return the rounds of each run."""
-    columns = [run.record.columns.get("rounds/seconds", np.zeros(0)) for run in runs]
-    if not any(map(len, columns)):
-        raise ConfigError("seconds: no round of these runs is done; wait for the first")
-    return [
-        Pace(np.arange(1, len(column) + 1), column, smooth(column, len(column) // WINDOW))
-        for column in columns
-    ]
-
-
-def smooth(values: np.ndarray, reach: int) -> np.ndarray:
-    """Return the median of each value and `reach` neighbours on either side, fewer at the ends."""
-    return np.array(
-        [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
-    )
-
-
-def seconds(runs: Sequence[Run]) -> Figure:
-    """Draw the wall time of each round, and for long runs a running median."""
-    paces, texts = pace(runs), [run.title for run in runs]
-    drawing, [ax] = plotting.panels(1, below=plotting.lines(texts, plotting.COLUMN))
-    for i, one in enumerate(paces):
-        style = plotting.style(i)
-        if not np.array_equal(one.middle, one.seconds):
-            ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
-        plotting.line(ax, one.rounds, one.middle, style)
-    plotting.frame(ax, "round", "wall time of a round")
-    plotting.set_x_axis(ax, integer=True)
-    every = np.concatenate([one.seconds for one in paces])
-    if (every > 0).all() and every.max() > 5 * np.median(
-        every
-    ):  # as that of a first round, which warms up
-        plotting.logarithmic(ax, "s")
-    else:
-        plotting.upwards(ax)
-        plotting.unit(ax.yaxis, "s")
-    plotting.legend(drawing, texts)
-    return drawing

@@ -144,14 +144,6 @@ def beyond(most: float) -> float:
     return 1.05 * most if np.isfinite(most) and most > 0 else 1.0
 
 
-def logarithmic(ax: Axes, name: str) -> None:
-    """Make the y axis logarithmic with ticks at 1, 2, 5, 10 ..., also below a decade."""
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    unit(ax.yaxis, name)
-
-
 def logarithmic_across(ax: Axes, name: str) -> None:
     """Make the x axis logarithmic, with a few ticks however many decades it has."""
     ax.set_xscale("log")

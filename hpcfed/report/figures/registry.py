@@ -36,7 +36,6 @@ FIGURES = {
         "makhija2022",
     ),
     "phases": _figure("phases:figure", "seconds of a round by phase and rank: who waits for whom"),
-    "seconds": _figure("phases:seconds", "wall time of each round"),
     "memory": _figure("memory:figure", "peaks of the ranks' memory, of host and GPU"),
     "staleness": _figure("virtual:figure", "staleness and reports of clients over virtual time"),
     "topology": _figure(
