@@ -78,17 +78,13 @@ class Optimiser:
         )
         self.lists = {name: self.cut(v) for name, v in self.moments.items() if name != "step"}
 
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """The names of the moments, as in torch.optim."""
-        return buffers(self.settings)
-
     def fresh(self) -> Moments:
         """Return the moments before the first step, flat vectors over all trained parameters."""
         size = sum(p.numel() for p in self.params)
-        flat = {name: torch.zeros(size, device=self.skeleton.flat.device) for name in self.buffers}
+        device = self.skeleton.flat.device
+        flat = {name: torch.zeros(size, device=device) for name in buffers(self.settings)}
         if self.settings.optimiser == "adam":
-            flat["step"] = torch.zeros((), device=self.skeleton.flat.device)
+            flat["step"] = torch.zeros((), device=device)
         return flat
 
     def moments_to_keep(self) -> Moments:
