@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.multimodal import fedcovid, harmony
+from hpcfed.algorithms.multimodal import discrepancies, fedcovid, harmony
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -100,7 +100,7 @@ def test_encoders_that_stay_have_discrepancy_0_and_share_one_classifier():
     for k in range(2, 6):
         for m in fed.modalities[k]:
             first = rounds.state.under(f"{m}/").pick(lambda n: not harmony.in_classifier(n))
-            assert harmony.discrepancy(encoder(fed.clients[k], m), first) == 0
+            assert discrepancies.discrepancy(encoder(fed.clients[k], m), first) == 0
 
 
 def test_with_one_cluster_per_client_classifiers_are_not_averaged(monkeypatch: pytest.MonkeyPatch):
@@ -124,20 +124,20 @@ def test_with_one_cluster_per_client_classifiers_are_not_averaged(monkeypatch: p
 
 def test_clusters_do_not_depend_on_the_order_of_points():
     d = torch.tensor([[0.1, 0.9], [0.11, 0.8], [0.7, 0.1], [0.8, 0.12], [0.72, 0.9]]).double()
-    found = harmony.cluster(d, 3)
+    found = discrepancies.cluster(d, 3)
     assert found[0] == found[1] and found[2] == found[3] and len(set(found)) == 3
     for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
-        assert harmony.cluster(d[order], 3) == [found[i] for i in order]
-    assert harmony.cluster(100 * d, 3) == found  # each modality by its maximum
-    assert harmony.cluster(torch.zeros(4, 2).double(), 3) == [0] * 4
-    assert harmony.cluster(d, 9) == [0, 1, 2, 3, 4]
+        assert discrepancies.cluster(d[order], 3) == [found[i] for i in order]
+    assert discrepancies.cluster(100 * d, 3) == found  # each modality by its maximum
+    assert discrepancies.cluster(torch.zeros(4, 2).double(), 3) == [0] * 4
+    assert discrepancies.cluster(d, 9) == [0, 1, 2, 3, 4]
 
 
 def test_discrepancy_is_the_cosine_distance_of_all_parameters_together():
     a = Params(w=torch.tensor([[1.0, 0.0]]), b=torch.tensor([0.0]))
     b = Params(w=torch.tensor([[1.0, 0.0]]), b=torch.tensor([1.0]))
-    assert harmony.discrepancy(a, a) == 0
-    assert harmony.discrepancy(a, b) == pytest.approx(1 - 0.5**0.5)
+    assert discrepancies.discrepancy(a, a) == 0
+    assert discrepancies.discrepancy(a, b) == pytest.approx(1 - 0.5**0.5)
 
 
 def test_harmony_warns_if_it_fuses_nothing_or_in_clusters_of_one(capsys):

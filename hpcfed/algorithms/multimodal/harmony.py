@@ -47,7 +47,8 @@ from hpcfed import (
     sgd,
 )
 from hpcfed.algorithms.base import common_name, warn_of_short_run
-from hpcfed.algorithms.clusters import clusters, kmeans
+from hpcfed.algorithms.clusters import clusters
+from hpcfed.algorithms.multimodal.discrepancies import cluster, discrepancy
 from hpcfed.algorithms.multimodal.networks import (
     ALL,
     all_modalities,
@@ -64,7 +65,6 @@ from hpcfed.training.server import predictor
 
 FUSION = "fusion/"  # prefix of the names of the classifier that stage 2 starts from
 FUSED = "fused"  # key in the memory of a client that has begun stage 2
-ITERATIONS = 20  # largest number of iterations of K-means
 
 
 class Harmony(RoundBased):
@@ -267,31 +267,3 @@ class Harmony(RoundBased):
             right = evaluate.common(fed, lambda x, m=m, f=network: f(only(x, (m,))))  # type: ignore[misc]
             numbers[common_name(fed) + (f"_{m}" if m != ALL else "")] = right
         return numbers
-
-
-def discrepancy(encoder: Params, initial: Params) -> float:
-    """Return 1 - cos of the flattened parameters, in float64; 0 for an unchanged encoder."""
-    a, b = (torch.cat([p[n].double().flatten() for n in initial]) for p in (encoder, initial))
-    if torch.equal(a, b):
-        return 0.0
-    return max(0.0, 1 - float(F.cosine_similarity(a, b, dim=0)))
-
-
-def cluster(d: Tensor, number: int) -> list[int]:
-    """Return the cluster of each row of discrepancies [N, M], by K-means.
-
-    Each modality is divided by its maximum, where that is not 0. The first centre is the point
-    farthest from the mean; each further centre is the point farthest from the centres chosen so
-    far. There are at most as many centres as different points.
-    """
-    points = d / d.amax(0).clamp(min=torch.finfo(d.dtype).tiny)
-    if number >= len(points):
-        return list(range(len(points)))
-    taken = [int((points - points.mean(0)).norm(dim=1).argmax())]
-    while len(taken) < number:
-        far = torch.cdist(points, points[taken]).amin(1)
-        if not far.max():
-            break
-        taken.append(int(far.argmax()))
-    centres = Params(d=points[taken])
-    return kmeans.lloyd(Params(d=points), centres, lambda name: True, 0.0, ITERATIONS)[1]
