@@ -128,6 +128,28 @@ def test_a_file_becomes_a_data_set_and_survives_being_shared(tmp_path: Path):
     assert read_shape(write_shape(data.shape)) == data.shape and read_shape([1, 2]) == (1, 2)
 
 
+def test_the_same_arrays_in_npz_are_the_same_data_set(tmp_path: Path):
+    stored = load(str(write(tmp_path / "my.h5")), tmp_path)
+    arrays = {"vocabulary/note": 7, "own_tests": 1}
+    with h5py.File(tmp_path / "my.h5") as file:
+        for part in ("train", "test"):
+            for kind in ("x", "present"):
+                for name in file[f"{part}/{kind}"]:
+                    arrays[f"{kind}_{part}/{name}"] = file[f"{part}/{kind}/{name}"][()]
+            arrays[f"y_{part}"] = file[f"{part}/labels"][()]
+            arrays[f"users_{part}"] = file[f"{part}/users"][()]
+    np.savez(tmp_path / "my.npz", **arrays)
+    data = load(str(tmp_path / "my.npz"), tmp_path)
+    assert (data.shape, data.mean, data.own_tests) == (stored.shape, stored.mean, True)
+    for part, other in ((data.train, stored.train), (data.test, stored.test)):
+        assert all((x == other.x[name]).all() for name, x in part.x.items())
+        assert (part.present["table"] == other.present["table"]).all()
+        assert (part.users == other.users).all()
+    np.savez(tmp_path / "my.npz", **arrays, **{"present_test/sound": np.ones(3)})
+    with pytest.raises(DataError, match="present_test/sound: there is no x_test/sound"):
+        load(str(tmp_path / "my.npz"), tmp_path)
+
+
 def edit(path: Path, name: str, value: object = None) -> None:
     with h5py.File(path, "a") as file:
         del file[name]

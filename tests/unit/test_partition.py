@@ -7,6 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfed.config.conditions import conditions
+from hpcfed.config.sections import Data
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, sampling, schemes
@@ -506,3 +508,18 @@ def test_halved_clients_change_no_other_clients_examples_or_test_set():
     same = [np.array_equal(a, b) for a, b in zip(whole.train, halved.train, strict=True)]
     assert sum(same) == 10
     assert equal(*([part.test[k] for k in range(20) if same[k]] for part in (whole, halved)))
+
+
+def test_a_field_has_an_effect_with_the_partitions_that_take_it():
+    taken = {
+        name: {partition for partition, one in PARTITIONS.items() if name in one.fields}
+        for name in {name for one in PARTITIONS.values() for name in one.fields}
+    }
+    stated = {
+        name: set(check.bound)
+        for name, parts in conditions(Data).items()
+        for part in parts
+        for other, check in part.checks()
+        if other == "partition"
+    }
+    assert stated == taken
