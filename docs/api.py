@@ -39,7 +39,7 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
                 "columns",
                 "finish",
             ),
-            "RoundBased": ("cohort", "round", "local", "weight", "server"),
+            "RoundBased": ("cohort", "round", "local", "weight", "aggregate", "server"),
             "score_common": (),
         },
     ),

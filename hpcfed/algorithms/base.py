@@ -13,8 +13,9 @@ the hooks in this order:
                           offer     part of the state that the client gets
                           receive   load it into the client's model
                           loss      local objective
-        server          averaged    what of the state the mean is of
-                        server      new state from the mean of the uploads
+        server          aggregate   what the server computes of all uploads
+                          averaged  what of the state the mean is of
+                        server      new state from that
       evaluation        predictor   function that predicts for a client
                         columns     additional numbers of the record
     after the last one  finish      final averaging or fine-tuning
@@ -239,8 +240,7 @@ class RoundBased(Method):
     @property
     def default_client_round(self) -> bool:
         """Whether `loss` and `offer` are the only hooks of the client's round that are replaced."""
-        hooks = ("receive", "local", "round")
-        return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)
+        return is_plain(self, "receive", "local", "round")
 
     @property
     def edges(self) -> str:
@@ -248,14 +248,14 @@ class RoundBased(Method):
 
         Where each round is one mean of the clients' uploads, they can add these up. Where this mean
         is also the new state, and each client has one weight in it, they can train models of their
-        own for several rounds. A method with a round of its own that only takes means declares
-        `edges = "sums"`.
+        own for several rounds. A method with a round or an `aggregate` of its own that only takes
+        means declares `edges = "sums"`.
         """
-        cls = type(self)
-        if cls.round is not RoundBased.round or cls.offer is not RoundBased.offer:
+        weights = any(map(self.shared, ("body.", "head.", "proxy.")))  # otherwise none are sent
+        if not (weights and is_plain(self, "round", "offer", "aggregate")):
             return ""
-        same = cls.server is RoundBased.server and cls.averaged is RoundBased.averaged
-        return "models" if same and self.per == "mean" else "sums"
+        same = is_plain(self, "server", "averaged") and self.per == "mean"
+        return "models" if same else "sums"
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
         """Return the clients of round t, in id order, the same on all ranks."""
@@ -275,8 +275,7 @@ class RoundBased(Method):
             )
         ]
         fed.turns.meanwhile()  # no client's own model changes any more in this round
-        mean = fed.mean(uploads, keep=self.averaged(state), per=self.per)
-        return self.server(fed, state, mean, cohort)
+        return self.server(fed, state, self.aggregate(fed, state, uploads), cohort)
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Any:
         """Run one client's round (download, train) and return what it sends: its part of the mean.
@@ -302,6 +301,14 @@ class RoundBased(Method):
         """Return the client's weight in the mean, according to `weighting`."""
         return float(client.n) if self.weighting == "samples" else 1.0
 
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Any:
+        """Return what the server computes of all uploads: by default their mean; collective.
+
+        uploads: pairs of this rank's clients, (client id, `Mean`), or what else `local` sends: the
+        only part, or a dict of the parts. It may be empty. Clients' models must not change.
+        """
+        return fed.mean(uploads, keep=self.averaged(state), per=self.per)
+
     def averaged(self, state: State) -> Any:
         """Return what of the state is averaged: by default the model.
 
@@ -313,9 +320,15 @@ class RoundBased(Method):
     def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
         """Return the new state from the old one and the mean of the uploads.
 
-        mean: Params, or for uploads of several parts a dict of Params by part.
+        mean: Params, or for uploads of several parts a dict of Params by part; with an `aggregate`
+        of the method's own what that returns.
         """
         return mean
+
+
+def is_plain(method: Method, *hooks: str) -> bool:
+    """Return whether these hooks are those of RoundBased."""
+    return all(getattr(type(method), n, None) is getattr(RoundBased, n, None) for n in hooks)
 
 
 def shares_all(method: Method, fed: Federation) -> bool:

@@ -139,6 +139,17 @@ class EventBased(Method):
         """New coordinator of the run's jobs."""
         return Coordinator()
 
+    @property
+    def edges(self) -> str:
+        """What edge servers can do, as it follows from the coordinator.
+
+        An edge can merge what its own clients send, unless the coordinator orders all clients or
+        has deadlines for all of them.
+        """
+        ours = type(self.coordinator)
+        for_all = ours.order is not Coordinator.order or ours.deadline is not Coordinator.deadline
+        return "models" if self.to_server and not for_all else ""
+
     merges: PositiveInt | None = None
     """Number of merges that make one round of the record; none: as many as a cohort has clients."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hpcfed.algorithms.base import Method, RoundBased
+from hpcfed.algorithms.base import Method, RoundBased, is_plain
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
@@ -32,7 +32,12 @@ CHOICES = {  # valid values of declarations
     "accepts": ("one architecture", "widths", "depths", "a common head", "any models"),
     "needs": ("public", "proxy", "server"),
 }
-CALLERS = {"loss": ("local", "work"), "local": ("round",), "server": ("round",)}
+CALLERS = {
+    "loss": ("local", "work"),
+    "local": ("round",),
+    "aggregate": ("round",),
+    "server": ("round",),
+}
 
 
 def refuse(cls: type, where: str) -> None:
@@ -240,11 +245,6 @@ def describe(result: Any) -> str:
     return repr(result) if short else f"a {type(result).__name__}"
 
 
-def is_plain(method: Any, *hooks: str) -> bool:
-    """Return whether these hooks are those of RoundBased."""
-    return all(getattr(type(method), n, None) is getattr(RoundBased, n, None) for n in hooks)
-
-
 def state(method: Any, result: Any, *args: Any) -> str:
     """Check the result of init, server or round: the server's state."""
     if isinstance(method, RoundBased) and is_plain(method, "round", "model"):
@@ -255,8 +255,8 @@ def state(method: Any, result: Any, *args: Any) -> str:
 
 
 def upload(method: Any, result: Any, *args: Any) -> str:
-    """Check the result of local, which `round` averages."""
-    if not is_plain(method, "round"):
+    """Check the result of local, which the default `aggregate` averages."""
+    if not is_plain(method, "round", "aggregate"):
         return ""
     means = result.value if isinstance(result, Upload) else result
     parts = means if isinstance(means, dict) else {"": means}

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hpcfed.algorithms.base import RoundBased, keeps_weights
+from hpcfed.algorithms.base import is_plain, keeps_weights
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.clients.client import Client
 from hpcfed.comm import Serial
@@ -216,7 +216,7 @@ def perform(fed: Federation) -> list[Bytes]:
 
 def one_exchange(method: Any) -> bool:
     """Return whether all rounds of a method are alike: a download, training, an upload."""
-    return isinstance(method, EventBased) or type(method).round is RoundBased.round
+    return isinstance(method, EventBased) or is_plain(method, "round", "aggregate")
 
 
 def work_once(

@@ -137,7 +137,7 @@ class SynchronousEdges(EdgeServers):
         self._add_weights(uploads)
         fed.turns.meanwhile()
         for e, edge_state in states.items():
-            mean = fed.mean(uploads[e], keep=method.averaged(edge_state), per=method.per)
+            mean = method.aggregate(fed, edge_state, uploads[e])
             self.states[e] = method.server(fed, edge_state, mean, by_edge[e])
         return self.aggregate(state) if self.due(t) else state
 

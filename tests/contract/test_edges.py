@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.algorithms.events import Coordinator, EventBased
 from hpcfed.clients import edges
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.edges import Edges
@@ -25,9 +26,9 @@ MLP = (
 THREE = ("--edges.number", "3")
 FREE = ("--edges.latency", "0", "--edges.bandwidth", "1e300")  # what an edge's exchange takes
 OWN = {"fed2": "cnn"}  # what a method needs for a model, where it is not an mlp
-# with a round of their own; and of those with the usual one what exchanges all, a head, a proxy
-MEANS = [n for n in ALGORITHMS if load(n)().edges and vars(load(n)).get("round")]
-MEANS += ["fedavg", "lgfedavg", "fml"]
+# with several exchanges or means; and of those with one what exchanges all, rows, a head, a proxy
+MEANS = [n for n in ALGORITHMS if load(n)().edges and {"round", "aggregate"} & {*vars(load(n))}]
+MEANS += ["fedavg", "fed2", "fedclassavg", "lgfedavg", "fml"]
 BYTES = 65136  # of the mlp
 BETWEEN = ("rounds/edges_down", "rounds/edges_up")
 
@@ -227,6 +228,20 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
 def test_edges_without_effect_or_sense_are_refused(flags: tuple[str, ...], said: str):
     with pytest.raises(ConfigError, match=said):
         toy.job(*flags, *MLP)
+
+
+def test_edges_serve_events_unless_a_coordinator_decides_for_all_clients_together():
+    class Plain(EventBased):
+        """Merges as results arrive."""
+
+    class Ordered(Coordinator):
+        def order(self, clients: list[int]) -> list[int]:
+            return clients[::-1]
+
+    class InOrder(Plain):
+        coordinator = property(lambda self: Ordered())
+
+    assert (Plain().edges, InOrder().edges) == ("models", "")
 
 
 def test_a_file_of_edges_is_a_list_of_them(tmp_path: Path):

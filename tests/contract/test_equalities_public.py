@@ -192,12 +192,13 @@ def test_dsfls_server_learns_the_predictions_of_its_only_client():
 
 
 def test_feddfs_student_learns_its_teachers_predictions():
-    rounds = begun("feddf", *ALONE)
+    much = ("--algorithm.steps", "1500", "--algorithm.server_batch", "32")
+    rate = ("--algorithm.server_lr", "0.01", "--algorithm.clip", "0")
+    rounds = begun("feddf", *ALONE, *much, *rate, "--algorithm.validation", "0")
     fed = rounds.fed
     opened(rounds)
     teacher = torch.randn(len(fed.public), toy.CLASSES, generator=torch.Generator().manual_seed(0))
-    how = {"steps": 1500, "size": 32, "lr": 0.01, "schedule": "cosine"}
-    state = feddf.train_students(fed, rounds.state, [0], teacher, 1.0, 0, **how)
+    state = rounds.algorithm.teach(fed, rounds.state, [0], teacher)
     learnt = outputs(fed, predictor(fed, "mlp", state.under("mlp/")), fed.public)
     assert (learnt.softmax(1) - teacher.softmax(1)).abs().max() < 0.05
 

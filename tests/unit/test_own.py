@@ -77,8 +77,8 @@ CLASSES = {
         "nothing calls it; did you mean local?",
     ),
     "of another framework": (
-        "def aggregate(self, x):\n    pass",
-        "def agg",
+        "def criterion(self, x):\n    pass",
+        "def crit",
         "is not a hook of RoundBased, and nothing calls it",
     ),
     "no type": ("lam = 0.1", "class Mine", "`lam = 0.1`. All model fields require a type"),

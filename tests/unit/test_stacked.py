@@ -117,6 +117,14 @@ def test_clients_that_are_offered_different_models_start_from_their_own():
     assert list(got) == list(want) and all(torch.allclose(got[k], want[k], atol=1e-5) for k in want)
 
 
+def test_what_the_server_makes_of_the_uploads_does_not_keep_clients_from_being_stacked():
+    """The server of FedBE distils the models that it has received."""
+    flags = ("--algorithm.server_epochs", "1", "--algorithm.samples", "0")
+    rounds = start(*flags, method="fedbe")
+    assert groups(rounds.fed, rounds.algorithm, [0, 1, 2]) == [[0, 1, 2]]
+    assert distance(*outcomes(*PLAIN, *flags, method="fedbe")) < 1e-5
+
+
 def test_groups_are_of_clients_with_equal_batches_in_id_order_and_never_larger_than_they_may_be():
     assert formed(cohort=[0, 1, 2, 3, 4, 5]) == [[0, 1, 2], [3, 4, 5]]
     assert formed(cohort=[0, 2, 3, 5]) == [[0, 2], [3, 5]]  # as equal as can be

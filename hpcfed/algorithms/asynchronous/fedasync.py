@@ -8,7 +8,7 @@ model, so that s(0) = 1 in all forms. It follows from the clients' profiles in v
 not drawn at random. The defaults are the paper's settings as other works report them.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -32,8 +32,6 @@ class FedAsync(EventBased):
         sent="all weights, when a client is done",
         won="time, if staleness is small",
     )
-
-    edges: ClassVar[str] = "models"
 
     alpha: Share = 0.6
     """Weight of a fresh model in a merge."""

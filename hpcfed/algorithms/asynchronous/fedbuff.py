@@ -18,7 +18,7 @@ also send the number of its version; it is part of the message's header and not 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -82,8 +82,6 @@ class FedBuff(EventBased):
         sent="all weights, when a client is done",
         won="3.3 times the speed of synchronous rounds at scale",
     )
-
-    edges: ClassVar[str] = "models"
 
     K: PositiveInt = 10
     """Number of updates from which the server makes a new model."""

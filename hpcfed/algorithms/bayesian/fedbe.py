@@ -73,9 +73,8 @@ class FedBE(RoundBased):
             reasons |= {"algorithm.swa_start": why, "algorithm.swa_every": why}
         return reasons
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        mean = fed.mean(sent.items(), keep=state)
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
+        sent, mean, t = dict(uploads), fed.mean(uploads, keep=state), fed.t
         if not self.server_epochs:
             return mean
         nobody = Params(p=torch.zeros(len(fed.public), fed.classes, device=fed.device))

@@ -1,8 +1,7 @@
 """Base class of methods whose clients start from the centre of their cluster."""
 
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -38,15 +37,17 @@ class Centred(RoundBased):
         M = len(next(iter(state.centres.values())))
         return clusters.row(state.centres, client.id % M if m < 0 else m)
 
-    def send(self, fed: Federation, cohort: list[int], state: State, t: int) -> list[Client]:
-        """Run the round of the cohort's clients, whose models are sent to the server.
+    def keep_received(
+        self, fed: Federation, state: State, uploads: list[tuple[int, Any]]
+    ) -> list[Client]:
+        """Keep the model that the server received last of each client, in the client's memory.
 
-        The server keeps the model that it received last of each client; it is in the client's
-        memory. Returns this rank's clients of which it has one.
+        Returns this rank's clients of which it has one.
         """
-        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
+        for k, sent in uploads:
             fed.clients[k].memory |= {f"received {name}": part for name, part in sent.items()}
-        return fed.mine(sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}))
+        before = state.cluster.ge(0).nonzero()[:, 0].tolist()
+        return fed.mine(sorted({*dict(uploads), *before}))
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
         download = fed.down(client, self.offer(fed, client, state))

@@ -15,9 +15,7 @@ the learning rate. The cosine with a zero update is 0.
 """
 
 import math
-from collections.abc import Iterator
-from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -99,21 +97,20 @@ class CFL(Centred):
             return name == "head.weight"
         return fed.trainable(name)
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        centres = fed.mean(self.parts(fed, state, cohort, t), keep=state.centres, per="row")
-        new = State(centres, state.cluster)
-        tests = t >= self.after and (t - self.after) % self.every == 0
-        return self.split(fed, new) if tests else new
-
-    def parts(
-        self, fed: Federation, state: State, cohort: list[int], t: int
-    ) -> Iterator[tuple[int, Mean]]:
-        """Iterate over the clients' parts in the centres; their updates go to their memories."""
-        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Params:
+        """Return the centres; the clients' updates go to their memories."""
+        parts = []
+        for k, sent in uploads:
             client, m = fed.clients[k], int(state.cluster[k])
             update = sent["model"] - clusters.row(state.centres, m)
             client.memory["update"] = update.pick(lambda name: self.counts(fed, name))
-            yield k, clusters.part(sent["model"], self.weight(client), m, state.centres)
+            parts.append((k, clusters.part(sent["model"], self.weight(client), m, state.centres)))
+        return fed.mean(parts, keep=state.centres, per="row")
+
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        new = State(mean, state.cluster)
+        tests = fed.t >= self.after and (fed.t - self.after) % self.every == 0
+        return self.split(fed, new) if tests else new
 
     def split(self, fed: Federation, state: State) -> State:
         """Split the clusters that meet the rule; collective.

@@ -57,8 +57,8 @@ class EM(Centred):
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        mine = self.send(fed, cohort, state, t)
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> State:
+        mine = self.keep_received(fed, state, uploads)
         centres = state.centres
         if state.cluster.ge(0).sum() < self.clusters:
             centres = clusters.seeds(

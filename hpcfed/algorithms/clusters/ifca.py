@@ -101,10 +101,9 @@ class IFCA(RoundBased):
         number = torch.tensor(m, dtype=torch.int32)
         return Upload(model=client.params(), cluster=number, relative_to={"model": model})
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Any]]) -> Params:
         def part(k: int, sent: dict[str, Any]) -> Mean:
             m, weight = int(sent["cluster"]), self.weight(fed.clients[k])
             return clusters.part(sent["model"], weight, m, state)
 
-        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
         return fed.mean(((k, part(k, sent)) for k, sent in uploads), keep=state, per="row")

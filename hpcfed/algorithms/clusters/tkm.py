@@ -11,7 +11,7 @@ coordinate. A cluster that loses all clients keeps its centre; in that code it b
 first centres are the models of different clients; that code draws them with replacement.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -57,8 +57,8 @@ class TKM(Centred):
         centres = clusters.stack([fed.initial()] * self.clusters)
         return State(centres, torch.full((fed.K,), -1, device=fed.device))
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        mine = self.send(fed, cohort, state, t)
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> State:
+        mine = self.keep_received(fed, state, uploads)
         sent = fed.at_root({client.id: clusters.received(client) for client in mine})
         centres, cluster = fed.on_root(lambda: self.regroup(fed, state, sent))
         return State(centres, cluster)

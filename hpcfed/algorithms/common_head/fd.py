@@ -14,7 +14,6 @@ is not implemented. A public port uses raw logits as probabilities, and a client
 place of the others' mean; neither is followed.
 """
 
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -158,18 +157,17 @@ class FD(RoundBased):
         weight = Params(mean=counts.float().to(fed.device)) if self.weighting == "samples" else 1.0
         return Upload(Mean.of(means, weight, at={"mean": (classes.cpu(),)}))
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = dict(fed.stream(cohort, partial(self.local, fed), arguments=(state, t)))
-        for k, sent in uploads.items():
-            fed.clients[k].memory |= {"round": t, **received_rows(state, sent)}
-        mean = fed.mean(uploads.items(), keep=state.pick("mean".__eq__), per="row")["mean"]
-        weights = fed.gather({k: fed.clients[k].memory["received weight"] for k in uploads})
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
+        for k, sent in uploads:
+            fed.clients[k].memory |= {"round": fed.t, **received_rows(state, sent)}
+        mean = fed.mean(uploads, keep=state.pick("mean".__eq__), per="row")["mean"]
+        weights = fed.gather({k: fed.clients[k].memory["received weight"] for k, _ in uploads})
         total = sum(weights.values(), torch.zeros_like(state["weight"]))
         new = total > 0
         return Params(
             mean=mean,
             weight=torch.where(new, total, state["weight"]),
-            round=torch.where(new, float(t), state["round"]),
+            round=torch.where(new, float(fed.t), state["round"]),
         )
 
 

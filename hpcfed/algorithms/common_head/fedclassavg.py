@@ -7,10 +7,11 @@ makes their representations agree.
 Deviations: the mean is over the clients that report, not over all. The paper gives neither
 temperature nor normalisation of the contrastive loss; the defaults are those of Khosla et al. The
 authors' code differs, and preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on
-representations that are not normalised, and an epoch of training before round 1. That code also
-leaves out the last, smaller batch of each epoch. It applies the proximal term in the epoch before
-round 1 too; here this epoch has no such term, because nothing has been received, and its losses
-count in round 1's training loss. share = "all" is the paper's "+weight" for one architecture.
+representations that are not normalised, and an epoch of training before a client's first round; in
+that code all clients do it before round 1. That code also leaves out the last, smaller batch of
+each epoch. It applies the proximal term in the epoch beforehand too; here this epoch has no such
+term, because nothing has been received, and its losses count in the training loss of the client's
+first round. share = "all" is the paper's "+weight" for one architecture.
 """
 
 from typing import Any, ClassVar, Literal
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Model, Params, RoundBased
+from hpcfed import Client, Federation, Guide, Model, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused, field, unless
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
@@ -35,7 +36,6 @@ class FedClassAvg(RoundBased):
         won="20 clients with four architectures, above KT-pFL and FedProto",
     )
 
-    edges: ClassVar[str] = "sums"
     unused: ClassVar[Unused] = {
         "weighting": unless("averaging"),
     }
@@ -60,7 +60,7 @@ class FedClassAvg(RoundBased):
     normalise: bool = field(True, used_if="contrastive")
     """Scale representations to length 1 in the contrastive loss."""
     pretrain_epochs: NonNegativeInt = field(0, used_if=({"averaging": False}, {"share": "head"}))
-    """Epochs that every client trains alone before the first round."""
+    """Epochs that a client trains alone before its first round."""
 
     @property
     def accepts(self) -> str:
@@ -98,12 +98,8 @@ class FedClassAvg(RoundBased):
             return proximal(model, head, mu=1.0)
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
-    def pretrain(self, fed: Federation, client: Client, t: int) -> None:
-        """Train a client alone, before the first round."""
-        self.train(fed, client, Params(), t, epochs=self.pretrain_epochs, phase="pretrain")
-
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        # a stateless client would not keep what it has trained before the first round
-        if t == 0 and self.pretrain_epochs and not fed.store.stateless:
-            fed.run(range(fed.K), lambda client: self.pretrain(fed, client, t))
-        return super().round(fed, state, cohort, t)
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload | None:
+        if not self.trains_once and "pretrained" not in client.memory:
+            self.train(fed, client, Params(), t, epochs=self.pretrain_epochs, phase="pretrain")
+            client.memory["pretrained"] = 1
+        return super().local(fed, client, state, t)

@@ -9,7 +9,6 @@ after the header's ReLU, because the mean of relu(z) is not relu of the mean. Th
 gradients at norm 50; here they are not clipped.
 """
 
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -57,10 +56,9 @@ class FedGH(RoundBased):
         self.train(fed, client, download, t)
         return self.means(fed, client)
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Any]]) -> Params:
         sent = fed.at_root(dict(uploads))
-        return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), t))
+        return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), fed.t))
 
     def means(self, fed: Federation, client: Client) -> Upload:
         """Return the client's mean representation of each class that it has, and the classes.

@@ -53,7 +53,6 @@ class FedProto(RoundBased):
     )
 
     needs_classes: ClassVar[str] = "it averages prototypes of classes"
-    edges: ClassVar[str] = ""  # the sum of several clients' class means has more rows than each
     accepts: ClassVar[str] = "a common head"
     per: ClassVar[str] = "row"
     unused: ClassVar[Unused] = {

@@ -19,9 +19,8 @@ The statistics of batch normalisation, which no gradient carries, are sent as th
 If g = 0 the model does not change.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,19 +86,15 @@ class FedSynth(RoundBased):
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return super().columns(fed, state) | {"cosine_updates": float(state.cosine)}
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        cosines: list[tuple[int, Mean]] = []
-
-        def models() -> Iterator[tuple[int, Mean]]:
-            for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
-                client = fed.clients[k]
-                with fed.clock("server"):
-                    model = rebuild(fed, client.architecture, state.model, sent)
-                weight = self.weight(client)
-                cosines.append((k, Mean.of(Params(cosine=sent["cosine"]), weight)))
-                yield k, Mean.of(model, weight)
-
-        model = fed.mean(models(), keep=state.model)
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Sent]]) -> State:
+        models, cosines = [], []
+        for k, sent in uploads:
+            weight = self.weight(fed.clients[k])
+            with fed.clock("server"):
+                model = rebuild(fed, fed.architectures[k], state.model, sent)
+            models.append((k, Mean.of(model, weight)))
+            cosines.append((k, Mean.of(Params(cosine=sent["cosine"]), weight)))
+        model = fed.mean(models, keep=state.model)
         return State(model, fed.mean(cosines, keep=Params(cosine=state.cosine))["cosine"])
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:

@@ -18,8 +18,7 @@ values. At the clients synthetic images are rounded to bytes, like those of the 
 loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit each.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -129,31 +128,24 @@ class ZeroShot(RoundBased):
         kind = fed.architectures[0]
         return self.inversion.examples(fed, kind, model, labels, "server", *key), labels
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        if self.at == "clients" or not self.samples:
-            return super().round(fed, state, cohort, t)
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Any]]) -> Params:
+        models, t = uploads, fed.t
+        if self.tells_classes:
+            models = [(k, sent["model"]) for k, sent in uploads]
+        mean = fed.mean(models, keep=state)
+        if self.at == "clients" or not self.samples or t < self.after:
+            return mean
         if self.source == "mean":
-            mean, idle = super().round(fed, state, cohort, t), t < self.after
             everything = np.arange(fed.classes)
-            return (
-                mean
-                if idle
-                else fed.on_root(
-                    lambda: self.learn(fed, mean, {0: self.make(fed, mean, everything, t)}, t)
-                )
+            return fed.on_root(
+                lambda: self.learn(fed, mean, {0: self.make(fed, mean, everything, t)}, t)
             )
-        parts: dict[int, Made] = {}
-
-        def models() -> Iterator[tuple[int, Mean]]:
-            for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
-                if t >= self.after:
-                    present = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
-                    model = sent["model"].terms[0].value
-                    with fed.clock("server"):
-                        parts[k] = self.make(fed, model, np.flatnonzero(present), t, k)
-                yield k, sent["model"]
-
-        mean = fed.mean(models(), keep=state)
+        parts = {}
+        for k, sent in uploads:
+            present = np.unpackbits(sent["classes"].cpu().numpy(), count=fed.classes)
+            with fed.clock("server"):
+                model = sent["model"].terms[0].value
+                parts[k] = self.make(fed, model, np.flatnonzero(present), t, k)
         examples = fed.at_root(parts)
         return fed.on_root(lambda: self.learn(fed, mean, examples, t))
 

@@ -138,25 +138,25 @@ class ARUBA(RoundBased):
         for name, values in step.items():
             values.copy_(rates[ALL] if self.scope == "all" else rates[name])
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Any:
         if not self.learn:
-            return super().round(fed, state, cohort, t)
-        sent = fed.run(cohort, partial(self.local, fed, state=state, t=t))
-        mean = fed.mean(sent.items(), keep={"model": state.x, "squares": state.g * 0})
-        parts = ((k, Mean.of(self.moved(fed, state, v["model"]))) for k, v in sent.items())
-        moves = fed.mean(parts, keep=state.b * 0)
-        x, squares, lr = mean["model"], mean["squares"], fed.job.local.lr
-        layout = fed.store.layout(fed.architectures[0])
-        weights = layout.n_params if self.scope == "all" else 1
-        return self.follow(state, x, moves, squares, len(cohort), lr, weights)
+            return super().aggregate(fed, state, uploads)
+        mean = fed.mean(uploads, keep={"model": state.x, "squares": state.g * 0})
+        parts = ((k, Mean.of(self.moved(fed, state, sent["model"]))) for k, sent in uploads)
+        return mean | {"moves": fed.mean(parts, keep=state.b * 0)}
 
     def moved(self, fed: Federation, state: State, sent: Mean) -> Params:
         """Return the squares of a client's change of the model, by weight or summed."""
         change = sent.terms[0].value.pick(fed.trainable) - state.x
         return self.sums(change.map(torch.square))
 
-    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
-        return State(mean, state.b, state.g, state.clients)
+    def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
+        if not self.learn:
+            return State(mean, state.b, state.g, state.clients)
+        x, moves, squares = mean["model"], mean["moves"], mean["squares"]
+        layout, lr = fed.store.layout(fed.architectures[0]), fed.job.local.lr
+        weights = layout.n_params if self.scope == "all" else 1
+        return self.follow(state, x, moves, squares, len(cohort), lr, weights)
 
     def follow(
         self,

@@ -14,7 +14,7 @@ A client holds a group if it has an example of one of its classes; which classes
 is not counted as traffic.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -34,8 +34,6 @@ class Fed2(RoundBased):
         sent="all weights, upper layers by groups of classes",
         won="few classes per client: above FedAvg, FedMA and FedProx",
     )
-
-    edges: ClassVar[str] = "sums"
 
     groups: PositiveInt = 4
     """G, number of groups of features; it divides all widths above the depth, and models.d."""

@@ -14,7 +14,6 @@ that are available. Before its first round a block predicts with the server's mo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -99,11 +98,11 @@ class SemiCyclic(RoundBased):
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
         return state.chains.under(self.chain_of(self.group(fed, client.id)))
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        uploads = fed.stream(cohort, partial(self.local, fed), arguments=(state, t))
-        name = self.chain_of(self.block(t))
-        x = fed.mean(uploads, keep=state.chains.under(name))
-        return self.read(state, x, self.block(t))
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Params:
+        return fed.mean(uploads, keep=state.chains.under(self.chain_of(self.block(fed.t))))
+
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        return self.read(state, mean, self.block(fed.t))
 
     def read(self, state: State, x: Params, block: int) -> State:
         """Return the state after a round of this block that resulted in model x."""

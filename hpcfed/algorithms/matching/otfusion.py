@@ -61,9 +61,8 @@ class OTFusion(Matched):
         own_start = self.start == "own" and t == 0
         return super().local(fed, client, fed.initial(k=client.id) if own_start else state, t)
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
-        reference = state
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
+        sent, reference = dict(uploads), state
         if self.reference == "first":
             here = [k for k, _ in fed.each(dict.fromkeys(sent, 1))]
             firsts = {k: sent[k].terms[0].value for k in here[:1] if k in sent}

@@ -51,8 +51,8 @@ class PFNM(Widened):
         self.train(fed, client, download, t)
         return self.upload(fed, client, client.params(self.shared))
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Sent]]) -> State:
+        sent = fed.at_root(dict(uploads))
         merged = fed.on_root(lambda: self.merge(fed, sent))
         return self.gathered(fed, *merged) if merged else state
 

@@ -155,13 +155,12 @@ class MOCHA(RoundBased):
         """Return the dual variables of a client that has not trained yet."""
         return torch.zeros(client.n, fed.classes, dtype=torch.float64)
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Tensor]]) -> State:
         b = state.b.clone()
-        for k, db in fed.gather(sent).items():
+        for k, db in fed.gather(dict(uploads)).items():
             b[k] += db.to(b)
         sigma = state.sigma
-        if self.relations == "learned" and (t + 1) % self.sigma_rounds == 0:
+        if self.relations == "learned" and (fed.t + 1) % self.sigma_rounds == 0:
             sigma = fed.on_root(lambda: relate(sigma @ b / self.lam))
         return State(b, sigma, state.body)
 

@@ -23,7 +23,6 @@ MSE twice, once for each model, though it depends on both; neither L nor teacher
 there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -180,16 +179,16 @@ class FedKD(WithProxy):
             values = values - common
         return Upload(pack(values, self.energy(fed, t)))
 
-    def parts(
-        self, fed: Federation, state: State, cohort: list[int], t: int
-    ) -> Iterator[tuple[int, Mean]]:
-        """Iterate over the clients' parts in the mean, which the server decompresses."""
-        for k, packed in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
-            yield k, Mean.of(unpack(packed, state.x), self.weight(fed.clients[k]))
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> Params:
+        """Return the mean of what the clients sent, which the server decompresses."""
+        parts = (
+            (k, Mean.of(unpack(packed, state.x), self.weight(fed.clients[k])))
+            for k, packed in uploads
+        )
+        return fed.mean(parts, keep=state.x)
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        mean = fed.mean(self.parts(fed, state, cohort, t), keep=state.x)
-        packed = fed.on_root(lambda: pack(mean, self.energy(fed, t)))
+    def server(self, fed: Federation, state: State, mean: Params, cohort: list[int]) -> State:
+        packed = fed.on_root(lambda: pack(mean, self.energy(fed, fed.t)))
         change = unpack(packed, state.x)
         x = change if self.exchange == "weights" else state.x + change
-        return State(x, packed, torch.full_like(state.round, t))
+        return State(x, packed, torch.full_like(state.round, fed.t))

@@ -19,7 +19,6 @@ run into the other.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -137,19 +136,17 @@ class FedKEMF(WithProxy):
         supervised = F.cross_entropy(z, labels)
         return self.label_share * supervised + (1 - self.label_share) * distance
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        public = fed.public.pick(fed.draw_public(t, self.subset))
-        parts, logits = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
-            parts[k] = sent
-            if self.server_epochs:
-                knowledge = sent.terms[0].value.under("proxy.")
-                answer = predictor(fed, fed.job.models.proxy, knowledge)
-                logits[k] = outputs(fed, answer, public)
-        mean = fed.mean(parts.items(), keep=state)
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
+        mean = fed.mean(uploads, keep=state)
         start = mean if self.start == "mean" else state
         if not self.server_epochs:
             return start
+        public = fed.public.pick(fed.draw_public(fed.t, self.subset))
+        logits = {}
+        for k, sent in uploads:
+            knowledge = sent.terms[0].value.under("proxy.")
+            answer = predictor(fed, fed.job.models.proxy, knowledge)
+            logits[k] = outputs(fed, answer, public)
         teacher = self.teacher(fed, logits, public)
         data = Paired(public, teacher, with_labels=True)
         fused = fed.on_root(
@@ -160,7 +157,7 @@ class FedKEMF(WithProxy):
                 data,
                 self.student_loss,
                 "fusion",
-                t,
+                fed.t,
                 epochs=self.server_epochs,
                 size=self.server_batch,
                 lr=self.server_lr,

@@ -12,7 +12,6 @@ of public data.
 """
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -85,27 +84,52 @@ class FedDF(RoundBased):
         more = score_groups(fed, state) if fed.job.evaluate.common else {}
         return super().columns(fed, state) | more
 
-    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+    def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Any:
+        """Return the means of the models, by architecture, and the teacher's logits, [N, C]."""
         models, answers = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
+        for k, sent in uploads:
             z, good = answer_public(fed, k, sent.terms[0].value, self.validation, self.drop_worst)
             models[k] = of_architecture(fed, k, sent, good)
             answers[k] = Mean.of(Params(logits=z), good)
-        new = fed.mean(models.items(), keep=state, per="tensor")
         nobody = torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device)
         teacher = fed.mean(answers.items(), keep=Params(logits=nobody))["logits"]
+        return fed.mean(models.items(), keep=state, per="tensor"), teacher
+
+    def server(self, fed: Federation, state: Params, mean: Any, cohort: list[int]) -> Params:
+        new, teacher = mean
         if not self.steps or teacher.isnan().any():
             return new
-        how: dict[str, Any] = {
-            "steps": self.steps,
-            "size": self.server_batch,
-            "lr": self.server_lr,
-            "schedule": self.schedule,
-            "clip": self.clip,
-            "holdout": self.validation,
-            "patience": self.patience,
-        }
-        return fed.on_root(lambda: train_students(fed, new, cohort, teacher, self.tau, t, **how))
+        return fed.on_root(lambda: self.teach(fed, new, cohort, teacher))
+
+    def teach(
+        self, fed: Federation, state: Params, cohort: Iterable[int], teacher: Tensor
+    ) -> Params:
+        """Train a student of each of the cohort's architectures; return the new state.
+
+        A student starts from its architecture's model in the state and learns the teacher's logits,
+        [N, C].
+        """
+        data, new = Paired(fed.public, soften(teacher, self.tau)), {}
+        for kind in sorted({fed.architectures[k] for k in cohort}):
+            new[kind] = fit_targets(
+                fed,
+                kind,
+                state.under(f"{kind}/"),
+                data,
+                lambda logits, target: distil(target, logits, self.tau),
+                "students",
+                kind,
+                fed.t,
+                steps=self.steps,
+                size=self.server_batch,
+                lr=self.server_lr,
+                optimiser="adam",
+                schedule=self.schedule,
+                clip=self.clip,
+                holdout=self.validation,
+                patience=self.patience,
+            )
+        return Params({**state, **join_models(new)})
 
 
 def answer_public(
@@ -125,32 +149,3 @@ def answer_public(
     )
     good = float(not least or correct.mean() >= least / fed.classes)
     return z, good
-
-
-def train_students(
-    fed: Federation,
-    state: Params,
-    cohort: Iterable[int],
-    teacher: Tensor,
-    tau: float,
-    t: int,
-    **how: Any,
-) -> Params:
-    """Train a student of each of the cohort's architectures; return the new state.
-
-    A student starts from its architecture's model in the state and learns the teacher's logits, [N,
-    C].
-    how: as `fit_targets` takes it.
-    """
-    data = Paired(fed.public, soften(teacher, tau))
-
-    def loss(logits: Tensor, target: Tensor) -> Tensor:
-        return distil(target, logits, tau)
-
-    new = {}
-    for kind in sorted({fed.architectures[k] for k in cohort}):
-        start = state.under(f"{kind}/")
-        new[kind] = fit_targets(
-            fed, kind, start, data, loss, "students", kind, t, optimiser="adam", **how
-        )
-    return Params({**state, **join_models(new)})

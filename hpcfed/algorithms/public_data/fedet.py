@@ -21,7 +21,6 @@ head, the one layer that all models of hpcfed have in common.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -127,9 +126,9 @@ class FedET(RoundBased):
         value = F.cross_entropy(z, target[:, 0])
         return value + self.lam * distil(target[:, 1], z) if self.lam else value
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+    def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Mean]]) -> State:
         parts, answers = {}, {}
-        for k, sent in fed.stream(cohort, partial(self.local, fed), arguments=(state, t)):
+        for k, sent in uploads:
             parts[k] = of_architecture(fed, k, sent)
             if self.server_epochs:
                 answer = predictor(fed, fed.architectures[k], sent.terms[0].value)
@@ -146,7 +145,7 @@ class FedET(RoundBased):
                 data,
                 self.student_loss,
                 "student",
-                t,
+                fed.t,
                 optimiser="adam",
                 epochs=self.server_epochs,
                 size=self.server_batch,

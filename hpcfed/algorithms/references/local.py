@@ -24,7 +24,6 @@ class Local(RoundBased):
         won="the reference: no paper's own method",
     )
 
-    edges: ClassVar[str] = ""
     accepts: ClassVar[str] = "any models"
     keeps_stragglers: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
