@@ -6,9 +6,9 @@ client has three examples of each of its classes, training takes one step, and p
 compute three of them (`Federation.trial`). The most of both rounds counts, because in the first one
 a server may have nothing to send yet; a method with the default round needs one.
 
-Clients of one architecture are alike, unless clients with the fewest and the most classes differ.
-Then a third one is measured. If each class costs the same, the others follow; else one client is
-measured for each number of classes.
+Clients of one architecture with the same modalities are alike, unless clients with the fewest and
+the most classes differ. Then a third one is measured. If each class costs the same, the others
+follow; else one client is measured for each number of classes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 EXAMPLES = 3  # of each class that a client has
-COMPARED = 100  # clients of an architecture, the first ones, whose numbers of classes are compared
+COMPARED = 100  # clients of a kind, the first ones, whose numbers of classes are compared
 RATE = 1e-3  # largest learning rate, so that a trial does not diverge where the run may
 LOOPS = ("steps", "epochs", "iterations", "passes", "matchings")  # endings of fields, set to 1
 Bytes = tuple[int, int]  # down and up
+Kind = tuple[str, tuple[str, ...]]  # of a client: its architecture and its modalities
 
 
 class Counting(Exchange):
@@ -83,15 +84,15 @@ class Counting(Exchange):
 
 
 class Measured:
-    """Bytes of a round by architecture and number of classes, measured when first asked for."""
+    """Bytes of a round by kind of client and number of classes, measured when first asked for."""
 
     def __init__(self, fed: Federation) -> None:
         self._fed = fed
-        self._architectures: dict[str, int] = {}  # and the first client of each
-        for k, name in enumerate(fed.architectures):
-            self._architectures.setdefault(name, k)
-        # bytes by number of classes, by architecture; if they do not depend on it, by 0
-        self._bytes: dict[str, dict[int, Bytes]] = {}
+        self._first: dict[Kind, int] = {}  # client of each kind
+        for k, kind in enumerate(zip(fed.architectures, fed.modalities, strict=True)):
+            self._first.setdefault(kind, k)
+        # bytes by number of classes, by kind; if they do not depend on it, by 0
+        self._bytes: dict[Kind, dict[int, Bytes]] = {}
         self._moves = False
 
     @property
@@ -105,7 +106,7 @@ class Measured:
         """Return the bytes that client k receives and sends in a round."""
         if not self._bytes:
             self._compare()
-        bytes_ = self._bytes[self._fed.architectures[k]]
+        bytes_ = self._bytes[self._kind(k)]
         if 0 in bytes_:
             return bytes_[0]
         number = classes(self._fed, k)
@@ -114,35 +115,34 @@ class Measured:
         return bytes_[number]
 
     def _compare(self) -> None:
-        """Measure the clients with the fewest and the most classes of each architecture."""
+        """Measure the clients with the fewest and the most classes of each kind."""
         extremes = {}
-        for name, start in self._architectures.items():
-            alike = [
-                k for k in range(start, min(start + COMPARED, self._fed.K)) if self._is(k, name)
-            ]
+        for kind, start in self._first.items():
+            near = range(start, min(start + COMPARED, self._fed.K))
+            alike = [k for k in near if self._kind(k) == kind]
             # of clients with as many classes, the one with the most examples
             numbers = {k: (classes(self._fed, k), -self._fed.sizes[k]) for k in alike}
-            extremes[name] = (
+            extremes[kind] = (
                 min(alike, key=numbers.__getitem__),
                 max(alike, key=numbers.__getitem__),
             )
         measured = self._try({k for pair in extremes.values() for k in pair})
-        for name, (fewest, most) in extremes.items():
+        for kind, (fewest, most) in extremes.items():
             differ = measured[fewest] != measured[most]
-            self._bytes[name] = {
+            self._bytes[kind] = {
                 classes(self._fed, k) if differ else 0: measured[k] for k in (fewest, most)
             }
 
-    def _is(self, k: int, architecture: str) -> bool:
-        return self._fed.architectures[k] == architecture
+    def _kind(self, k: int) -> Kind:
+        return self._fed.architectures[k], self._fed.modalities[k]
 
     def _try(self, ks: Collection[int]) -> dict[int, Bytes]:
-        """Return the bytes of these clients, measured beside one client of each architecture."""
+        """Return the bytes of these clients, measured beside one client of each kind."""
         names = self._fed.architectures
-        alone = self._architectures.keys() - {names[k] for k in ks}
+        alone = self._first.keys() - set(map(self._kind, ks))
         # client 0, or one like it, comes first: the server's model is often like that of client 0
         ids = sorted(
-            {*ks, *(self._architectures[name] for name in alone)},
+            {*ks, *(self._first[kind] for kind in alone)},
             key=lambda k: (names[k] != names[0], k),
         )
         with rng.scoped(self._fed.seed, "trial"):

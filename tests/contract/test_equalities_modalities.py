@@ -72,22 +72,26 @@ def test_only_clients_of_several_modalities_fuse_and_the_networks_stay():
     assert toy.differences(rounds.state, networks) == []
 
 
-def test_bytes_of_harmony_are_as_announced_and_once_those_of_the_fusions_start():
-    rounds = begun("harmony", *FUSES)
-    fed, method = rounds.fed, rounds.algorithm
-    for t in range(3):
-        fed.tallies.t = t
-        down, up = np.array([method.traffic(fed, k) for k in range(6)]).T
+def test_bytes_of_harmony_are_networks_then_classifiers_and_once_the_fusions_start():
+    rounds = begun("harmony", *LISTED, "--algorithm.stage1_rounds", "2")
+    fed = rounds.fed
+    nbytes = lambda wanted: fed.shapes(wanted).nbytes  # noqa: E731
+    networks = [sum(nbytes(harmony.in_network(m)) for m in ms) for ms in fed.modalities]
+    assert [rounds.algorithm.traffic(fed, k) for k in range(6)] == [(n, n) for n in networks]
+    classifier = nbytes(harmony.in_classifier)
+    for t in range(4):
         row = rounds.step()[0]
+        down = up = np.array(networks)
+        if t >= 2:
+            up = np.array([classifier + 4 * len(ms) for ms in fed.modalities])
+            start = np.zeros(6, int)  # the encoders of stage 1 and the classifier
+            for k in range(2, 6) if t == 2 else ():
+                parts = [harmony.in_network(m) for m in fed.modalities[k]]
+                start[k] = nbytes(lambda name, parts=parts: any(part(name) for part in parts))
+            down = classifier + start
         member = row["clients/cohort"].astype(int)
+        assert row["clients/down"].tolist() == (member * down).tolist()
         assert row["clients/up"].tolist() == (member * up).tolist()
-        first = np.zeros(6, int)
-        if t == 1:  # encoders of stage 1 and the classifier
-            for k in range(2, 6):
-                wanted = [harmony.in_network(m) for m in fed.modalities[k]]
-                names = fed.shapes(lambda n, w=wanted: any(f(n) for f in w))
-                first[k] = names.nbytes
-        assert row["clients/down"].tolist() == (member * down + first).tolist()
 
 
 def test_encoders_that_stay_have_discrepancy_0_and_share_one_classifier():

@@ -82,11 +82,6 @@ class FD(RoundBased):
     def shared(self, name: str) -> bool:
         return False
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the bytes for all classes of the client, of which a trial's one step has few."""
-        C, present = fed.classes, int((fed.label_counts[k] > 0).sum())
-        return 4 * C * C, 4 * present * (C + (self.weighting == "samples"))
-
     def init(self, fed: Federation) -> Params:
         C, device = fed.classes, fed.device
         return Params(
@@ -151,11 +146,14 @@ class FD(RoundBased):
             self.train(fed, client, download, t)
             soft, labels = soften(logits(fed, client, client.train)), client.train.labels
         sums, count = class_sums(soft, labels, fed.classes)
-        classes = count.nonzero().squeeze(1)
-        means = Params(mean=(sums[classes] / count[classes, None]).float())
-        counts = torch.from_numpy(np.asarray(fed.label_counts[client.id]))[classes.cpu(), None]
-        weight = Params(mean=counts.float().to(fed.device)) if self.weighting == "samples" else 1.0
-        return Upload(Mean.of(means, weight, at={"mean": (classes.cpu(),)}))
+        classes, examples = map(
+            torch.from_numpy, np.unique(client.train.labels, return_counts=True)
+        )
+        # whole epochs see all of these classes, but the only step of a trial does not
+        means = Params(mean=(sums / count.clamp(min=1)[:, None])[classes.to(fed.device)].float())
+        sizes = Params(mean=examples[:, None].float().to(fed.device))
+        weight = sizes if self.weighting == "samples" else 1.0
+        return Upload(Mean.of(means, weight, at={"mean": (classes,)}))
 
     def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Mean]]) -> Params:
         for k, sent in uploads:

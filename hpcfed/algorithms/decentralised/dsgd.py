@@ -44,11 +44,6 @@ class DSGD(Peers, RoundBased):
     after it.
     """
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the most: how many neighbours are in the cohort is known in the round only."""
-        bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
-        return bytes_, bytes_
-
     def rows(self, fed: Federation, cohort: list[int]) -> np.ndarray:
         """Return the weights with which the cohort's clients average, [K, K]."""
         return (metropolis if self.weights == "metropolis" else uniform)(

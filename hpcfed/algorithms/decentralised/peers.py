@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from hpcfed import Client, Federation, Mean, Params, Share
+from hpcfed import Client, EventBased, Federation, Mean, Params, Share
 from hpcfed.algorithms.base import score_server
 from hpcfed.algorithms.decentralised.topology import Topology, graph
 from hpcfed.config.conditions import field
@@ -46,6 +46,14 @@ class Peers(Section):
     def links(self, fed: Federation) -> np.ndarray:
         """Return the graph, [K, K], symmetric."""
         return graph(*self.of(fed))
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Return the most bytes; a trial with few clients has other numbers of neighbours.
+
+        How many neighbours are in the cohort is known in the round only; events have no cohort.
+        """
+        others = fed.K if isinstance(self, EventBased) else fed.cohort_size
+        return (min(int(self.links(fed)[k].sum()), others - 1) * fed.shapes().nbytes,) * 2
 
     def init(self, fed: Federation) -> Params:
         """Give all clients the initial weights of client 0.

@@ -43,10 +43,6 @@ class SWIFT(Peers, EventBased):
     metropolis, uniform.
     """
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the bytes for all neighbours, of which a trial with a few clients has others."""
-        return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
-
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 

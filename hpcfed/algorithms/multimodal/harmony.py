@@ -108,19 +108,6 @@ class Harmony(RoundBased):
         """
         return t >= self.stage1_rounds and any(len(names) > 1 for names in fed.modalities)
 
-    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        """Return the bytes that a client downloads and uploads in a round.
-
-        Stage 1: the networks of the client's modalities, both ways.
-        Stage 2: the classifier both ways, and up one number for each modality. In its first round
-        of stage 2 a client also downloads its encoders and the classifier to start from.
-        """
-        shapes, names = fed.shapes(k=k), modalities(fed, k)
-        if not self.fuses(fed, fed.t):
-            return (sum(shapes.pick(in_network(m)).nbytes for m in names),) * 2
-        classifier = shapes.pick(in_classifier).nbytes
-        return classifier, classifier + 4 * len(names)
-
     def init(self, fed: Federation) -> Params:
         """Return the networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
         self.warn(fed)
