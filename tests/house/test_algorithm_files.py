@@ -11,7 +11,7 @@ from hpcfed.report.references import references
 from tests.house import source
 
 PAGE = source.ROOT / "docs/pages/extend/algorithm.md"
-MOST = 16  # hooks of a method
+MOST = 17  # hooks of a method
 LONELY = {"cohort", "near", "seconds", "work"}  # that fewer than two methods replace yet
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|doi:10\.")
 TYPES = {  # what a method is written with, of rooms that it does not see otherwise
@@ -79,7 +79,7 @@ def users(name: str) -> set[type]:
     return {c for c in classes - kinds if name in vars(c)}
 
 
-def test_a_method_has_at_most_sixteen_hooks_each_of_which_two_methods_replace():
+def test_a_method_has_at_most_seventeen_hooks_each_of_which_two_methods_replace():
     assert len(hooks(Method, RoundBased)) <= MOST
     assert len(hooks(Method, EventBased)) <= MOST
     every = hooks(Method, RoundBased, EventBased)
