@@ -154,7 +154,7 @@ def holds(folder: Path) -> bool:
     try:
         return bool(checkpoint.newest(folder)) or results.load(folder).rounds > 0
     except CheckpointError:
-        return os.path.exists(names.results_file(folder))
+        return not names.is_missing(names.results_file(folder))
 
 
 def look(folder: Path, world: str) -> None:

@@ -237,12 +237,14 @@ def parts_of(index: Path) -> list[Path]:
 def unfinished_parts(run: Path) -> list[Path]:
     """Return the folders of parts that no index uses yet.
 
-    Their index is missing or unreadable, or names older parts.
+    Their index is missing, or names older parts. The parts of an unreadable index are not meant: it
+    may be readable the next time.
     """
     return [
         parts
         for parts in _parts(names.checkpoint_folder(run))
-        if number_of(parts) > parts_number(names.index_of(parts))
+        if names.is_missing(names.index_of(parts))
+        or number_of(parts) > parts_number(names.index_of(parts)) >= 0
     ]
 
 
@@ -277,7 +279,7 @@ def prune(run: Path, keep: int) -> None:
             index = names.index_of(
                 parts
             )  # read only if there are several, because it takes a millisecond
-            if not os.path.exists(index) or (
+            if names.is_missing(index) or (
                 many[index] > 1 and number_of(parts) != parts_number(index) >= 0
             ):
                 shutil.rmtree(parts)

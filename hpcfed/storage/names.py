@@ -36,6 +36,15 @@ def place_of(results: Path) -> Path:
     return real.with_suffix("") if real.suffix == ".h5" else real
 
 
+def is_missing(path: Path) -> bool:
+    """Return whether there is certainly no such file: one that cannot be read counts as there."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run, running or not."""
     files = (results_file(folder), lock_file(folder))

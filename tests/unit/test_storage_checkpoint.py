@@ -247,6 +247,21 @@ def test_pruning_spares_the_parts_of_an_index_that_cannot_be_read(tmp_path):
     read(index)
 
 
+def test_nothing_is_deleted_for_an_index_that_the_disk_cannot_look_at(tmp_path, monkeypatch):
+    index, stat = save(tmp_path, 20), os.stat
+
+    def refuse(path, *args, **kwargs):
+        if path == index:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return stat(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        checkpoint.prune(tmp_path, keep=1)
+        assert checkpoint.unfinished_parts(tmp_path) == []
+    read(index)
+
+
 def test_a_damaged_checkpoint_offers_the_newest_valid_one(tmp_path):
     good, cut, damaged = (save(tmp_path, rounds) for rounds in (10, 20, 30))
     for path in (part(cut, 1), damaged):
