@@ -44,13 +44,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     archive.unpack(folder)
     names = [name for name in VARIANTS if slug(name) in options.variants]
-    made = planned(options.job, options.seeds, names)
-    run_all(made.values(), options.side_by_side)
+    plan = planned(options.job, options.seeds, names)
+    run_all(plan.values(), options.side_by_side)
     archive.pack(folder)
-    runs = [(name, seed, run.kept.with_suffix("")) for (name, seed), run in made.items()]
+    runs = [(name, seed, run.kept.with_suffix("")) for (name, seed), run in plan.items()]
     table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
-    whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
-    (folder / "table.json").write_text(json.dumps(whole, indent=1))
+    record = {"job": options.job.name, "seeds": options.seeds, "rows": table}
+    (folder / "table.json").write_text(json.dumps(record, indent=1))
     text = markdown(table, options.seeds)
     (folder / "table.md").write_text(text)
     print(text)
@@ -91,15 +91,15 @@ def arguments() -> argparse.Namespace:
 
 def collect(outs: list[Path]) -> dict[str, object]:
     """Mean accuracy of each seed, their mean and deviation, and the mean spread over clients."""
-    found = [facts(load(out.with_suffix(".h5"))) for out in outs]
-    means = [f["accuracy"]["mean"] for f in found]
+    rows = [facts(load(out.with_suffix(".h5"))) for out in outs]
+    means = [f["accuracy"]["mean"] for f in rows]
     return {
         "by_seed": means,
         "mean": float(np.mean(means)),
         "std_over_seeds": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
-        "std_over_clients": float(np.mean([f["accuracy"]["std"] for f in found])),
-        "up_per_client_round": found[0]["traffic"]["up_per_client_round"],
-        "seconds": float(np.mean([f["time"]["seconds"] for f in found])),
+        "std_over_clients": float(np.mean([f["accuracy"]["std"] for f in rows])),
+        "up_per_client_round": rows[0]["traffic"]["up_per_client_round"],
+        "seconds": float(np.mean([f["time"]["seconds"] for f in rows])),
     }
 
 

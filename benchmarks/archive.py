@@ -47,10 +47,10 @@ def unpack(study: Path) -> None:
         return
     if any(study.rglob("*.h5")) and stamp.exists() and stamp.read_text() == digest(archive):
         return
-    with TemporaryDirectory(dir=study) as own, tarfile.open(archive, "r:xz") as file:
-        file.extractall(own, filter="data")
-        for path in Path(own).rglob("*.h5"):  # each at once, for others may unpack beside this
-            target = study / path.relative_to(own)
+    with TemporaryDirectory(dir=study) as place, tarfile.open(archive, "r:xz") as file:
+        file.extractall(place, filter="data")
+        for path in Path(place).rglob("*.h5"):  # each at once, for others may unpack beside this
+            target = study / path.relative_to(place)
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)
     stamp.write_text(digest(archive))

@@ -43,7 +43,7 @@ def flags(method: str, clients: int, at_once: int) -> list[str]:
     """The job: so many clients, of which so many work at the same time, and as many merges a
     round.
     """
-    given = {
+    options = {
         "algorithm.name": method,
         "clients": clients,
         "participation": at_once / clients,
@@ -61,7 +61,7 @@ def flags(method: str, clients: int, at_once: int) -> list[str]:
         "evaluate.every": 1000,
         "evaluate.before": "false",
     }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 class Candidate:
@@ -132,10 +132,10 @@ def candidates(cache: Path, folder: Path) -> dict[str, Candidate]:
         "fedbuff": flags("fedbuff", MILLION, AT_ONCE),
         "fedasync few": flags("fedasync", FEW, FEW),
     }
-    found = {}
+    rates = {}
     for name, words in cases.items():
         out = ["--out", str(folder / name.replace(" ", "-"))]
-        found[name] = Candidate(
+        rates[name] = Candidate(
             [*ours, json.dumps([*words, *out])], env, AT_ONCE
         )  # it says itself how many
     python = str(installed(APPFL, cache))
@@ -144,10 +144,10 @@ def candidates(cache: Path, folder: Path) -> dict[str, Candidate]:
         ("appfl fedbuff", "fedbuff", False, 3),
         ("appfl lean", "fedasync", True, 100),
     ):
-        given = {"method": method, "clients": FEW, "at_once": FEW_AT_ONCE, "lean": lean}
-        words = [python, str(HERE / "peers" / APPFL.script), json.dumps(given)]
-        found[name] = Candidate(words, env, jobs)
-    return found
+        options = {"method": method, "clients": FEW, "at_once": FEW_AT_ONCE, "lean": lean}
+        words = [python, str(HERE / "peers" / APPFL.script), json.dumps(options)]
+        rates[name] = Candidate(words, env, jobs)
+    return rates
 
 
 def compare(cache: Path, passes: int) -> list[Row]:
@@ -186,15 +186,15 @@ def compare(cache: Path, passes: int) -> list[Row]:
             )
         )
     peak = max(all_["fedasync"].peak, all_["fedbuff"].peak)
-    told = "peak memory of 1,000,000 asynchronous clients, GiB"
-    return [*rows, Row(told, Ratio(peak, peak, peak), most=4)]
+    title = "peak memory of 1,000,000 asynchronous clients, GiB"
+    return [*rows, Row(title, Ratio(peak, peak, peak), most=4)]
 
 
 def digest(run: Path) -> str:
     """What a run computed, as one word."""
     words = [sys.executable, "-m", "hpcfed.cli", "digest", str(run)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    return next(word for word in said if len(word) >= 32)
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    return next(word for word in output if len(word) >= 32)
 
 
 def check(method: str, clients: int, folder: Path, rounds: int = 3) -> dict[str, str]:
@@ -229,15 +229,15 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--check", action="store_true", help="that all runs have the same bits")
     parser.add_argument("--clients", type=int, default=MILLION, help="of --check")
-    given = parser.parse_args()
-    if not given.check:
-        return save("asynchronous", compare(given.cache, given.passes))
+    options = parser.parse_args()
+    if not options.check:
+        return save("asynchronous", compare(options.cache, options.passes))
     folder = Path(os.path.abspath("hpcfed-check"))
     try:
         for method in ("fedasync", "fedbuff"):
-            found = check(method, given.clients, folder)
-            alike = "the same bits" if len(set(found.values())) == 1 else "DIFFERENT BITS"
-            print(f"{method}, {given.clients:,} clients: {alike}: {found}")
+            digests = check(method, options.clients, folder)
+            alike = "the same bits" if len(set(digests.values())) == 1 else "DIFFERENT BITS"
+            print(f"{method}, {options.clients:,} clients: {alike}: {digests}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return None

@@ -33,7 +33,7 @@ class Calls:
 
     def words(self, run: Path, ranks: int, draw: Generator) -> list[str]:
         """What stands before a rank's command, so that a call of one rank is struck."""
-        told = {
+        calls = {
             "LD_PRELOAD": library(),
             "CALLS_KINDS": self.kinds,
             "CALLS_BELOW": run,
@@ -43,7 +43,7 @@ class Calls:
             "CALLS_RANK": draw.integers(ranks),
             "CALLS_LOG": run.with_name("struck"),
         }
-        return ["env", *(f"{name}={value}" for name, value in told.items())]
+        return ["env", *(f"{name}={value}" for name, value in calls.items())]
 
 
 KINDS = {  # by name: what it is in words, and the calls

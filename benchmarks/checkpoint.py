@@ -51,10 +51,10 @@ def main() -> None:
             *(["--check"] if options.check else []),
         ]
         on_ranks(RANKS, *argv, timeout=LIMIT)
-        found = json.loads((Path(folder) / "found.json").read_text())
-    rows = [paired(found), processor(found)]
+        seconds = json.loads((Path(folder) / "found.json").read_text())
+    rows = [paired(seconds), processor(seconds)]
     if options.check:
-        print(table(rows), found)
+        print(table(rows), seconds)
     else:
         save("checkpoint", rows)
 
@@ -68,24 +68,25 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def paired(found: dict[str, Any]) -> Row:
+def paired(seconds: dict[str, Any]) -> Row:
     added = [
-        there - without for there, without in zip(found["with"], found["without"], strict=True)
+        with_saves - without
+        for with_saves, without in zip(seconds["with"], seconds["without"], strict=True)
     ]
     what = (
-        f"round of a minute with a checkpoint of {found['bytes'] / 1e9:.2g} GB in the "
+        f"round of a minute with a checkpoint of {seconds['bytes'] / 1e9:.2g} GB in the "
         f"background over one without"
     )
     return Row(
         what,
         over_a_minute([MINUTE + s for s in later(added)]),
         most=1.05,
-        details=found | {"added": added},
+        details=seconds | {"added": added},
     )
 
 
-def processor(found: dict[str, Any]) -> Row:
-    cost = [max(map(sum, parts["processor"])) for parts in found["parts"]]
+def processor(seconds: dict[str, Any]) -> Row:
+    cost = [max(map(sum, parts["processor"])) for parts in seconds["parts"]]
     what = "processor's seconds of a checkpoint on a rank over a round of a minute"
     return Row(what, over_a_minute(later(cost)), most=0.05, details={"seconds": cost})
 
@@ -108,7 +109,7 @@ def inside(options: argparse.Namespace) -> None:
     del one
     rounds = started(case, comm, steps)
     timed(rounds)
-    found: dict[str, Any] = {
+    seconds: dict[str, Any] = {
         "steps": steps,
         "peak_without": peaks(comm),
         "with": [],
@@ -117,16 +118,16 @@ def inside(options: argparse.Namespace) -> None:
     }
     with BackgroundSave(rounds, run) as saver:
         for _ in range(options.passes):
-            found["without"].append(timed(rounds))
+            seconds["without"].append(timed(rounds))
             took, parts = with_checkpoint(rounds, saver)
-            found["with"].append(took)
-            found["parts"].append(parts)
-    found |= {
+            seconds["with"].append(took)
+            seconds["parts"].append(parts)
+    seconds |= {
         "peak_with": peaks(comm),
         "bytes": written(run) // (rounds.fed.job.checkpoint.keep or KEEP),
     }
     if comm.rank == 0:
-        (run / "found.json").write_text(json.dumps(found))
+        (run / "found.json").write_text(json.dumps(seconds))
     comm.close()
 
 
@@ -151,16 +152,16 @@ def with_checkpoint(rounds: Rounds, saver: BackgroundSave) -> tuple[float, dict[
     """
     comm, ended = rounds.fed.comm, []
     before = saver.thread.submit(thread_time).result()
-    begin, own = perf_counter(), thread_time()
+    begin, cpu = perf_counter(), thread_time()
     saver.start()
-    taken, snapshot = perf_counter(), thread_time() - own
+    taken, snapshot = perf_counter(), thread_time() - cpu
     assert saver.part is not None
     saver.part.add_done_callback(lambda _: ended.append(perf_counter()))
     rounds.step()
-    trained, own = perf_counter(), thread_time()
+    trained, cpu = perf_counter(), thread_time()
     if error := saver.finish():
         raise RuntimeError(error)
-    last, end = thread_time() - own, perf_counter()
+    last, end = thread_time() - cpu, perf_counter()
     comm.barrier()
     took = perf_counter() - begin
     mine = {"snapshot": taken - begin, "write": ended[0] - taken, "end": end - trained}

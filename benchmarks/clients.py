@@ -132,18 +132,18 @@ def child(flags: list[str], fill: bool) -> None:
     rounds = Rounds(federation(job, Serial(), world(job, Serial())))
     if fill:
         grown(rounds)
-    kept = rounds.fed.store.kept
-    print(json.dumps({"peak": peak_bytes(), "away": len(kept.away)}), flush=True)
+    store = rounds.fed.store.kept
+    print(json.dumps({"peak": peak_bytes(), "away": len(store.away)}), flush=True)
     for _ in sys.stdin:
-        before, start = kept.waited, perf_counter()
+        before, start = store.waited, perf_counter()
         row, _ = rounds.step()
         done = {
             "seconds": perf_counter() - start,
-            "waited": kept.waited - before,
+            "waited": store.waited - before,
             "peak": peak_bytes(),
         }
         print(json.dumps(done | {"clients": int(row["clients/cohort"].sum())}), flush=True)
-    kept.close()
+    store.close()
 
 
 def grown(rounds: Any) -> None:

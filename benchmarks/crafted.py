@@ -84,13 +84,13 @@ def command(*words: object) -> Callable[[Path], Any]:
 
 def loaded(run: Path) -> None:
     """A run as an object, with all that it has."""
-    found = hpcfed.load(run)
-    for name in dir(type(found)):
-        if isinstance(getattr(type(found), name), property):
-            getattr(found, name)
-    found.summary()
-    print(repr(found))
-    found._repr_html_()
+    run_read = hpcfed.load(run)
+    for name in dir(type(run_read)):
+        if isinstance(getattr(type(run_read), name), property):
+            getattr(run_read, name)
+    run_read.summary()
+    print(repr(run_read))
+    run_read._repr_html_()
 
 
 def looked(run: Path) -> None:
@@ -141,10 +141,10 @@ def model(run: Path) -> None:
     """A saved model, and what it says of an example."""
     import torch
 
-    found = hpcfed.load_model(names.model_file(names.models_folder(run), 0))
-    shape = found.about.shape
+    loaded = hpcfed.load_model(names.model_file(names.models_folder(run), 0))
+    shape = loaded.about.shape
     if np.prod([float(n) for n in shape]) < 1e6:
-        found(torch.zeros(1, *shape))
+        loaded(torch.zeros(1, *shape))
 
 
 OF_RESULTS = {
@@ -233,12 +233,12 @@ def made(place: Path) -> Path:
     end.parent.mkdir()
     end.write_text(json.dumps({"status": 75, "line": "stopped", "when": 1.0e9}))
     (place / "evil.py").write_text(EVIL)
-    found = results.load(run)
-    job = found.header["job"]
+    record = results.load(run)
+    job = record.header["job"]
     job = job | {"algorithm": {"name": "local"}}
-    other = results.Results(place / "other", found.header | {"job": job}, dict(found.arrays))
-    for t in range(found.rounds):
-        other.append({name: column[t] for name, column in found.columns.items()})
+    other = results.Results(place / "other", record.header | {"job": job}, dict(record.arrays))
+    for t in range(record.rounds):
+        other.append({name: column[t] for name, column in record.columns.items()})
     other.finish()
     return run
 
@@ -289,8 +289,8 @@ def play(kind: str, number: int, seed: int, place: Path) -> tuple[list[Fault], C
         size = path.stat().st_size
         turns = [name for name in READERS[kind] if not number % RARE.get(name, 1)]
         often = [name for name in turns if name not in RARE]
-        own = drawn_of(often, g)
-        turns = [name for name in turns if name in RARE or name in own]
+        generator = drawn_of(often, g)
+        turns = [name for name in turns if name in RARE or name in generator]
         for name in turns:
             reader = READERS[kind][name]
             reset()
@@ -336,7 +336,7 @@ def answer(reader: Callable[[Path], Any], run: Path) -> str:
     return "refused" if status else "read"
 
 
-def work(cases: Sequence[tuple[str, int]], seed: int, place: Path, told: Path) -> None:
+def work(cases: Sequence[tuple[str, int]], seed: int, place: Path, answers: Path) -> None:
     """A process's share: a line for each case, before and after it, so that it is known over which
     one a process dies.
     """
@@ -347,7 +347,7 @@ def work(cases: Sequence[tuple[str, int]], seed: int, place: Path, told: Path) -
         for name, reader in readers.items():  # imports all that it needs
             if (what := answer(reader, place / "s" / "run")) != "read":
                 print(f"crafted: {name} of the run as it was made: {what}")
-    with open(told, "a") as file:
+    with open(answers, "a") as file:
         for kind, number in cases:
             print(json.dumps({"begin": [kind, number]}), file=file, flush=True)
             faults, counts = play(kind, number, seed, place)
@@ -395,9 +395,9 @@ def played(
 
 
 def start(
-    context: Any, share: Sequence[tuple[str, int]], seed: int, place: Path, told: Path
+    context: Any, share: Sequence[tuple[str, int]], seed: int, place: Path, answers: Path
 ) -> Any:
-    process = context.Process(target=work, args=(share, seed, place, told))
+    process = context.Process(target=work, args=(share, seed, place, answers))
     process.start()
     return process
 
@@ -425,14 +425,14 @@ def run_all() -> None:
         cases = [case for case in cases if case[0] == options.only]
         if options.number is not None:
             cases = [(options.only, options.number)]
-    with TemporaryDirectory(prefix="hpcfed-crafted-") as own:
-        place = Path(own)
+    with TemporaryDirectory(prefix="hpcfed-crafted-") as scratch:
+        place = Path(scratch)
         made(place)
         faults, counts = played(cases, options.seed, place, options.processes)
     for fault in faults:
         print(f"{fault.kind} {fault.number}, {fault.reader}: {fault.what}\n")
-    for kind, found in counts.items():
-        print(kind, dict(found))
+    for kind, count in counts.items():
+        print(kind, dict(count))
     if not options.only:
         save(cases, faults, counts, options.seed)
     sys.exit(bool(faults))
@@ -447,10 +447,10 @@ def save(
     """Write the counts, with the machine, to results/bench/crafted.json."""
     files_ = Counter(kind for kind, _ in cases)
     rows = [
-        {"kind": kind, "files": files_[kind], "answers": sum(found.values())}
-        | {name: found[name] for name in ("refused", "read")}
+        {"kind": kind, "files": files_[kind], "answers": sum(count.values())}
+        | {name: count[name] for name in ("refused", "read")}
         | {"faults": sum(fault.kind == kind for fault in faults)}
-        for kind, found in counts.items()
+        for kind, count in counts.items()
     ]
     text = {
         "benchmark": "crafted",

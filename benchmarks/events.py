@@ -48,17 +48,18 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1000)
     parser.add_argument("--events", type=int, default=10**5)
     parser.add_argument("--profile", action="store_true", help="where the time goes")
-    given = parser.parse_args()
-    for clients in (given.clients, max(given.clients // 100, given.at_once)):
-        setup, rate = measure(clients, given.at_once, given.events)
+    options = parser.parse_args()
+    for clients in (options.clients, max(options.clients // 100, options.at_once)):
+        setup, rate = measure(clients, options.at_once, options.events)
         print(
-            f"{clients} clients, {given.at_once} at once: set-up {setup:.2f} s, {rate:.0f} events/s"
+            f"{clients} clients, {options.at_once} at once: set-up {setup:.2f} s, "
+            f"{rate:.0f} events/s"
         )
-    if given.profile:
-        queue = make_queue(given.clients, given.at_once)
+    if options.profile:
+        queue = make_queue(options.clients, options.at_once)
         queue.fill()
         with cProfile.Profile() as profile:
-            queue.advance(given.events)
+            queue.advance(options.events)
         pstats.Stats(profile).sort_stats("tottime").print_stats(12)
 
 

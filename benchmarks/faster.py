@@ -66,12 +66,12 @@ def compare(name: str, engines: tuple[str, ...], passes: int) -> list[Row]:
     details["seconds"] = {who: sorted(values)[passes // 2] for who, values in seconds.items()}
     return [
         Row(
-            f"{name}: {loop} over hpcfed, engine {own}",
-            ratio(seconds[loop], seconds[own]),
-            least=LEAST.get(name) if own == "auto" else None,
+            f"{name}: {loop} over hpcfed, engine {engine}",
+            ratio(seconds[loop], seconds[engine]),
+            least=LEAST.get(name) if engine == "auto" else None,
             details=details,
         )
-        for own in engines
+        for engine in engines
         for loop in loops
     ]
 
@@ -80,7 +80,7 @@ def timed(
     case: Case, engines: tuple[str, ...], loops: Mapping[str, Callable], passes: int
 ) -> dict[str, list[float]]:
     """Seconds of a round of each engine and each raw loop, all in turns."""
-    sides = {own: Apart(steps, case, own) for own in engines}
+    sides = {engine: Apart(steps, case, engine) for engine in engines}
     sides |= {name: Apart(loop, case) for name, loop in loops.items()}
     seconds = interleaved(sides, passes)
     for side in sides.values():

@@ -46,11 +46,11 @@ def measure(folder: Path, installed: bool, words: list[str]) -> None:
     make = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(tree)]
     subprocess.run([*pip, *make], check=True)
     [wheel] = folder.glob("*.whl")
-    own = folder / "env" / "bin"
+    binaries = folder / "env" / "bin"
     steps = {
         "python -m venv": [sys.executable, "-m", "venv", str(folder / "env")],
         "pip install": [
-            *(str(own / "pip"), "--disable-pip-version-check", "install", "-q"),
+            *(str(binaries / "pip"), "--disable-pip-version-check", "install", "-q"),
             *(
                 "-c",
                 str(ROOT / "constraints.txt"),
@@ -58,7 +58,7 @@ def measure(folder: Path, installed: bool, words: list[str]) -> None:
                 str(wheel),
             ),
         ],
-        "hpcfed run": [str(own / "hpcfed"), "run", *words],
+        "hpcfed run": [str(binaries / "hpcfed"), "run", *words],
     }
     took = dict[str, float]()
     for title, command in steps.items():
@@ -74,8 +74,8 @@ def measure(folder: Path, installed: bool, words: list[str]) -> None:
     if not curves:
         sys.exit("there is no curve")
     if not installed and not words:
-        found = {"seconds": took, "in all": total, "machine": machine()}
-        (RESULTS / "first_result.json").write_text(json.dumps(found, indent=1) + "\n")
+        result = {"seconds": took, "in all": total, "machine": machine()}
+        (RESULTS / "first_result.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def borrow(environment: Path) -> None:

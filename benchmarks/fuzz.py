@@ -128,17 +128,17 @@ class Fuzz:
 
     def labels(self, name: str) -> None:
         """A run whose method, data, classes and architectures have that name."""
-        own = self.place / "labels"
+        folder = self.place / "labels"
         try:
-            run(own, name)
+            run(folder, name)
         except HpcfedError as error:  # no file could hold it: said before the first round
             assert format_error(error).replace("\n", "").isprintable()
             self.counts["refused"] += 1
             return
         for words in (["summary"], ["status"], ["table"], ["cite"]):
-            self.printed("", lambda words=words: cli.main([*words, str(own)]))
-        self.printed("", lambda: print(repr(hpcfed.load(own))))
-        self.printed("", lambda: look(own))
+            self.printed("", lambda words=words: cli.main([*words, str(folder)]))
+        self.printed("", lambda: print(repr(hpcfed.load(folder))))
+        self.printed("", lambda: look(folder))
 
     def printed(self, what: str, ask: Callable[[], Any]) -> None:
         """What is printed is what a terminal shows, in as many lines as for any other name.
@@ -167,9 +167,9 @@ def run(folder: Path, name: str) -> Path:
     data = {"name": name, "partition": name}
     job = {"algorithm": {"name": name}, "data": data, "clients": 2, "rounds": 1, "seed": 0}
     about = {"classes": [name], "ended": "finished", "hardware": {"cpu": name}, "ranks": 1}
-    made = Results(folder, {"job": job, "architectures": [name] * 2, **about}, {})
-    made.append({"clients/accuracy": np.array([0.5, 1.0]), "rounds/seconds": 1.0})
-    made.finish()
+    results = Results(folder, {"job": job, "architectures": [name] * 2, **about}, {})
+    results.append({"clients/accuracy": np.array([0.5, 1.0]), "rounds/seconds": 1.0})
+    results.finish()
     return folder
 
 
@@ -230,7 +230,7 @@ def found(examples: int, seed: int, place: Path) -> list[dict[str, Any]]:
         fuzz = Fuzz(place)
         fuzz.named("plain")  # so many lines
         fuzz.counts.clear()
-        ask, drawn = kinds(fuzz)[kind]
+        ask, answer = kinds(fuzz)[kind]
         tried = Counter[str]()
 
         limits = settings(
@@ -241,7 +241,7 @@ def found(examples: int, seed: int, place: Path) -> list[dict[str, Any]]:
         )
         fault = ""
         try:
-            seeded(seed)(limits(given(values=st.tuples(*drawn))(counted(ask, tried))))()
+            seeded(seed)(limits(given(values=st.tuples(*answer))(counted(ask, tried))))()
         except Exception as error:
             print(f"{kind}:\n{traceback.format_exc()[-3000:]}\n")
             fault = "\n".join([type(error).__name__, *getattr(error, "__notes__", [])[:1]])

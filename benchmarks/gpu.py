@@ -104,29 +104,29 @@ def main() -> None:
     elif not torch.cuda.is_available():
         print("skipped: torch sees no GPU here (--check runs every part small, on the CPU)")
     else:
-        given = Setting(PAPER, "cuda", options.passes, (1, 2, 4), 20, "cifar10")
-        rows, more = measure(given, options.only)
+        setting = Setting(PAPER, "cuda", options.passes, (1, 2, 4), 20, "cifar10")
+        rows, more = measure(setting, options.only)
         save("gpu", rows, whole=set(options.only) == set(PARTS), **more)
 
 
-def measure(given: Setting, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
+def measure(setting: Setting, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
     """All rows of these parts, and what is no ratio."""
     rows: list[Row] = []
     more: dict[str, Any] = {}
-    kept = whole(given.case)
-    with capture_on_cpu() if given.kind == "cpu" else nullcontext():
+    sides = whole(setting.case)
+    with capture_on_cpu() if setting.kind == "cpu" else nullcontext():
         if "paper" in parts:
-            rows += engines(given, given.case, "the paper's models", more)
+            rows += engines(setting, setting.case, "the paper's models", more)
         if "all" in parts:
-            rows += engines(given, kept, "one model, all of it averaged", more, "all")
+            rows += engines(setting, sides, "one model, all of it averaged", more, "all")
         if "accuracy" in parts:
-            rows += accuracies(given.kind, given.rounds)
+            rows += accuracies(setting.kind, setting.rounds)
     free()
     with tempfile.TemporaryDirectory() as folder:
         if "ranks" in parts:
-            rows += shared(given, Path(folder), more)
+            rows += shared(setting, Path(folder), more)
         if "peers" in parts:
-            rows += beside(given, more)
+            rows += beside(setting, more)
     return rows, more
 
 
@@ -138,39 +138,39 @@ def whole(case: Case) -> Case:
 
 
 def engines(
-    given: Setting, case: Case, title: str, more: dict[str, Any], share: str = "head"
+    setting: Setting, case: Case, title: str, more: dict[str, Any], share: str = "head"
 ) -> list[Row]:
     """The rows of each engine and precision, one after the other; `more` gets what is no ratio."""
-    rows, weights, said = [], {}, {}
+    rows, weights, notes = [], {}, {}
     flop: dict[str, float] = {}
     for name, precision in SIDES.items():
-        if precision == "tf32" and given.kind == "cpu":
+        if precision == "tf32" and setting.kind == "cpu":
             continue
         free()
-        side = Side(case, given.kind, name)
+        side = Side(case, setting.kind, name)
         naive, loose = (
             Naive(case, side.device, side.data(), share, defaults) for defaults in (False, True)
         )
         seconds = interleaved(
             {"naive": naive.round, "naive, torch's defaults": loose.round, name: side},
-            given.passes,
+            setting.passes,
         )
         weights[name] = side.weights()
         del naive, loose
         free()
         if name == "eager":
-            said["device"] = devices.describe(side.device)
-            said["peak bytes of a client's training"] = side.peaks()
+            notes["device"] = devices.describe(side.device)
+            notes["peak bytes of a client's training"] = side.peaks()
             flop = side.flop_by_example()
-            said["flop of an example as computed"] = flop
+            notes["flop of an example as computed"] = flop
         else:
-            said[f"graphs, {name}"] = side.check_captures()
+            notes[f"graphs, {name}"] = side.check_captures()
         rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds, flop)
         if name != "eager":
             rows += replays(side, f"{title}, {name}")
         del side
-    said["eager and graphed have the same bits"] = weights["eager"] == weights["graphed"]
-    more[title] = said
+    notes["eager and graphed have the same bits"] = weights["eager"] == weights["graphed"]
+    more[title] = notes
     return rows
 
 
@@ -199,23 +199,23 @@ def speed(
 def replays(side: Side, what: str) -> Iterator[Row]:
     """Of a client's training, the share in which its graph runs; mean over architectures."""
     steps = side.steps(times=50 if side.device.type == "cuda" else 2)
-    share = float(np.mean([found["share of training"] for found in steps.values()]))
+    share = float(np.mean([step["share of training"] for step in steps.values()]))
     yield Row(f"{what}: share of training in which graphs run", one(share), details=steps)
 
 
 def accuracies(kind: str, rounds: int) -> Iterator[Row]:
     """A short run on digits with each engine: mean accuracy over clients."""
-    found = {}
+    rates = {}
     for engine in ("eager", "graphed"):
         flags = ["--run.device", kind, "--rounds", str(rounds), "--training.engine", engine]
         few = ["--data.train_limit", "200"] if kind == "cpu" else []
         job = load([*DIGITS, *flags, *few], environ={})
         going = started(job)
-        found[engine] = [going.step()[0] for _ in range(rounds)][-1]["clients/accuracy"].mean()
+        rates[engine] = [going.step()[0] for _ in range(rounds)][-1]["clients/accuracy"].mean()
     yield Row(
         "accuracy on digits, graphed over eager",
-        one(found["graphed"] / found["eager"]),
-        details=found,
+        one(rates["graphed"] / rates["eager"]),
+        details=rates,
     )
 
 
@@ -223,21 +223,21 @@ def started(job: Any) -> Rounds:
     return Rounds(federation(job, Serial(), world(job, Serial())))
 
 
-def shared(given: Setting, folder: Path, more: dict[str, Any]) -> Iterator[Row]:
+def shared(setting: Setting, folder: Path, more: dict[str, Any]) -> Iterator[Row]:
     """Several ranks on one GPU against one; whether they have the same bits goes into `more`.
 
     Clients are placed by cost, as measured in the first rounds (`run.rebalance`).
     """
     runs: dict[int, Any] = {}
-    for n in given.ranks if launchable() else given.ranks[:1]:
+    for n in setting.ranks if launchable() else setting.ranks[:1]:
         flags = [
-            *given.case.words,
+            *setting.case.words,
             *QUIET,
             *("--rounds", str(WARM + ROUNDS)),
-            *("--run.device", given.kind),
-            *("--run.ranks_per_gpu", str(max(given.ranks))),
+            *("--run.device", setting.kind),
+            *("--run.ranks_per_gpu", str(max(setting.ranks))),
             *("--run.rebalance", "2"),
-            *("--training.engine", "graphed" if given.kind == "cuda" else "eager"),
+            *("--training.engine", "graphed" if setting.kind == "cuda" else "eager"),
             *("--overwrite", "--quiet", "--out", str(folder / str(n))),
         ]
         on_ranks(n, "-m", "hpcfed.main", *flags)
@@ -256,31 +256,31 @@ def shared(given: Setting, folder: Path, more: dict[str, Any]) -> Iterator[Row]:
         )
 
 
-def beside(given: Setting, more: dict[str, Any]) -> Iterator[Row]:
+def beside(setting: Setting, more: dict[str, Any]) -> Iterator[Row]:
     """hpcfed over other simulators on pfl-research's task, each in a process of its own; who is not
     there is told in `more`.
     """
-    told = more["peers"] = {}
+    peers = more["peers"] = {}
     with tempfile.TemporaryDirectory() as folder:
-        ours = told["hpcfed"] = peer(given, "hpcfed_run.py", 1, Path(folder))
+        ours = peers["hpcfed"] = peer(setting, "hpcfed_run.py", 1, Path(folder))
         for name, module, processes in (
             ("pfl-research", "pfl", (1, 5)),
             ("BlazeFL", "blazefl", (1,)),
         ):
             for n in processes if find_spec(module) else ():
                 what = f"{name}, {n} process{'es' * (n > 1)}"
-                found = told[what] = peer(given, f"{module}_run.py", n, Path(folder))
-                if isinstance(ours, float) and isinstance(found, float):
+                rates = peers[what] = peer(setting, f"{module}_run.py", n, Path(folder))
+                if isinstance(ours, float) and isinstance(rates, float):
                     yield Row(
                         f"images a second, hpcfed with 1 process over {what}",
-                        one(ours / found),
+                        one(ours / rates),
                         least=PEERS if module == "pfl" else None,
                     )
             if not find_spec(module):
-                told[name] = f"skipped: this Python has no module {module}"
+                peers[name] = f"skipped: this Python has no module {module}"
 
 
-def peer(given: Setting, script: str, processes: int, folder: Path) -> float | str:
+def peer(setting: Setting, script: str, processes: int, folder: Path) -> float | str:
     """Images a second of a script of `peers/` on the task, or the end of what it said instead."""
     place = Path(__file__).parent / "peers"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -291,8 +291,8 @@ def peer(given: Setting, script: str, processes: int, folder: Path) -> float | s
         env=os.environ
         | SETTINGS
         | {
-            "PEERS_TASK": given.task,
-            "PEERS_DEVICE": given.kind,
+            "PEERS_TASK": setting.task,
+            "PEERS_DEVICE": setting.kind,
             "PYTHONPATH": f"{place}{os.pathsep}{ROOT}",
         },
         capture_output=True,

@@ -326,8 +326,8 @@ def run(
     if within is not None:
         job = overlay(job, {"evaluate": {"every": 1}})
     out = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
-    given = flat(job | {"data": data})
-    result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **given)
+    fields = flat(job | {"data": data})
+    result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **fields)
     seconds = result.virtual_seconds
     last = -1 if within is None else int(np.flatnonzero(seconds <= within)[-1])
     if column in (MEASURES["everywhere"], MEASURES["averaged"]):
@@ -399,9 +399,9 @@ def measure_of(row: Table, reference: str) -> str:
     return row.get("references", {}).get(reference, {}).get("measure", row["measure"])
 
 
-def small_job(name: str, given: Table) -> Any:
+def small_job(name: str, row: Table) -> Any:
     """Return the checked job of a row, as it would be run."""
-    return load([str(JOBS / f"{name}.toml")], environ={}, arguments=Given(fields=given))
+    return load([str(JOBS / f"{name}.toml")], environ={}, arguments=Given(fields=row))
 
 
 def digest(name: str, small: Table) -> str:
@@ -429,14 +429,14 @@ def digest_of_choice(name: str, small: Table) -> str:
     return hash_of(parts)
 
 
-def describe(name: str, given: Table) -> list[Any]:
+def describe(name: str, row: Table) -> list[Any]:
     """Return the fields of a job that say what it computes, and its rounds."""
-    job = small_job(name, given)
-    own = flat(job.model_dump(mode="json", exclude_defaults=True))
+    job = small_job(name, row)
+    fields = flat(job.model_dump(mode="json", exclude_defaults=True))
     values = {
         field: value
         for field, value in flat(job.identity()).items()
-        if field in own or field.startswith(("algorithm.", "local."))
+        if field in fields or field.startswith(("algorithm.", "local."))
     }
     return [values, job.rounds]
 

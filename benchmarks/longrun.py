@@ -68,7 +68,7 @@ def watched(ranks: int, rounds: int, run: Path) -> list[Sample]:
     """Run the job, and look at it each time that it has finished so many rounds."""
     command = [mpirun(), "-np", str(ranks), sys.executable, "-m", "hpcfed.main", *JOB]
     command += ["--rounds", str(rounds), "--out", str(run)]
-    every, start, seen = max(1, rounds // SAMPLES), perf_counter(), []
+    every, start, samples = max(1, rounds // SAMPLES), perf_counter(), []
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -80,32 +80,32 @@ def watched(ranks: int, rounds: int, run: Path) -> list[Sample]:
         for line in job.stdout:
             t = int(line.split()[1].split("/")[0]) if line.startswith("round ") else 0
             if t and t % every == 0 and t < rounds:
-                seen.append(sample(job.pid, t, start, run))
+                samples.append(sample(job.pid, t, start, run))
     if job.returncode:
         raise SystemExit(f"the run ended with status {job.returncode}")
-    return seen
+    return samples
 
 
-def rows(seen: list[Sample], run: Path) -> list[Row]:
+def rows(samples: list[Sample], run: Path) -> list[Row]:
     """What is held against the goals."""
-    first, last = seen[1], seen[-1]
+    first, last = samples[1], samples[-1]
     grown = one(max(last.resident[r] / first.resident[r] for r in first.resident))
     peaks = load(run).columns["ranks/peak_bytes"]  # [T, R]
     peak = one(float((peaks[last.rounds - 1] / peaks[first.rounds - 1]).max()))
     seconds = load(run).columns["rounds/seconds"]
     part = len(seconds) // 4
     pace = ratio(seconds[-part:].tolist(), seconds[part // 4 : part // 4 + part].tolist())
-    wall = one((last.seconds - seen[-6].seconds) / (seen[5].seconds - seen[0].seconds))
-    half = seen[len(seen) // 2]
+    wall = one((last.seconds - samples[-6].seconds) / (samples[5].seconds - samples[0].seconds))
+    half = samples[len(samples) // 2]
     slope = one(((last.size - half.size) / (last.rounds - half.rounds)) / (half.size / half.rounds))
     quarter = max(
-        1, len(seen) // 4
+        1, len(samples) // 4
     )  # the most in it: a file that is just being written counts as open
-    files = one(max(most(seen[-quarter:], r) / most(seen[:quarter], r) for r in first.files))
-    counts = {str(r): [s.files[r] for s in seen] for r in first.files}
+    files = one(max(most(samples[-quarter:], r) / most(samples[:quarter], r) for r in first.files))
+    counts = {str(r): [s.files[r] for s in samples] for r in first.files}
     span = f"round {last.rounds} over round {first.rounds}"
     details = {
-        "MiB": {str(r): [round(s.resident[r] / MIB, 1) for s in seen] for r in first.resident}
+        "MiB": {str(r): [round(s.resident[r] / MIB, 1) for s in samples] for r in first.resident}
     }
     return [
         Row(f"resident size, of the rank that grew most, {span}", grown, 1.05, details=details),
@@ -116,20 +116,20 @@ def rows(seen: list[Sample], run: Path) -> list[Row]:
             "seconds of all that a round takes, last quarter over first",
             wall,
             1.1,
-            details={"seconds": [round(s.seconds, 2) for s in seen]},
+            details={"seconds": [round(s.seconds, 2) for s in samples]},
         ),
         Row(
             "bytes a round adds to the results, second half over first",
             slope,
             1.1,
-            details={"bytes": [s.size for s in seen]},
+            details={"bytes": [s.size for s in samples]},
         ),
     ]
 
 
-def most(seen: list[Sample], rank: int) -> int:
+def most(samples: list[Sample], rank: int) -> int:
     """Open files of a rank, at most."""
-    return max(s.files[rank] for s in seen)
+    return max(s.files[rank] for s in samples)
 
 
 def one(value: float) -> Ratio:
@@ -138,14 +138,14 @@ def one(value: float) -> Ratio:
 
 def main(rounds: int = 2000, ranks: int = 4) -> None:
     with TemporaryDirectory(prefix="hpcfed-bench-", dir=Path.cwd()) as folder:
-        seen = watched(ranks, rounds, Path(folder) / "run")
+        samples = watched(ranks, rounds, Path(folder) / "run")
         about: dict[str, Any] = {
             "rounds": rounds,
             "ranks": ranks,
             "job": JOB,
-            "sampled_at": [s.rounds for s in seen],
+            "sampled_at": [s.rounds for s in samples],
         }
-        save("longrun", rows(seen, Path(folder) / "run"), **about)
+        save("longrun", rows(samples, Path(folder) / "run"), **about)
 
 
 if __name__ == "__main__":

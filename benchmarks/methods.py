@@ -134,8 +134,8 @@ def main() -> None:
     archive.unpack(KEPT)
     for seeds in (SEEDS[:1], SEEDS):  # which rows have three is known from the first
         files = planned(options.data, options.only, seeds)
-        made = [Run(JOB, flags(row, data, seed), kept) for (data, row, seed), kept in files.items()]
-        run_all(made, options.side_by_side, options.folder)
+        runs = [Run(JOB, flags(row, data, seed), path) for (data, row, seed), path in files.items()]
+        run_all(runs, options.side_by_side, options.folder)
     tables = {data: table(data, planned([data])) for data in DATA}
     KEPT.mkdir(parents=True, exist_ok=True)
     archive.pack(KEPT)
@@ -156,26 +156,26 @@ def arguments() -> argparse.Namespace:
 
 def rows() -> dict[str, Row]:
     """All rows by their label, as the registry lists the methods."""
-    found = [row(name) for name in ALGORITHMS if name not in ELSEWHERE]
+    methods = [row(name) for name in ALGORITHMS if name not in ELSEWHERE]
     for name, further in VARIANTS.items():
-        found += [row(name, suffix, over) for suffix, over in further.items()]
+        methods += [row(name, suffix, over) for suffix, over in further.items()]
     order = list(KINDS)
-    found.sort(key=lambda it: order.index(kind_of(ALGORITHMS[it.method])))
-    return {it.label: it for it in found}
+    methods.sort(key=lambda it: order.index(kind_of(ALGORITHMS[it.method])))
+    return {it.label: it for it in methods}
 
 
 def row(name: str, suffix: str = "", over: str = "") -> Row:
     """A method's row: the models that it accepts, what it needs, its settings and what lies over
     them; the last of equal flags counts. KeyError where it accepts or needs what is not known here.
     """
-    own = ALGORITHMS[name].load()()
-    parts = [MODELS[own.accepts][1], *(NEEDS[need] for need in own.needs)]
+    method = ALGORITHMS[name].load()()
+    parts = [MODELS[method.accepts][1], *(NEEDS[need] for need in method.needs)]
     parts += [SETTINGS.get(name, ""), over or OVER.get(name, "")]
     words = " ".join(parts).split()
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    mix = " ".join(f"{flag} {given[flag]}" for flag in given if flag in MIX)
-    models = {flags: called for called, flags in MODELS.values()}.get(mix, given["--models.mix"])
-    pairs = [word for pair in given.items() for word in pair]
+    settings = dict(zip(words[::2], words[1::2], strict=True))
+    mix = " ".join(f"{flag} {settings[flag]}" for flag in settings if flag in MIX)
+    models = {flags: called for called, flags in MODELS.values()}.get(mix, settings["--models.mix"])
+    pairs = [word for pair in settings.items() for word in pair]
     return Row(title(name) + suffix, name, models, ("--algorithm.name", name, *pairs))
 
 
@@ -210,26 +210,26 @@ def path(data: str, row: Row, seed: int) -> Path:
     return KEPT / f"{data}-{slug(row.label)}-seed{seed}.h5"
 
 
-def quick(kept: Path) -> bool:
+def quick(path: Path) -> bool:
     """Whether the run of this file is there, and took less than LIMIT."""
-    return kept.exists() and load(kept).column("rounds/seconds").sum() < LIMIT
+    return path.exists() and load(path).column("rounds/seconds").sum() < LIMIT
 
 
 def table(data: str, files: Mapping[tuple[str, Row, int], Path]) -> list[dict]:
     """One entry a row of which the first seed is there: means over clients, of that seed, and by
     seed; and what it is held against FedAvg.
     """
-    found: dict[Row, list[dict]] = {}
-    for (_, row, _), kept in files.items():
-        if kept.exists():
-            found.setdefault(row, []).append(measured(load(kept)))
-    base = next((by_seed for row, by_seed in found.items() if row.label == BASE), None)
-    return [entry(row, by_seed, base) for row, by_seed in found.items()]
+    rows: dict[Row, list[dict]] = {}
+    for (_, row, _), path in files.items():
+        if path.exists():
+            rows.setdefault(row, []).append(measured(load(path)))
+    base = next((by_seed for row, by_seed in rows.items() if row.label == BASE), None)
+    return [entry(row, by_seed, base) for row, by_seed in rows.items()]
 
 
 def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
     """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple."""
-    own = {
+    personal = {
         "method": row.method,
         "label": row.label,
         "models": row.models,
@@ -238,12 +238,12 @@ def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
     } | by_seed[0]
     if base:
         pairs = list(zip(by_seed, base, strict=False))
-        own["gain"] = float(np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs]))
+        personal["gain"] = float(np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs]))
         total = base[0]["down"] + base[0]["up"]
-        own["bytes_ratio"] = (own["down"] + own["up"]) / total
+        personal["bytes_ratio"] = (personal["down"] + personal["up"]) / total
         seconds = [a["seconds"] / b["seconds"] for a, b in pairs]
-        own["seconds_ratio"] = float(np.median(seconds))
-    return own
+        personal["seconds_ratio"] = float(np.median(seconds))
+    return personal
 
 
 def measured(record: Record) -> dict[str, float]:

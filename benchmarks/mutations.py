@@ -130,9 +130,9 @@ def dumped(value: Any) -> bytes:
 
 
 def nodes(file: h5py.File) -> list[str]:
-    found: list[str] = []
-    file.visit(found.append)
-    return found
+    names: list[str] = []
+    file.visit(names.append)
+    return names
 
 
 def structure(path: Path, g: Draw) -> None:
@@ -184,9 +184,9 @@ def other_array(file: h5py.File, name: str, path: Path, g: Draw) -> None:
     kind = choice(g, ("f8", "i8", "u1", "?", "f2", "S3", "c16", "u8", "f4"))
     values = choice(g, (np.nan, -1, 2**62, 1e300, 0, 7))
     with np.errstate(all="ignore"):
-        made = np.full(shape, values).astype(kind)
+        array = np.full(shape, values).astype(kind)
     del file[name]
-    file[name] = made
+    file[name] = array
     for key, value in old.items():
         file[name].attrs[key] = value
 
@@ -285,9 +285,9 @@ def owned_part(path: Path, g: Draw) -> str:
     parts = path.parent
     index = index_of(parts)
     with h5py.File(index, "r+") as file:
-        known = json.loads(file["parts"][()])
-        known[f"{parts.name}/{path.name}"] = identity(path)
-        put_text(file, "parts", dumped(known))
+        listed_parts = json.loads(file["parts"][()])
+        listed_parts[f"{parts.name}/{path.name}"] = identity(path)
+        put_text(file, "parts", dumped(listed_parts))
         block = index.read_bytes()[:BLOCK]
     with open(index, "r+b") as raw:
         raw.write(block)

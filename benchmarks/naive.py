@@ -49,11 +49,11 @@ class Order:
         self.sizes, self.batch, self.g = sizes, batch, stream(0, "order")
 
     def __iter__(self) -> Any:
-        first = 0
+        start = 0
         for n in self.sizes:
-            rows = first + self.g.permutation(n)
+            rows = start + self.g.permutation(n)
             yield from (part.tolist() for part in torch.from_numpy(rows).split(self.batch))
-            first += n
+            start += n
 
     def owners(self) -> list[int]:
         """The client of each batch of a round."""
@@ -155,10 +155,10 @@ def net(name: str, shape: tuple[int, ...]) -> Net:
         "shufflenetv2": lambda: models.shufflenet_v2_x1_0(num_classes=D),
         "googlenet": lambda: models.GoogLeNet(num_classes=D, aux_logits=False, init_weights=False),
     }
-    own = plain.get(
+    options = plain.get(
         name, lambda: build(name, shape, CLASSES, D).body.to(memory_format=torch.contiguous_format)
     )
-    return Net(own()).train()
+    return Net(options()).train()
 
 
 def as_installed(defaults: bool = False) -> None:

@@ -137,10 +137,10 @@ class Nodes:
 
 def clear() -> None:
     """End what runs on nodes of these names, and take them away."""
-    there = subprocess.run(
+    done = subprocess.run(
         shlex.split("ip netns list"), capture_output=True, text=True, check=True
     ).stdout.split()
-    for name in set(NAMES) & set(there):
+    for name in set(NAMES) & set(done):
         left = subprocess.run(
             ["ip", "netns", "pids", name], capture_output=True, text=True
         ).stdout.split()

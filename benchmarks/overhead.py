@@ -142,10 +142,10 @@ class EvaluatedLoop(RawLoop):
     def whole_round(self) -> None:
         self.round()
         self.model.load_state_dict(self.state)
-        found = [self.evaluate(x, y) for x, y in self.tests]
+        scores = [self.evaluate(x, y) for x, y in self.tests]
         torch.save(self.state, self.out / "state.pt")
         with (self.out / "log.csv").open("a") as log:
-            log.write(",".join(map(str, [*self.losses.values(), *found])) + "\n")
+            log.write(",".join(map(str, [*self.losses.values(), *scores])) + "\n")
 
     @torch.no_grad()
     def evaluate(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:

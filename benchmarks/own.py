@@ -162,14 +162,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
     options = parser.parse_args()
     archive.unpack(KEPT)
-    made = {}
+    tables = {}
     for name in options.names or TABLES:
         run_all(planned(name), options.side_by_side, options.folder)
-        made[name] = markdown(name)
-        print(made[name])
+        tables[name] = markdown(name)
+        print(tables[name])
     archive.pack(KEPT)
     begun = [name for name in TABLES if any((KEPT / name).glob("*.h5"))]
-    page = [made[name] if name in made else markdown(name) for name in begun]
+    page = [tables[name] if name in tables else markdown(name) for name in begun]
     (KEPT / "table.md").write_text("\n".join(page))
 
 
@@ -200,18 +200,18 @@ def markdown(name: str) -> str:
     for label, row in it.rows.items():
         if row.flags.split()[0] not in ALGORITHMS:
             continue
-        kept = [path(name, label, seed) for seed in SEEDS]
+        paths = [path(name, label, seed) for seed in SEEDS]
         cells = [label]
         for i, column in enumerate(it.columns.values()):
-            cells.append(spread([last(one, column) for one in kept if one.exists()]))
+            cells.append(spread([last(one, column) for one in paths if one.exists()]))
             cells.append(row.paper[i] if i < len(row.paper) else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def last(kept: Path, column: str) -> float:
+def last(path: Path, column: str) -> float:
     """The last value of a column, in percent; of clients their mean."""
-    return 100 * float(np.nanmean(load(kept).column(column)[-1]))
+    return 100 * float(np.nanmean(load(path).column(column)[-1]))
 
 
 def spread(values: list[float]) -> str:

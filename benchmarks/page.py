@@ -65,10 +65,10 @@ def opened(page: Path, folder: Path, passes: int) -> list[Row]:
     from tests.browser.chromium import Browser
 
     browser = Browser(folder / "browser")
-    drawn = "await new Promise(done => requestAnimationFrame(() => setTimeout(done)));"
+    next_frame = "await new Promise(done => requestAnimationFrame(() => setTimeout(done)));"
 
     def act(script: str) -> Callable[[], object]:
-        return lambda: browser.do(f"return (async () => {{ {script} {drawn} }})()")
+        return lambda: browser.do(f"return (async () => {{ {script} {next_frame} }})()")
 
     try:
         opening = [timed(lambda: browser.open(page)) for _ in range(passes)]

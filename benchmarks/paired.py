@@ -89,10 +89,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    found = {}
+    seconds = {}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            seconds[library] = version(library)
         except PackageNotFoundError:
             continue
     return {
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "versions": found,
+        "versions": seconds,
     }
 
 

@@ -95,26 +95,26 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="cases whose name has this in it, such as '2 ranks, 0 ms'"
     )
-    given = parser.parse_args()
-    cases = [case for case in RANKS + NETWORKS if given.only in case.name]
+    options = parser.parse_args()
+    cases = [case for case in RANKS + NETWORKS if options.only in case.name]
     lacking = missing()
     if lacking and any(case.nodes > 1 for case in cases):
         print(f"no networks: {lacking} is not here", file=sys.stderr)
         cases = [case for case in cases if case.nodes == 1]
-    found: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+    seconds: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
-        for i in range(given.passes):
+        for i in range(options.passes):
             for case in cases[i % len(cases) :] + cases[: i % len(cases)]:
-                found[case].append(one := compared(case, Path(folder)))
+                seconds[case].append(one := compared(case, Path(folder)))
                 print(
-                    f"pass {i + 1} of {given.passes}: {case.name}: predicted "
+                    f"pass {i + 1} of {options.passes}: {case.name}: predicted "
                     f"{one['predicted']:.3g} s, measured "
                     f"{one['measured']:.3g} s",
                     file=sys.stderr,
                     flush=True,
                 )
-    rows = [row(case, passes) for case, passes in found.items()]
-    save("plan", rows, whole=not given.only)
+    rows = [row(case, passes) for case, passes in seconds.items()]
+    save("plan", rows, whole=not options.only)
 
 
 def compared(case: Case, folder: Path) -> dict[str, Any]:
@@ -125,18 +125,18 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
     with link as nodes:
         launcher = nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}"
         network = seen(launcher, case) if nodes else HERE
-        there = run(launcher, folder / "run", case.nodes * case.each)
+        measured = run(launcher, folder / "run", case.nodes * case.each)
     job = load(FIELDS)
-    known, asked = costs_and_demand(job, trial, FIELDS)
-    cores = 1 if case.nodes > 1 else known.cores
-    told = predict_cluster(asked, known, Cluster(case.nodes, case.each, cores, network))
+    costs, asked = costs_and_demand(job, trial, FIELDS)
+    cores = 1 if case.nodes > 1 else costs.cores
+    plan = predict_cluster(asked, costs, Cluster(case.nodes, case.each, cores, network))
     parts = {
-        name: [told.parts[name], there["parts"][name]]
+        name: [plan.parts[name], measured["parts"][name]]
         for name in ("train", "evaluate", "wait", "communicate")
     }
     seconds = {
-        "predicted": told.seconds,
-        "measured": there["seconds"] - there["parts"]["checkpoint"],
+        "predicted": plan.seconds,
+        "measured": measured["seconds"] - measured["parts"]["checkpoint"],
     }
     return seconds | {"parts": parts, "network": network}
 

@@ -73,8 +73,8 @@ def of_heart() -> list[Run]:
 
 def of_methods() -> list[Run]:
     return [
-        Run(methods.JOB, methods.flags(row, data, seed), kept)
-        for (data, row, seed), kept in methods.planned().items()
+        Run(methods.JOB, methods.flags(row, data, seed), path)
+        for (data, row, seed), path in methods.planned().items()
     ]
 
 
@@ -94,8 +94,8 @@ def of_parts() -> list[Run]:
     flags = ("--algorithm.name", "local", "--seed", "2")
     folder = RESULTS / "ablation-parts"
     return [
-        Run(HERE / "ablation.toml", (*flags, *own), folder / f"{name}-seed2.h5")
-        for name, own in PARTS.items()
+        Run(HERE / "ablation.toml", (*flags, *part), folder / f"{name}-seed2.h5")
+        for name, part in PARTS.items()
     ]
 
 
@@ -153,8 +153,8 @@ def make(name: str, runs: list[Run], side_by_side: int) -> None:
     """Run what is not there, and write the table or picture of all."""
     command = SHOWN[name][1]
     if command:
-        own = [str(HERE / command[0]), *command[1:], "--side-by-side", str(side_by_side)]
-        subprocess.run([sys.executable, *own], check=True)
+        words = [str(HERE / command[0]), *command[1:], "--side-by-side", str(side_by_side)]
+        subprocess.run([sys.executable, *words], check=True)
         return
     if name == "heart":
         heart.write(Path("data"), Path("heart.csv"))
@@ -173,12 +173,12 @@ def stale(run: Run) -> list[str]:
     with h5py.File(run.kept) as file:  # the header alone: results are hundreds
         then = flat(read_json(file, "header")["job"])
     counted = {name: value for name, value in then.items() if name in now}
-    found = {
+    outdated = {
         name: (counted.get(name, usual.get(name)), value)
         for name, value in now.items()
         if name != "training.engine"  # all that tables are made with have the same bits
     }
-    return [f"{name} was {old}, is {new}" for name, (old, new) in found.items() if old != new]
+    return [f"{name} was {old}, is {new}" for name, (old, new) in outdated.items() if old != new]
 
 
 def fields_now(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -57,13 +57,13 @@ def main() -> None:
 
 def compose(folder: Path) -> str:
     """The table of the files in this folder, in Markdown; a benchmark that has none is left out."""
-    found = {
+    rows = {
         name: json.loads(path.read_text())
         for name in TITLES
         if (path := folder / f"{name}.json").exists()
     }
     return "\n".join(
-        ["# What was measured", ""] + [part(name, content) for name, content in found.items()]
+        ["# What was measured", ""] + [part(name, content) for name, content in rows.items()]
     )
 
 
@@ -75,8 +75,8 @@ def part(name: str, content: dict[str, Any]) -> str:
 
 def row(values: dict[str, Any]) -> Row:
     """A row as it was before it was written; whether it meets its goal is computed anew."""
-    kept = {name: v for name, v in values.items() if name != "met"}
-    return Row(**kept | {"ratio": Ratio(*values["ratio"])})
+    fields = {name: v for name, v in values.items() if name != "met"}
+    return Row(**fields | {"ratio": Ratio(*values["ratio"])})
 
 
 def on(machine: dict[str, Any]) -> str:

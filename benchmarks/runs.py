@@ -99,11 +99,11 @@ def run_all(runs: Iterable[Run], side_by_side: int, folder: Path = FOLDER) -> No
     """
     processes = Processes()
     with processes.handle_signals(), ThreadPoolExecutor(side_by_side) as pool:
-        told = list(pool.map(lambda it: run(it, folder, processes), runs))
+        codes = list(pool.map(lambda it: run(it, folder, processes), runs))
     if processes.stopping:
         print("stopped by a signal; the same command goes on", file=sys.stderr)
         sys.exit(RESUME_ME)
-    if failed := [error for error in told if error]:
+    if failed := [error for error in codes if error]:
         sys.exit("\n".join(failed))
 
 
@@ -125,12 +125,12 @@ def run(it: Run, folder: Path, processes: Processes) -> str | None:
     return None
 
 
-def keep(results: Path, kept: Path) -> None:
+def keep(results: Path, path: Path) -> None:
     """Copy a finished run's result file; it is there whole or not at all."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
     shutil.copyfile(results, part)
-    os.replace(part, kept)
+    os.replace(part, path)
 
 
 def slug(name: str) -> str:

@@ -86,15 +86,17 @@ def timed(words: str, folder: Path, options: tuple[str, ...] = (), source: Path 
         *words.split(),
     ]
     argv += ["--rounds", str(ROUNDS), "--out", str(folder / "run")]
-    own = os.environ | SETTINGS | {"PYTHONPATH": str(source)}
-    seen = {}
-    with subprocess.Popen(argv, cwd=folder, env=own, stdout=subprocess.PIPE, text=True) as job:
+    environment = os.environ | SETTINGS | {"PYTHONPATH": str(source)}
+    sizes = {}
+    with subprocess.Popen(
+        argv, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as job:
         for line in job.stdout:
             if line.startswith("round "):
-                seen[int(line.split()[1].split("/")[0])] = perf_counter()
+                sizes[int(line.split()[1].split("/")[0])] = perf_counter()
     if job.returncode:
         raise SystemExit(f"{' '.join(argv)} ended with status {job.returncode}")
-    return (seen[ROUNDS - 1] - seen[WARM]) / (ROUNDS - 1 - WARM)
+    return (sizes[ROUNDS - 1] - sizes[WARM]) / (ROUNDS - 1 - WARM)
 
 
 def compared(name: str, seconds: Mapping[str, list[float]]) -> list[Row]:

@@ -76,28 +76,32 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    given = options()
-    ranks = given.ranks or doubled(int(os.environ.get("SLURM_NTASKS", 8)))
-    cases = [(mode, R) for mode in given.modes for R in sorted({1, *ranks})]
+    arguments = options()
+    ranks = arguments.ranks or doubled(int(os.environ.get("SLURM_NTASKS", 8)))
+    cases = [(mode, R) for mode in arguments.modes for R in sorted({1, *ranks})]
     runs: dict[tuple[str, int], list[Point]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(
         dir=Path.cwd(), prefix="scaling-"
     ) as folder:  # that all nodes see
-        for i in range(given.passes):
+        for i in range(arguments.passes):
             for mode, R in cases[i % len(cases) :] + cases[: i % len(cases)]:
                 print(
-                    f"pass {i + 1} of {given.passes}: {mode}, {R} ranks",
+                    f"pass {i + 1} of {arguments.passes}: {mode}, {R} ranks",
                     file=sys.stderr,
                     flush=True,
                 )
                 runs[mode, R].append(
-                    measure(command(given, mode, R, folder), Path(folder) / "run", given.launcher)
+                    measure(
+                        command(arguments, mode, R, folder),
+                        Path(folder) / "run",
+                        arguments.launcher,
+                    )
                 )
     write(
-        given,
+        arguments,
         {
             mode: points(mode, {R: runs[m, R] for m, R in cases if m == mode})
-            for mode in given.modes
+            for mode in arguments.modes
         },
     )
 
@@ -107,18 +111,18 @@ def doubled(most: int) -> list[int]:
     return sorted({*(2**i for i in range(most.bit_length())), most})
 
 
-def command(given: argparse.Namespace, mode: str, ranks: int, folder: str) -> list[str]:
+def command(options: argparse.Namespace, mode: str, ranks: int, folder: str) -> list[str]:
     """The command line of one run."""
-    clients = given.clients if mode == "strong" else given.per_rank * ranks
-    launcher = shlex.split((given.launcher or f"{mpirun()} -np {{ranks}}").format(ranks=ranks))
-    fields = [given.job] if given.job else FIELDS
+    clients = options.clients if mode == "strong" else options.per_rank * ranks
+    launcher = shlex.split((options.launcher or f"{mpirun()} -np {{ranks}}").format(ranks=ranks))
+    fields = [options.job] if options.job else FIELDS
     fixed = [
         "--clients",
         clients,
         "--data.train_limit",
-        clients * given.examples,
+        clients * options.examples,
         "--rounds",
-        WARM + given.rounds,
+        WARM + options.rounds,
         "--run.rebalance",
         WARM,
         "--checkpoint.every",
@@ -132,8 +136,8 @@ def command(given: argparse.Namespace, mode: str, ranks: int, folder: str) -> li
         "--out",
         Path(folder) / "run",
     ]
-    own = [word for field in given.field for word in shlex.split(field)]
-    return [*launcher, sys.executable, "-m", "hpcfed.main", *fields, *own, *map(str, fixed)]
+    words = [word for field in options.field for word in shlex.split(field)]
+    return [*launcher, sys.executable, "-m", "hpcfed.main", *fields, *words, *map(str, fixed)]
 
 
 def measure(words: list[str], run: Path, launcher: str | None = None) -> Point:
@@ -166,13 +170,13 @@ def measure(words: list[str], run: Path, launcher: str | None = None) -> Point:
 
 def points(mode: str, runs: dict[int, list[Point]]) -> dict[str, Any]:
     """One mode as JSON: a point for each number of ranks, and the parallel fraction."""
-    found = []
+    measured = []
     for R, passes in runs.items():
         slower = ratio(
             [p["seconds"] for p in runs[1]], [p["seconds"] for p in passes]
         )  # T_1 / T_R, by pass
         share = R if mode == "strong" else 1
-        found.append(
+        measured.append(
             {
                 "ranks": R,
                 "nodes": passes[0]["nodes"],
@@ -185,14 +189,14 @@ def points(mode: str, runs: dict[int, list[Point]]) -> dict[str, Any]:
                 "efficiency": [value / share for value in slower],
             }
         )
-    return {"points": found, "parallel_fraction": parallel(mode, found)}
+    return {"points": measured, "parallel_fraction": parallel(mode, measured)}
 
 
-def parallel(mode: str, found: Sequence[Point]) -> float | None:
+def parallel(mode: str, points: Sequence[Point]) -> float | None:
     """p of Amdahl's or Gustafson's law through the points with cores of their own; None with one
     rank only.
     """
-    pairs = [(p["ranks"], p["efficiency"][0]) for p in found if p["room"] and p["ranks"] > 1]
+    pairs = [(p["ranks"], p["efficiency"][0]) for p in points if p["room"] and p["ranks"] > 1]
     if mode == "strong":  # 1 / (R e) = (1 - p) + p / R
         lines = [(1 - 1 / R, 1 / (R * e) - 1 / R) for R, e in pairs]
     else:  # R e = (1 - p) + p R
@@ -201,32 +205,32 @@ def parallel(mode: str, found: Sequence[Point]) -> float | None:
     return 1 - sum(x * y for x, y in lines) / weight if weight else None
 
 
-def write(given: argparse.Namespace, modes: dict[str, Any]) -> None:
+def write(options: argparse.Namespace, modes: dict[str, Any]) -> None:
     """JSON, table and pictures in benchmarks/results/NAME."""
     from benchmarks.scalingplot import draw
 
-    folder = RESULTS / given.name
+    folder = RESULTS / options.name
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {name: value for name, value in vars(given).items() if name != "launcher"}
+    asked = {name: value for name, value in vars(options).items() if name != "launcher"}
     content = {"benchmark": "scaling", "machine": machine(), "asked": asked, "modes": modes}
     (folder / "scaling.json").write_text(json.dumps(content, indent=1) + "\n")
-    text = "\n".join(table(mode, found) for mode, found in modes.items())
+    text = "\n".join(table(mode, points) for mode, points in modes.items())
     (folder / "table.md").write_text(text)
-    for mode, found in modes.items():
-        draw(mode, found, folder / f"{mode}.png")
+    for mode, points in modes.items():
+        draw(mode, points, folder / f"{mode}.png")
     print(text)
 
 
-def table(mode: str, found: dict[str, Any]) -> str:
+def table(mode: str, points: dict[str, Any]) -> str:
     """One mode in Markdown."""
-    names = list(found["points"][0]["parts"])
+    names = list(points["points"][0]["parts"])
     lines = [
         f"## {mode.capitalize()} scaling, seconds of a round",
         "",
         f"| ranks | nodes | round | {' | '.join(names)} | efficiency (quartiles) |",
         "|" + "---|" * (len(names) + 4),
     ]
-    for p in found["points"]:
+    for p in points["points"]:
         parts = " | ".join(f"{p['parts'][name]:.3g}" for name in names)
         median, low, high = p["efficiency"]
         shared = "" if p["room"] else " *"
@@ -234,10 +238,10 @@ def table(mode: str, found: dict[str, Any]) -> str:
             f"| {p['ranks']}{shared} | {p['nodes']} | {p['seconds']:.3g} | {parts} | {median:.2f} "
             f"({low:.2f} to {high:.2f}) |"
         )
-    law, p = "Amdahl" if mode == "strong" else "Gustafson", found["parallel_fraction"]
-    told = "" if p is None else f"Parallel fraction ({law}, least squares): {p:.3f}. "
+    law, p = "Amdahl" if mode == "strong" else "Gustafson", points["parallel_fraction"]
+    note = "" if p is None else f"Parallel fraction ({law}, least squares): {p:.3f}. "
     return "\n".join(
-        [*lines, "", f"{told}* more ranks than cores: they share them, and are not in the fit.", ""]
+        [*lines, "", f"{note}* more ranks than cores: they share them, and are not in the fit.", ""]
     )
 
 

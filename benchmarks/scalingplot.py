@@ -15,19 +15,19 @@ from hpcfed.report.figures.phases import LOOKS
 WIDTH, HEIGHT, POINTS = 3.4, 3.8, 8  # inches, and of letters
 
 
-def draw(mode: str, found: dict[str, Any], path: Path) -> None:
+def draw(mode: str, measured: dict[str, Any], path: Path) -> None:
     """Write the picture of one mode."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     points, names = (
-        found["points"],
-        [str(p["ranks"]) + ("" if p["room"] else "*") for p in found["points"]],
+        measured["points"],
+        [str(p["ranks"]) + ("" if p["room"] else "*") for p in measured["points"]],
     )
     bars(above, points, names)
     efficiency(below, points, names)
     shared = "" if all(p["room"] for p in points) else "   (* more than cores)"
     below.set_xlabel(f"MPI ranks{shared}", fontsize=POINTS)
-    p = found["parallel_fraction"]
+    p = measured["parallel_fraction"]
     fraction = "" if p is None else f", parallel fraction {p:.3f}"
     above.set_title(f"{mode} scaling{fraction}", fontsize=POINTS)
     figure.legend(loc="outside upper center", fontsize=POINTS - 1, frameon=False, ncols=3)

@@ -56,8 +56,8 @@ class Side:
 
     def weights(self) -> list[bytes]:
         """The weights of all clients that have some of their own, and what the server has."""
-        held = [self.fed.store.flat(k) for k in range(self.fed.K)]
-        tensors = [v for v in (*held, *self.rounds.state.values()) if isinstance(v, Tensor)]
+        states = [self.fed.store.flat(k) for k in range(self.fed.K)]
+        tensors = [v for v in (*states, *self.rounds.state.values()) if isinstance(v, Tensor)]
         return [v.cpu().numpy().tobytes() for v in tensors]
 
     def data(self) -> list[tuple[Tensor, Tensor]]:
@@ -72,9 +72,9 @@ class Side:
         """The captured graphs of each architecture."""
         return {
             name: [
-                found
-                for found in self.fed.store.skeleton(name).captured.values()
-                if isinstance(found, Graph)
+                graph
+                for graph in self.fed.store.skeleton(name).captured.values()
+                if isinstance(graph, Graph)
             ]
             for name in self.first()
         }
@@ -83,21 +83,21 @@ class Side:
         """Graphs by architecture. RuntimeError where a graphed side has none: then it is not what
         its name says.
         """
-        found = {name: len(graphs) for name, graphs in self.graphs().items()}
-        if missing := [name for name, n in found.items() if not n]:
+        counts = {name: len(graphs) for name, graphs in self.graphs().items()}
+        if missing := [name for name, n in counts.items() if not n]:
             raise RuntimeError(f"no step of {', '.join(missing)} was captured; see the warnings")
-        return found
+        return counts
 
     def flop_by_example(self) -> dict[str, float]:
         """By architecture, what a step multiplies and adds for one example: forward and backward,
         all views, as it is computed. Of eager steps.
         """
-        found = {}
+        counts = {}
         for name, k in self.first().items():
             with FlopCounterMode(display=False) as counted:
                 self.train(k)
-            found[name] = counted.get_total_flops() / self.fed.sizes[k]
-        return found
+            counts[name] = counted.get_total_flops() / self.fed.sizes[k]
+        return counts
 
     @property
     def peak_flop_rate(self) -> float | None:
@@ -122,7 +122,7 @@ class Side:
         """By architecture: seconds of a replay, of its launch on the host, and the share of a
         client's training in which its graph runs. Weights are other ones afterwards.
         """
-        found = {}
+        means = {}
         for name, k in self.first().items():
             seconds = self.clock(lambda k=k: self.train(k))
             (graph, *_), full = self.graphs()[name], self.fed.sizes[k] // self.case.batch
@@ -130,12 +130,12 @@ class Side:
             launch = -perf_counter()
             step = self.clock(lambda graph=graph: [graph.replay() for _ in range(times)]) / times
             launch = (launch + self.launched) / times
-            found[name] = {
+            means[name] = {
                 "seconds of a step": step,
                 "of its launch": launch,
                 "share of training": full * step / seconds,
             }
-        return found
+        return means
 
     def clock(self, work: Callable[[], Any]) -> float:
         """Seconds from the start of this work on the device to its end: by events on a GPU, which

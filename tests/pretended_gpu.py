@@ -67,17 +67,17 @@ class Away(Tensor):
     is_cpu = property(lambda self: False)  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, there: Tensor) -> Away:
-        made = Tensor._make_wrapper_subclass(
+    def __new__(cls, host: Tensor) -> Away:
+        tensor = Tensor._make_wrapper_subclass(
             cls,
-            there.size(),
-            strides=there.stride(),
-            storage_offset=there.storage_offset(),
-            dtype=there.dtype,
-            device=there.device,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=host.device,
         )
-        made.there = there
-        return made
+        tensor.there = host
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,9 +120,9 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
     Raises RuntimeError where tensors of the GPU and of the host meet.
     """
-    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    away = [tensor for tensor in given if isinstance(tensor, Away)]
-    here = [tensor for tensor in given if not isinstance(tensor, Away) and tensor.dim()]
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    away = [tensor for tensor in tensors if isinstance(tensor, Away)]
+    here = [tensor for tensor in tensors if not isinstance(tensor, Away) and tensor.dim()]
     if away and here and op not in BOTH:
         shapes = [list(tensor.shape) for tensor in here]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
@@ -133,14 +133,14 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if torch._C._current_autograd_node() is None:
             goes_there = on_gpu(how["device"])
         else:  # a derivative asks for the device that C++ sees
-            goes_there = bool(away) or not given
+            goes_there = bool(away) or not tensors
         how["device"] = HOST
     plain, how = tree_map_only(Away, lambda tensor: tensor.there, (args, how))
     result = op(*plain, **how)
     if not goes_there:
         return result
-    known = {id(tensor.there): tensor for tensor in away}  # operations in place return these
-    result = tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Away(t), result)
+    by_id = {id(tensor.there): tensor for tensor in away}  # operations in place return these
+    result = tree_map_only(Tensor, lambda t: by_id[id(t)] if id(t) in by_id else Away(t), result)
     return return_and_correct_aliasing(op, args, dict(kwargs), result) if away else result
 
 
@@ -196,8 +196,8 @@ class Stream:
 
 def empty_like(like: Tensor, *, device: Any = None, pin_memory: bool = False, **how: Any) -> Tensor:
     """`torch.empty_like`, also in threads, where `Pretend` is not."""
-    made = base_empty_like(like.there if isinstance(like, Away) else like, **how)
-    return Away(made) if on_gpu(like.device if device is None else device) else made
+    tensor = base_empty_like(like.there if isinstance(like, Away) else like, **how)
+    return Away(tensor) if on_gpu(like.device if device is None else device) else tensor
 
 
 def one_hot(x: Tensor, num_classes: int) -> Tensor:
@@ -220,16 +220,16 @@ def make_skeleton(real: Callable[..., None]) -> Callable[..., None]:
         model.to(GPU)
         self.flat = self.flat.to(GPU)
         self._views = self.layout.views(self.flat)
-        made: dict[int, Tensor] = {}  # by the tensor that it takes the place of
+        copies: dict[int, Tensor] = {}  # by the tensor that it takes the place of
         for path, module in model.named_modules():
             for tensors in (module._parameters, module._buffers):
                 for name, old in tensors.items():
                     view = self._views.get(f"{path}.{name}".lstrip("."))
                     if old is None or view is None:
                         continue
-                    own = isinstance(old, nn.Parameter)
-                    new = nn.Parameter(view, old.requires_grad) if own else view
-                    tensors[name] = made.setdefault(id(old), new)
+                    is_parameter = isinstance(old, nn.Parameter)
+                    new = nn.Parameter(view, old.requires_grad) if is_parameter else view
+                    tensors[name] = copies.setdefault(id(old), new)
 
     return make
 

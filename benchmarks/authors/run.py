@@ -48,64 +48,66 @@ def seconds(folder: Path, timeout: int, script: str, *words: str) -> float:
     nothing to compare.
     """
     start = [*launcher(Path(sys.executable), RANKS), str(HERE / script), *words]
-    said = output(start, environment(folder), timeout, folder)
-    lines = [line for line in said.splitlines() if line.startswith('{"seconds_per_round"')]
+    out = output(start, environment(folder), timeout, folder)
+    lines = [line for line in out.splitlines() if line.startswith('{"seconds_per_round"')]
     if not lines:
-        sys.exit(f"{script}: no result: {said[-2000:]}")
+        sys.exit(f"{script}: no result: {out[-2000:]}")
     print(f"{script} {words[-1]}: {lines[-1]}", flush=True)
     return json.loads(lines[-1])["seconds_per_round"]
 
 
-def workplace(folder: Path, given: argparse.Namespace) -> None:
+def workplace(folder: Path, options: argparse.Namespace) -> None:
     """What both expect in the folder where they run: their settings and both copies of the data."""
-    shutil.copytree(given.theirs / "configs", folder / "configs")
-    prepare(given.data, folder)
+    shutil.copytree(options.theirs / "configs", folder / "configs")
+    prepare(options.data, folder)
 
 
-def rows(found: dict[str, list[float]]) -> list[Row]:
-    theirs = found.pop("theirs")
+def rows(rates: dict[str, list[float]]) -> list[Row]:
+    theirs = rates.pop("theirs")
     both = {
-        name: {"seconds": statistics.median(own), "theirs": statistics.median(theirs)}
-        for name, own in found.items()
+        name: {"seconds": statistics.median(values), "theirs": statistics.median(theirs)}
+        for name, values in rates.items()
     }
     return [
         Row(
             f"a FedClassAvg round, authors' code over {name}",
-            ratio(theirs, own),
+            ratio(theirs, values),
             least=2.0,
             details=both[name],
         )
-        for name, own in found.items()
+        for name, values in rates.items()
     ]
 
 
 def main() -> None:
-    given = arguments()
-    if not (given.theirs / "src/fedclassavg.py").exists():
-        sys.exit(f"{given.theirs}: has no src/fedclassavg.py; README.md here tells where to get it")
-    rounds, found = (
-        str(WARM + given.rounds),
-        {"theirs": []} | {f"hpcfed ({e})": [] for e in given.engines},
+    options = arguments()
+    if not (options.theirs / "src/fedclassavg.py").exists():
+        sys.exit(
+            f"{options.theirs}: has no src/fedclassavg.py; README.md here tells where to get it"
+        )
+    rounds, rates = (
+        str(WARM + options.rounds),
+        {"theirs": []} | {f"hpcfed ({e})": [] for e in options.engines},
     )
     with tempfile.TemporaryDirectory() as place:
-        workplace(Path(place), given)
-        run = partial(seconds, Path(place), given.timeout)
+        workplace(Path(place), options)
+        run = partial(seconds, Path(place), options.timeout)
         turns = {
-            "theirs": lambda: found["theirs"].append(
-                run("theirs_run.py", str(given.theirs.resolve()), rounds)
+            "theirs": lambda: rates["theirs"].append(
+                run("theirs_run.py", str(options.theirs.resolve()), rounds)
             )
         }
-        for engine in given.engines:
+        for engine in options.engines:
             turns[f"hpcfed ({engine})"] = partial(
-                ours, run, found[f"hpcfed ({engine})"], rounds, engine
+                ours, run, rates[f"hpcfed ({engine})"], rounds, engine
             )
-        interleaved(turns, given.passes, warm=0)
-    save("authors", rows(found), rounds=given.rounds)
+        interleaved(turns, options.passes, warm=0)
+    save("authors", rows(rates), rounds=options.rounds)
 
 
-def ours(run: partial, kept: list[float], rounds: str, engine: str) -> None:
+def ours(run: partial, rates: list[float], rounds: str, engine: str) -> None:
     """Our turn."""
-    kept.append(run("ours_run.py", rounds, engine))
+    rates.append(run("ours_run.py", rounds, engine))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def prepare(data: Path, folder: Path) -> dict[str, Path]:
     """The folder of each data set. CIFAR-10's is made: its last HELD_OUT training examples of each
     class are moved to its test split, which cifar10.h5 has only a tenth of.
     """
-    made = folder / "data" / "cifar10.h5"
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
+    path = folder / "data" / "cifar10.h5"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(data / "cifar10.h5") as file:
             x, y = file["train/images"][()], file["train/labels"][()]
             test = file["test/images"][()], file["test/labels"][()]
@@ -44,7 +44,7 @@ def prepare(data: Path, folder: Path) -> dict[str, Path]:
         out = np.zeros(len(y), bool)
         for c in range(10):
             out[np.flatnonzero(y == c)[-HELD_OUT:]] = True
-        part = made.with_suffix(".part")
+        part = path.with_suffix(".part")
         with h5py.File(part, "w") as file:
             file.attrs["classes"] = classes
             for split, images, labels in (
@@ -52,8 +52,8 @@ def prepare(data: Path, folder: Path) -> dict[str, Path]:
                 ("test", np.concatenate((x[out], test[0])), np.concatenate((y[out], test[1]))),
             ):
                 file[f"{split}/images"], file[f"{split}/labels"] = images, labels
-        os.replace(part, made)
-    return {"cifar10.toml": made.parent, "fedhenn.toml": made.parent, "fashion-mnist.toml": data}
+        os.replace(part, path)
+    return {"cifar10.toml": path.parent, "fedhenn.toml": path.parent, "fashion-mnist.toml": data}
 
 
 def main() -> None:

@@ -205,16 +205,16 @@ def planned(stage: str) -> list[Run]:
     name, rows, seeds = STAGES[stage]
     if not seeds:
         return [tuning_run(name, row, rate) for row in rows for rate in STUDIES[name].rates]
-    found = (planned_run(name, row, seed) for seed in seeds for row in rows)
-    return [run for run in found if run]
+    runs = (planned_run(name, row, seed) for seed in seeds for row in rows)
+    return [run for run in runs if run]
 
 
 def tuning_run(study: str, row: str, rate: str) -> Run:
     """One run that helps to choose a rate: seed 0, a tenth of each client's examples held out."""
     it = STUDIES[study]
     flags = (*it.rows[row].flags, *it.over, *it.tuning, "--evaluate.validation", "0.1")
-    kept = KEPT / f"rates-{study}" / f"{slug(row)}-lr{rate}.h5"
-    return Run(HERE / it.job, (*flags, "--local.lr", rate), kept)
+    path = KEPT / f"rates-{study}" / f"{slug(row)}-lr{rate}.h5"
+    return Run(HERE / it.job, (*flags, "--local.lr", rate), path)
 
 
 def planned_run(study: str, row: str, seed: int) -> Run | None:
@@ -245,10 +245,10 @@ def validation(path: Path) -> float:
 
 def folders() -> dict[str, list[str]]:
     """The folders of results, and the stages that fill each."""
-    own = {name: [] for name in STUDIES} | {f"rates-{s.study}": [] for s in STAGES.values()}
+    rates = {name: [] for name in STUDIES} | {f"rates-{s.study}": [] for s in STAGES.values()}
     for name, stage in STAGES.items():
-        own[stage.study if stage.seeds else name].append(name)
-    return {name: stages for name, stages in own.items() if stages}
+        rates[stage.study if stage.seeds else name].append(name)
+    return {name: stages for name, stages in rates.items() if stages}
 
 
 def of_folder(name: str) -> list[Run]:

@@ -47,18 +47,18 @@ def write() -> str:
     """
     written = []
     for name in IMAGES:
-        if found := finished(name, 0):
+        if files := finished(name, 0):
             folder = studies.KEPT / name
             written.append(images(name))
             (folder / "table.md").write_text(written[-1])
             (folder / "compare.txt").write_text(differences(name))
-            draw(name, found, folder / "curves.png")
+            draw(name, files, folder / "curves.png")
     if any(finished(name, 0) for name in CLASSES):
         written.append(fedhenn())
         (studies.KEPT / "fedhenn.md").write_text(written[-1])
         for name in CLASSES:
-            if found := finished(name, 0):
-                draw(name, found, studies.KEPT / name / "curves.png")
+            if files := finished(name, 0):
+                draw(name, files, studies.KEPT / name / "curves.png")
     return "\n".join(written) or "no run is there yet"
 
 
@@ -95,17 +95,17 @@ def images(study: str) -> str:
     ]
     seeds = [finished(study, seed) for seed in range(3)]
     for row, it in studies.STUDIES[study].rows.items():
-        own = [float(np.nanmean(scores(found[row]))) for found in seeds if row in found]
+        values = [float(np.nanmean(scores(files[row]))) for files in seeds if row in files]
         gains = [
-            f"{np.nanmean(scores(found[row])) - np.nanmean(scores(found[BASELINES[0]])):+.4f}"
-            for found in seeds
-            if row in found and BASELINES[0] in found
+            f"{np.nanmean(scores(files[row])) - np.nanmean(scores(files[BASELINES[0]])):+.4f}"
+            for files in seeds
+            if row in files and BASELINES[0] in files
         ]
-        first = (
-            f"{own[0]:.4f} ± {np.nanstd(scores(seeds[0][row])):.4f}" if row in seeds[0] else OPEN
+        baseline = (
+            f"{values[0]:.4f} ± {np.nanstd(scores(seeds[0][row])):.4f}" if row in seeds[0] else OPEN
         )
-        spread = f"{np.mean(own):.4f} ± {np.std(own, ddof=1):.4f}" if len(own) > 1 else ""
-        cells = (row, rate(study, row), first, spread, ", ".join(gains), it.paper)
+        spread = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+        cells = (row, rate(study, row), baseline, spread, ", ".join(gains), it.paper)
         lines.append(f"| {' | '.join(cells)} |")
     note = NOTE.format(rates=", ".join(studies.STUDIES[study].rates))
     return "\n".join([*lines, note, f"{CURVES}\n"])
@@ -117,11 +117,11 @@ def fedhenn() -> str:
         "| CIFAR-10, 100 clients | rate | 2 classes | paper | 5 classes | paper |",
         "|---|---|---|---|---|---|",
     ]
-    found = {study: finished(study, 0) for study in CLASSES}
+    files = {study: finished(study, 0) for study in CLASSES}
     for row in studies.FEDHENN:
         cells = [row, rate(CLASSES[0], row)]
         for study in CLASSES:
-            path, paper = found[study].get(row), studies.STUDIES[study].rows[row].paper
+            path, paper = files[study].get(row), studies.STUDIES[study].rows[row].paper
             cells += [personal_and_global(path) if path else OPEN, paper]
         lines.append(f"| {' | '.join(cells)} |")
     rates = ", ".join(studies.STUDIES[CLASSES[0]].rates)
@@ -130,24 +130,26 @@ def fedhenn() -> str:
 
 def personal_and_global(path: Path) -> str:
     """Percent, of what clients would receive too where the method has a global model."""
-    own, received = (100 * np.nanmean(scores(path, c)) for c in ("accuracy", "accuracy_received"))
+    personal, received = (
+        100 * np.nanmean(scores(path, c)) for c in ("accuracy", "accuracy_received")
+    )
     flags = record(path).header["job"]["algorithm"]
     common = flags["name"] in ("fedavg", "fedprox") or flags.get("setting") == "homogeneous"
-    return f"{own:.2f} ({received:.2f})" if common else f"{own:.2f}"
+    return f"{personal:.2f} ({received:.2f})" if common else f"{personal:.2f}"
 
 
 def differences(study: str) -> str:
     """What `hpcfed compare` says: all rows of seed 0, and those of several seeds."""
-    first = finished(study, 0)
-    several = [*first.values(), *finished(study, 1).values(), *finished(study, 2).values()]
+    files = finished(study, 0)
+    several = [*files.values(), *finished(study, 1).values(), *finished(study, 2).values()]
     main = [path for path in several if path.stem.rpartition("-seed")[0] in slugs()]
     parts = [
         part
         for base in BASELINES
-        if base in first
+        if base in files
         for part in (
-            told(f"seed 0, against {base}", [*first.values()], first[base]),
-            told(f"all seeds, against {base}", main, first[base]) if len(main) > 3 else "",
+            told(f"seed 0, against {base}", [*files.values()], files[base]),
+            told(f"all seeds, against {base}", main, files[base]) if len(main) > 3 else "",
         )
     ]
     return "\n".join(filter(None, parts))
@@ -165,10 +167,10 @@ def told(title: str, runs: Sequence[Path], base: Path) -> str:
         return f"{title}: {error}\n"
 
 
-def draw(study: str, found: dict[str, Path], out: Path) -> None:
+def draw(study: str, files: dict[str, Path], out: Path) -> None:
     """Accuracy over rounds, mean over clients, a line for each row."""
     figure, axes = plt.subplots(figsize=(9, 4.5))
-    for row, path in found.items():
+    for row, path in files.items():
         values = record(path).column("clients/accuracy")
         at = np.flatnonzero(~np.isnan(values).all(axis=1))
         axes.plot(at + 1, np.nanmean(values[at], axis=1), label=row, linewidth=1.2)
@@ -200,8 +202,8 @@ def times(stage: str) -> Iterator[float]:
     rounds = 50 if study in CLASSES else 100
     for row in rows:
         if not seeds:
-            kept = [studies.tuning_run(study, row, r).kept for r in it.rates]
-            yield from (it.rows[row].seconds * it.whole + 6 for k in kept if not k.exists())
+            files = [studies.tuning_run(study, row, r).kept for r in it.rates]
+            yield from (it.rows[row].seconds * it.whole + 6 for k in files if not k.exists())
         for seed in seeds:
             run = studies.planned_run(study, row, seed)
             if run is None or not run.kept.exists():

@@ -24,33 +24,33 @@ JOB = (
 )
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     from hpcfed.storage.results import load as results
 
-    data, digests = ("digits" if told.pretend else str(given.data)), {}
-    mix = "fedhenn-1,mlp" if told.pretend else "resnet18,shufflenetv2,googlenet,alexnet"
-    rounds = 2 if told.pretend else 30
+    data, digests = ("digits" if report.pretend else str(options.data)), {}
+    mix = "fedhenn-1,mlp" if report.pretend else "resnet18,shufflenetv2,googlenet,alexnet"
+    rounds = 2 if report.pretend else 30
     with TemporaryDirectory() as folder:
-        for precision, ranks in RUNS[:2] if told.pretend else RUNS:
+        for precision, ranks in RUNS[:2] if report.pretend else RUNS:
             name = f"{precision}, {ranks} ranks"
             out = Path(folder) / name.replace(", ", "-").replace(" ", "-")
             flags = [*JOB, "--data.name", data, "--models.mix", mix, "--rounds", str(rounds)]
-            flags += ["--run.device", told.kind, "--run.precision", precision]
+            flags += ["--run.device", report.kind, "--run.precision", precision]
             flags += ["--run.ranks_per_gpu", "4", "--out", str(out)]
-            if not told.attempt(name, lambda f=flags, r=ranks: run(f, told, r) or True):
+            if not report.attempt(name, lambda f=flags, r=ranks: run(f, report, r) or True):
                 continue
             columns = results(out).columns
-            told.value(
+            report.value(
                 name,
                 {
                     "accuracy": columns["clients/accuracy"].mean(1).tolist(),
                     "seconds of each round": columns["rounds/seconds"].tolist(),
                 },
             )
-            digests[precision, ranks] = digest(out, told)
+            digests[precision, ranks] = digest(out, report)
     if ("float32", 1) in digests and ("float32", 4) in digests:
         same = digests["float32", 1] == digests["float32", 4]
-        told.check("one rank and four have the same bits", same)
+        report.check("one rank and four have the same bits", same)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

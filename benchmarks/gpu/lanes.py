@@ -34,26 +34,26 @@ Replay = Callable[[], Any]
 Lane = tuple[Replay, Any]  # a captured step, and its stream; on the CPU the step and None
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     import torch
 
     from hpcfed.machine import devices
 
-    device = torch.device(told.kind, 0) if told.kind == "cuda" else torch.device("cpu")
-    for precision in ("float32",) if told.pretend else ("float32", "tf32"):
+    device = torch.device(report.kind, 0) if report.kind == "cuda" else torch.device("cpu")
+    for precision in ("float32",) if report.pretend else ("float32", "tf32"):
         devices.prepare(device, 1, precision)
-        measure(told, precision, device)
+        measure(report, precision, device)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def measure(told: Told, precision: str, device: torch.device) -> None:
+def measure(report: Told, precision: str, device: torch.device) -> None:
     """Enter the milliseconds of a client's step alone, in lanes and stacked, in one precision."""
-    counts = LANES[:2] if told.pretend else LANES
-    batch = 4 if told.pretend else BATCH
+    counts = LANES[:2] if report.pretend else LANES
+    batch = 4 if report.pretend else BATCH
     lanes: dict[str, list[Lane]] = {}
     for name, size in (*((name, batch) for name in MODELS), ("cnn", SMALL_BATCH)):
-        captured = told.attempt(
+        captured = report.attempt(
             f"{name} {precision}: captures",
             lambda name=name, size=size: [
                 capture(step(name, device, size), device) for _ in range(max(counts))
@@ -61,33 +61,33 @@ def measure(told: Told, precision: str, device: torch.device) -> None:
         )
         lanes[name] = captured or []
         for n in counts if captured else ():
-            milliseconds(told, f"{name} {precision}: {n} lanes", captured[:n], device)
+            milliseconds(report, f"{name} {precision}: {n} lanes", captured[:n], device)
     for n in counts[:3]:
         mix = [lane for name in MODELS for lane in lanes[name][:n]]
-        milliseconds(told, f"all models {precision}: {len(mix)} lanes", mix, device)
+        milliseconds(report, f"all models {precision}: {len(mix)} lanes", mix, device)
     lanes.clear()
     for name, size, clients in [("cnn", SMALL_BATCH, MANY), *((name, batch, 5) for name in MODELS)]:
-        G = 2 if told.pretend else clients
-        told.attempt(
+        G = 2 if report.pretend else clients
+        report.attempt(
             f"{name} {precision}: {G} stacked",
             lambda name=name, size=size, G=G: milliseconds(
-                told,
+                report,
                 f"{name} {precision}: {G} clients stacked",
                 [capture(stacked_step(name, device, size, G), device)],
                 device,
                 clients=G,
             ),
         )
-    values = told.found["values"]
+    values = report.found["values"]
     for name in MODELS:
         one, eight = (values.get(f"{name} {precision}: {n} lanes") for n in (1, 8))
         if one and eight:
-            told.value(f"{name} {precision}: 8 lanes over one", one / eight)
-            told.value(f"{name} {precision}: packing pays", one / eight >= WIN)
+            report.value(f"{name} {precision}: 8 lanes over one", one / eight)
+            report.value(f"{name} {precision}: packing pays", one / eight >= WIN)
 
 
 def milliseconds(
-    told: Told, name: str, lanes: Sequence[Lane], device: torch.device, clients: int = 1
+    report: Told, name: str, lanes: Sequence[Lane], device: torch.device, clients: int = 1
 ) -> None:
     """Measure the milliseconds of one client's step while all these lanes run.
 
@@ -108,11 +108,11 @@ def milliseconds(
     for _ in range(WARM):
         once()
     devices.wait(device)
-    start, repeats = perf_counter(), 1 if told.pretend else REPEATS
+    start, repeats = perf_counter(), 1 if report.pretend else REPEATS
     for _ in range(repeats):
         once()
     devices.wait(device)
-    told.value(name, 1000 * (perf_counter() - start) / repeats / len(lanes) / clients)
+    report.value(name, 1000 * (perf_counter() - start) / repeats / len(lanes) / clients)
 
 
 def objective(name: str, device: torch.device) -> nn.Module:

@@ -25,13 +25,13 @@ def find(program: str) -> str | None:
 
 
 @contextmanager
-def server(told: Told, folder: Path) -> Iterator[dict[str, str] | None]:
+def server(report: Told, folder: Path) -> Iterator[dict[str, str] | None]:
     """Yield the variables with which programs use an MPS server that runs inside; None if there is
     none.
     """
     control = find(CONTROL)
-    if told.pretend or not control:
-        told.value("MPS", "not tried: no control program here")
+    if report.pretend or not control:
+        report.value("MPS", "not tried: no control program here")
         yield None
         return
     names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
@@ -40,7 +40,7 @@ def server(told: Told, folder: Path) -> Iterator[dict[str, str] | None]:
         Path(place).mkdir(exist_ok=True)
     environment = os.environ | variables
     started = subprocess.run([control, "-d"], env=environment, capture_output=True, text=True)
-    told.value("MPS", started.stderr.strip() or "started")
+    report.value("MPS", started.stderr.strip() or "started")
     try:
         yield variables if started.returncode == 0 else None
     finally:

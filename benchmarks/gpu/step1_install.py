@@ -37,32 +37,32 @@ print(json.dumps({"python": sys.version.split()[0], "torch": torch.__version__,
 """
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     python = Path(sys.executable)
-    if given.wheels:
-        python = install(told, given.folder.resolve() / "env", given.wheels.resolve())
-    status, said = command([python, "-c", SEE], told)
-    told.value("versions", said.strip().splitlines()[-1] if said.strip() else said)
-    told.check("hpcfed, torch, torchvision, mpi4py and h5py are imported", status == 0)
-    if not told.pretend:
-        told.check("torch sees a GPU", '"gpus": ["' in said)
+    if options.wheels:
+        python = install(report, options.folder.resolve() / "env", options.wheels.resolve())
+    status, text = command([python, "-c", SEE], report)
+    report.value("versions", text.strip().splitlines()[-1] if text.strip() else text)
+    report.check("hpcfed, torch, torchvision, mpi4py and h5py are imported", status == 0)
+    if not report.pretend:
+        report.check("torch sees a GPU", '"gpus": ["' in text)
     launcher = python.parent / "mpirun"
     if launcher.exists():
         words = [launcher, "-np", "2", "--oversubscribe", python, "-c", WORLD]
-        said = command(words, told)[1]
-        told.value("mpirun -np 2", said[-500:])
-        told.check("mpirun starts a world of two ranks", said.split()[-2:] == ["2", "2"])
-    status, said = command([python, "-m", "hpcfed.cli", "doctor", "--json"], told)
-    told.value("doctor", said[-8000:])
-    told.check("hpcfed doctor finds nothing wrong", status == 0)
+        text = command(words, report)[1]
+        report.value("mpirun -np 2", text[-500:])
+        report.check("mpirun starts a world of two ranks", text.split()[-2:] == ["2", "2"])
+    status, text = command([python, "-m", "hpcfed.cli", "doctor", "--json"], report)
+    report.value("doctor", text[-8000:])
+    report.check("hpcfed doctor finds nothing wrong", status == 0)
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
-    told.value("MPS", {"control": find(CONTROL), "pipe": pipe})
-    told.value("/dev/shm, bytes", shutil.disk_usage("/dev/shm").total)
+    report.value("MPS", {"control": find(CONTROL), "pipe": pipe})
+    report.value("/dev/shm, bytes", shutil.disk_usage("/dev/shm").total)
     if smi := find("nvidia-smi"):
-        told.value("nvidia-smi", command([smi], told)[1])
+        report.value("nvidia-smi", command([smi], report)[1])
 
 
-def install(told: Told, folder: Path, wheels: Path) -> Path:
+def install(report: Told, folder: Path, wheels: Path) -> Path:
     """Return the Python of a new environment, which has the packages of the Python that runs this
     and, before them, those of the wheels.
 
@@ -76,14 +76,14 @@ def install(told: Told, folder: Path, wheels: Path) -> Path:
     parents = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     (place / "zz_parent.pth").write_text("\n".join([*parents, ""]))
     (place / "hpcfed.pth").write_text(f"{ROOT}\n")
-    status, said = command([python, "-c", "import torch; print(torch.__version__)"], told)
-    told.value("torch of the machine", said.strip()[-300:])
-    told.check("the new environment has the machine's torch", status == 0)
+    status, text = command([python, "-c", "import torch; print(torch.__version__)"], report)
+    report.value("torch of the machine", text.strip()[-300:])
+    report.check("the new environment has the machine's torch", status == 0)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
     pip += ["--no-deps", "--ignore-installed", "--no-compile"]
-    status, said = command([*pip, *sorted(wheels.glob("*.whl"))], told)
-    told.value("pip", said[-2000:])
-    told.check("the wheels are installed", status == 0)
+    status, text = command([*pip, *sorted(wheels.glob("*.whl"))], report)
+    report.value("pip", text[-2000:])
+    report.check("the wheels are installed", status == 0)
     return python
 
 

@@ -29,42 +29,42 @@ STEPS, LAST = 20, 7  # full batches, and examples of the last one
 ENGINES = ("eager", "traced", "graphed")
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
 
-    told.attempt("sums", partial(sums, told))
-    case = SMALL if told.pretend else PAPER
-    steps = 2 if told.pretend else STEPS
+    report.attempt("sums", partial(sums, report))
+    case = SMALL if report.pretend else PAPER
+    steps = 2 if report.pretend else STEPS
     models = case.model.split(",")
     case = replace(case, clients=1, n=steps * case.batch + LAST, partition="iid")
-    for precision in ("float32", "bf16") if told.pretend else ("float32", "tf32", "bf16"):
+    for precision in ("float32", "bf16") if report.pretend else ("float32", "tf32", "bf16"):
         for model in models:
             one = replace(case, model=model)
-            found = {
-                f"{engine} {turn}": told.attempt(
+            digests = {
+                f"{engine} {turn}": report.attempt(
                     f"{model} {precision} {engine} {turn}",
-                    partial(bits, told, one, engine, precision),
+                    partial(bits, report, one, engine, precision),
                 )
                 for engine in ENGINES
                 for turn in (1, 2)
             }
-            told.value(f"{model} {precision}", found)
+            report.value(f"{model} {precision}", digests)
             for engine in ENGINES:
-                first, second = found[f"{engine} 1"], found[f"{engine} 2"]
-                told.check(
+                first, second = digests[f"{engine} 1"], digests[f"{engine} 2"]
+                report.check(
                     f"{model} {precision} {engine}: twice the same bits",
                     first is not None and first == second,
                 )
-            told.check(
+            report.check(
                 f"{model} {precision}: the engines have the same bits",
-                len(set(found.values())) == 1,
+                len(set(digests.values())) == 1,
             )
 
 
 WEIGHTS = (1.0, 1 / 3, 1e-20, 250.0, 0.0)  # of the clients of a sum
 
 
-def sums(told: Told) -> None:
+def sums(report: Told) -> None:
     """Compare sums on the device with those on the host, for values of any bits."""
     import numpy as np
     import torch
@@ -72,7 +72,7 @@ def sums(told: Told) -> None:
     from hpcfed.core import rng
     from hpcfed.core.params import Mean, Params
 
-    device, draws = torch.device(told.kind), rng.stream(0, "sums")
+    device, draws = torch.device(report.kind), rng.stream(0, "sums")
     bytes_each = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
     for dtype, width in bytes_each.items():
 
@@ -82,21 +82,21 @@ def sums(told: Told) -> None:
             finite = torch.where(any_bits.isfinite(), any_bits, 0)
             return Params(a=(finite * 2.0**-10).to(device))  # so that totals are finite
 
-        whole = [Mean.of(values(300), weight).terms[0] for weight in WEIGHTS]
+        means = [Mean.of(values(300), weight).terms[0] for weight in WEIGHTS]
         at = {"a": (list(range(299, 99, -1)),)}
         pieces = [Mean.of(values(200), weight, at).terms[0] for weight in WEIGHTS]
-        given: tuple[tuple[Per, list[Term]], ...]
-        given = ("mean", whole), ("value", [*whole, *pieces])
-        for per, terms in given:
-            here, there = both_means(terms, values(300), per)
-            told.check(f"sums of {dtype} per {per}: the host's bits", here[0] == there[0])
-    n = 10**4 if told.pretend else 11 * 10**6  # values of ResNet-18
+        cases: tuple[tuple[Per, list[Term]], ...]
+        cases = ("mean", means), ("value", [*means, *pieces])
+        for per, terms in cases:
+            here, on_gpu = both_means(terms, values(300), per)
+            report.check(f"sums of {dtype} per {per}: the host's bits", here[0] == on_gpu[0])
+    n = 10**4 if report.pretend else 11 * 10**6  # values of ResNet-18
     model = Params({f"{i}": torch.ones(n // 50, device=device) for i in range(50)})
     terms = [Mean.of(model, weight).terms[0] for weight in WEIGHTS]
     both_means(terms, model, "mean")  # first, libraries initialise themselves
-    here, there = both_means(terms, model, "mean")
-    told.value("sums, milliseconds a client on the device", 1e3 * here[1] / len(terms))
-    told.value("sums, milliseconds a client on the host", 1e3 * there[1] / len(terms))
+    here, on_gpu = both_means(terms, model, "mean")
+    report.value("sums, milliseconds a client on the device", 1e3 * here[1] / len(terms))
+    report.value("sums, milliseconds a client on the host", 1e3 * on_gpu[1] / len(terms))
 
 
 def both_means(
@@ -110,28 +110,28 @@ def both_means(
     from hpcfed.federation.device_rows import DeviceRows
 
     device = next(iter(keep.values())).device
-    found = []
+    differences = []
     for place in (partial(DeviceRows, device=device), list):
         start = perf_counter()
         mean = mean_of(terms, keep, per, Serial().sum, place)
         raw = b"".join(
             value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for value in mean.values()
         )
-        found.append((raw, perf_counter() - start))
-    return found[0], found[1]
+        differences.append((raw, perf_counter() - start))
+    return differences[0], differences[1]
 
 
-def bits(told: Told, case: Case, engine: str, precision: str) -> str:
+def bits(report: Told, case: Case, engine: str, precision: str) -> str:
     """SHA-256 of the weights after one round of this case's one client."""
     from side import Side, free
 
     free()
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
-        side = Side.of(case, told.kind, engine, precision)
+        side = Side.of(case, report.kind, engine, precision)
         side()
-    for line in sorted({str(w.message)[:200] for w in seen if "determin" in str(w.message)}):
-        told.value(f"warning, {case.model} {engine}", line)
+    for line in sorted({str(w.message)[:200] for w in notices if "determin" in str(w.message)}):
+        report.value(f"warning, {case.model} {engine}", line)
     if engine == "graphed":
         side.check_captures()
     return hashlib.sha256(b"".join(side.weights())).hexdigest()

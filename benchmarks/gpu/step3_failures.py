@@ -21,81 +21,83 @@ if TYPE_CHECKING:
     from cases import Case
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
     from side import Side, free
 
-    case = replace(SMALL if told.pretend else PAPER, clients=4)
-    case = replace(case, n=10 if told.pretend else 150)
-    eager = Side.of(case, told.kind, "eager")
+    case = replace(SMALL if report.pretend else PAPER, clients=4)
+    case = replace(case, n=10 if report.pretend else 150)
+    eager = Side.of(case, report.kind, "eager")
     device = eager.device
     eager()
     wanted = eager.weights()
-    told.attempt("a capture that fails", lambda: failure(told, device))
-    graphed = Side.of(case, told.kind, "graphed")
-    told.attempt("training after a failed capture", graphed)
-    told.value("graphs after a failed capture", told.attempt("captures", graphed.check_captures))
-    told.check("graphed bits after a failed capture are eager ones", graphed.weights() == wanted)
+    report.attempt("a capture that fails", lambda: failure(report, device))
+    graphed = Side.of(case, report.kind, "graphed")
+    report.attempt("training after a failed capture", graphed)
+    report.value(
+        "graphs after a failed capture", report.attempt("captures", graphed.check_captures)
+    )
+    report.check("graphed bits after a failed capture are eager ones", graphed.weights() == wanted)
     del eager, graphed
     free()
-    told.attempt("spilling", lambda: spilling(told, case))
+    report.attempt("spilling", lambda: spilling(report, case))
 
 
-def failure(told: Told, device: torch.device) -> None:
+def failure(report: Told, device: torch.device) -> None:
     """Force one, and look at the thread; then one that ends well."""
     import torch
 
     from hpcfed.training import graphs
 
-    gpu = not told.pretend
+    gpu = not report.pretend
     before = torch.cuda.current_stream(device) if gpu else None
     value, calls = torch.zeros(4, device=device), []
 
     def bad() -> torch.Tensor:
         calls.append(1)
         if len(calls) > graphs.WARM:
-            if told.pretend:
+            if report.pretend:
                 raise RuntimeError("the step asks the host")
             value.sum().item()  # which no capture allows
         return value.sum()
 
     try:
         graphs.capture(bad, device)
-        told.check("a step that asks the host is refused", False)
+        report.check("a step that asks the host is refused", False)
     except Exception as error:  # whatever torch raises
-        told.value("how torch refuses", f"{type(error).__name__}: {error}"[:500])
-        told.check("a step that asks the host is refused", True)
+        report.value("how torch refuses", f"{type(error).__name__}: {error}"[:500])
+        report.check("a step that asks the host is refused", True)
     if gpu:
-        told.check("the stream is as before", torch.cuda.current_stream(device) == before)
+        report.check("the stream is as before", torch.cuda.current_stream(device) == before)
 
     def good() -> torch.Tensor:
         return torch.nn.functional.dropout(torch.ones(1000, device=device)).sum()
 
     replay = graphs.capture(good, device)
     first, second = replay().item(), replay().item()
-    told.check("the next capture draws anew at each replay", first != second)
+    report.check("the next capture draws anew at each replay", first != second)
 
 
-def spilling(told: Told, case: Case) -> None:
+def spilling(report: Told, case: Case) -> None:
     """Rounds with all clients on disk, against rounds with all in the GPU's memory."""
     from side import Side
 
     def bits(device: str, host: str) -> list[bytes]:
         more = ("--run.device_resident", device, "--run.resident", host)
         more += ("--local.keep_optimiser", "true")
-        side = Side.of(case, told.kind, "graphed", "float32", *more)
+        side = Side.of(case, report.kind, "graphed", "float32", *more)
         for _ in range(2):
             side()
         states = side.fed.store.kept
-        told.value(f"clients away with {device} GiB on the device, {host} here", len(states.away))
-        told.check(
+        report.value(f"clients away with {device} GiB on the device, {host} here", len(states.away))
+        report.check(
             f"clients leave with {device} GiB, and only then", bool(states.away) == (device == "0")
         )
-        kept = [side.fed.clients[k].memory for k in range(side.fed.K)]
-        moments = [m["optimiser"]["exp_avg"].cpu().numpy().tobytes() for m in kept]
+        memories = [side.fed.clients[k].memory for k in range(side.fed.K)]
+        moments = [m["optimiser"]["exp_avg"].cpu().numpy().tobytes() for m in memories]
         return [*side.weights(), *moments]
 
-    told.check("clients that wait on disk have the same bits", bits("0", "0") == bits("8", "8"))
+    report.check("clients that wait on disk have the same bits", bits("0", "0") == bits("8", "8"))
 
 
 if __name__ == "__main__":

@@ -15,17 +15,17 @@ from told import Told, carry_out
 FEW = ("fedclassavg", "fedavg")  # of a trial on the CPU
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     from hpcfed.algorithms import ALGORITHMS
     from hpcfed.models import MODELS, Entry
 
     MODELS["small"] = Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
-    wanted = given.only or (FEW if told.pretend else list(ALGORITHMS))
+    wanted = options.only or (FEW if report.pretend else list(ALGORITHMS))
     for method in wanted:
-        told.attempt(method, lambda method=method: compare(told, method))
+        report.attempt(method, lambda method=method: compare(report, method))
 
 
-def compare(told: Told, method: str) -> None:
+def compare(report: Told, method: str) -> None:
     """Run one method by both engines; its steps have to be captured if its client's round is the
     default one, and otherwise those that train eagerly are named.
     """
@@ -33,7 +33,7 @@ def compare(told: Told, method: str) -> None:
     from hpcfed.comm import Serial
     from tests.contract import toy
 
-    where = ("--run.device", told.kind, "--rounds", "2", "--local.batch", "8")
+    where = ("--run.device", report.kind, "--rounds", "2", "--local.batch", "8")
     outcomes, stderr = {}, StringIO()
     for engine in ("eager", "graphed"):
         with redirect_stderr(stderr):
@@ -41,13 +41,13 @@ def compare(told: Told, method: str) -> None:
             outcomes[engine] = toy.run(Serial(), job)
     differences = toy.differences(outcomes["eager"], outcomes["graphed"])
     if differences:
-        told.value(f"{method}: differences", differences[:20])
-    told.check(method, not differences)
+        report.value(f"{method}: differences", differences[:20])
+    report.check(method, not differences)
     eager = [line for line in stderr.getvalue().splitlines() if "eager" in line]
     if eager:
-        told.value(f"{method}: trains eagerly", eager)
+        report.value(f"{method}: trains eagerly", eager)
     if load(method)().default_client_round:
-        told.check(f"{method}: its steps are captured", not eager)
+        report.check(f"{method}: its steps are captured", not eager)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 LAYOUTS = ("contiguous_format", "channels_last")
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     import torch
     from gpu import PAPER, SMALL
 
     from hpcfed.machine import devices
 
-    case, device = SMALL if told.pretend else PAPER, torch.device(told.kind, 0)
-    times = 2 if told.pretend else 30
-    for precision in ("float32", "bf16") if told.pretend else ("float32", "tf32", "bf16"):
+    case, device = SMALL if report.pretend else PAPER, torch.device(report.kind, 0)
+    times = 2 if report.pretend else 30
+    for precision in ("float32", "bf16") if report.pretend else ("float32", "tf32", "bf16"):
         devices.prepare(device, 1, precision)
         for name in dict.fromkeys(case.model.split(",")):
             for layout in LAYOUTS:
                 what = f"{name} {precision} {layout}"
-                measured = partial(step, told, what, case, name, layout, precision, device, times)
-                told.attempt(what, measured)
+                measured = partial(step, report, what, case, name, layout, precision, device, times)
+                report.attempt(what, measured)
     devices.prepare(device, 1)
-    told.attempt("augmentation", lambda: augmentation(told, case, device, times))
+    report.attempt("augmentation", lambda: augmentation(report, case, device, times))
 
 
 def step(
-    told: Told,
+    report: Told,
     what: str,
     case: Case,
     name: str,
@@ -67,7 +67,7 @@ def step(
         model = build(name, case.shape, 10, 512).train()
     model = model.to(device, memory_format=getattr(torch, layout))
     draws = rng.torch_stream(0, "layouts", device=device)
-    x = torch.randn(8 if told.pretend else 128, *case.shape, device=device, generator=draws)
+    x = torch.randn(8 if report.pretend else 128, *case.shape, device=device, generator=draws)
     x = x.contiguous(memory_format=getattr(torch, layout))
     y = torch.arange(len(x), device=device) % 10
     parameters = list(model.parameters())
@@ -79,16 +79,16 @@ def step(
 
     state = [v.clone() for v in model.buffers()]
     with rng.scoped(0, "dropout", device=device):
-        first = once()
+        reference = once()
     for v, before in zip(model.buffers(), state, strict=True):
         v.copy_(before)
     with rng.scoped(0, "dropout", device=device):
-        same = all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
-    told.check(f"{what}: the gradient has the same bits twice", same)
+        same = all(torch.equal(a, b) for a, b in zip(reference, once(), strict=True))
+    report.check(f"{what}: the gradient has the same bits twice", same)
     eager = milliseconds(once, device, times)
-    told.value(f"{what}: slowest kernels, ms a step", slowest(once, device))
+    report.value(f"{what}: slowest kernels, ms a step", slowest(once, device))
     replay = graphs.capture(lambda: once()[0].sum(), device)
-    told.value(what, {"eager ms": eager, "graphed ms": milliseconds(replay, device, times)})
+    report.value(what, {"eager ms": eager, "graphed ms": milliseconds(replay, device, times)})
 
 
 def slowest(work: Callable[[], object], device: torch.device) -> list[tuple[str, float, int]]:
@@ -107,7 +107,7 @@ def slowest(work: Callable[[], object], device: torch.device) -> list[tuple[str,
     ]
 
 
-def augmentation(told: Told, case: Case, device: torch.device, times: int) -> None:
+def augmentation(report: Told, case: Case, device: torch.device, times: int) -> None:
     """Milliseconds of two views of a batch, and of all batches of a client at once."""
     import torch
 
@@ -119,7 +119,7 @@ def augmentation(told: Told, case: Case, device: torch.device, times: int) -> No
         sizes = [case.batch] * n
         x = torch.rand(sum(sizes), *case.shape, device=device, generator=g)
         spent = milliseconds(lambda x=x, sizes=sizes: simclr(x, g, 2, sizes), device, times)
-        told.value(f"two views of {n} batches of {case.batch} images, ms", spent)
+        report.value(f"two views of {n} batches of {case.batch} images, ms", spent)
 
 
 def milliseconds(work: Callable[[], object], device: torch.device, times: int) -> float:

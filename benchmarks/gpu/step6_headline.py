@@ -17,21 +17,21 @@ from told import Told, carry_out
 PARTS = ("paper", "peers", "all", "accuracy")  # what matters most comes first
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     import gpu
     from paired import machine
 
-    told.value("machine", machine())
+    report.value("machine", machine())
     small = gpu.Setting(gpu.SMALL, "cpu", 1, (1,), 2, "toy")
-    setting = small if told.pretend else gpu.Setting(gpu.PAPER, "cuda", 3, (1,), 20, "cifar10")
-    for part in PARTS[:1] if told.pretend else PARTS:
-        found = told.attempt(part, lambda part=part: gpu.measure(setting, (part,)))
-        if not found:
+    setting = small if report.pretend else gpu.Setting(gpu.PAPER, "cuda", 3, (1,), 20, "cifar10")
+    for part in PARTS[:1] if report.pretend else PARTS:
+        measured = report.attempt(part, lambda part=part: gpu.measure(setting, (part,)))
+        if not measured:
             continue
-        rows, more = found
-        told.value(f"{part}: more", more)
+        rows, more = measured
+        report.value(f"{part}: more", more)
         for row in rows:
-            told.value(row.what, asdict(row) | {"met": row.met})
+            report.value(row.what, asdict(row) | {"met": row.met})
 
 
 if __name__ == "__main__":

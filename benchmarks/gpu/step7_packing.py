@@ -29,39 +29,39 @@ RATE = 50_000.0  # goal, examples a second
 QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounits")
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     digests: dict[str, dict[str, str]] = {}
     rates: dict[str, float] = {}
-    precisions = PRECISIONS[:1] if told.pretend else PRECISIONS
+    precisions = PRECISIONS[:1] if report.pretend else PRECISIONS
     with TemporaryDirectory() as folder:
         # what says most comes first: the time may end early
         for mps in (False, True):
-            with server(told, Path(folder)) if mps else nothing() as variables:
+            with server(report, Path(folder)) if mps else nothing() as variables:
                 if variables is None:
                     continue
                 for precision in precisions:
-                    for ranks in (1, 2) if told.pretend else (1, 8, 4, 2):
+                    for ranks in (1, 2) if report.pretend else (1, 8, 4, 2):
                         name = f"{precision}, {ranks} ranks{', MPS' * mps}"
                         out = Path(folder) / name.replace(", ", "-").replace(" ", "-")
-                        result = told.attempt(
+                        result = report.attempt(
                             name,
                             lambda r=ranks, p=precision, o=out, n=name, v=variables: one(
-                                told, r, p, o, n, v
+                                report, r, p, o, n, v
                             ),
                         )
                         if result:
                             digests.setdefault(precision, {})[name], rates[name] = result
-    told.value("digests", digests)
+    report.value("digests", digests)
     for precision, by_name in digests.items():
-        told.check(f"{precision}: all have the same bits", len(set(by_name.values())) == 1)
+        report.check(f"{precision}: all have the same bits", len(set(by_name.values())) == 1)
     if rates:
         best = max(rates, key=lambda name: rates[name])
-        told.value("best packing", f"{best}: {rates[best]:,.0f} examples a second")
-        told.value(f"goal of {RATE:,.0f} examples a second is met", rates[best] >= RATE)
+        report.value("best packing", f"{best}: {rates[best]:,.0f} examples a second")
+        report.value(f"goal of {RATE:,.0f} examples a second is met", rates[best] >= RATE)
 
 
 def one(
-    told: Told, ranks: int, precision: str, out: Path, name: str, variables: dict[str, str]
+    report: Told, ranks: int, precision: str, out: Path, name: str, variables: dict[str, str]
 ) -> tuple[str, float]:
     """Return the digest of one run and its examples a second."""
     import gpu
@@ -69,22 +69,22 @@ def one(
 
     from hpcfed.storage.results import load as results
 
-    case = gpu.SMALL if told.pretend else gpu.PAPER
-    rounds = 6 if told.pretend else gpu.WARM + gpu.ROUNDS
+    case = gpu.SMALL if report.pretend else gpu.PAPER
+    rounds = 6 if report.pretend else gpu.WARM + gpu.ROUNDS
     flags = [
         *case.words,
         *QUIET,
-        *("--rounds", str(rounds), "--run.device", told.kind, "--run.ranks_per_gpu", "8"),
+        *("--rounds", str(rounds), "--run.device", report.kind, "--run.ranks_per_gpu", "8"),
         *("--run.precision", precision),
-        *("--training.engine", "traced" if told.pretend else "graphed"),
+        *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]
     with watched() as samples:
-        run(flags, told, ranks, **variables)
+        run(flags, report, ranks, **variables)
     columns = results(out).columns
     seconds = columns["rounds/seconds"][gpu.WARM :]
     rate = float(case.clients * case.n / np.median(seconds))
-    told.value(
+    report.value(
         name,
         {
             "seconds of the last rounds": seconds.tolist(),
@@ -94,7 +94,7 @@ def one(
             "watts and utilisation of the GPU, each second": samples,
         },
     )
-    return digest(out, told), rate
+    return digest(out, report), rate
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def watched() -> Iterator[list[str]]:
 
     def sample() -> None:
         while smi and not ended.wait(1.0):
-            said = subprocess.run([smi, *QUERY], capture_output=True, text=True, timeout=30)
-            samples.append(said.stdout.strip())
+            answer = subprocess.run([smi, *QUERY], capture_output=True, text=True, timeout=30)
+            samples.append(answer.stdout.strip())
 
     thread = threading.Thread(target=sample)
     thread.start()

@@ -23,20 +23,20 @@ from told import ROOT, Told, carry_out, digest, run
 ROUNDS = 5
 
 
-def work(told: Told, given: argparse.Namespace) -> None:
+def work(report: Told, options: argparse.Namespace) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
-        clean = told.attempt("a clean run", lambda: whole(told, folder / "clean", "4", 1))
-        killed = told.attempt("killed and resumed", lambda: struck(told, folder / "killed"))
-        told.check("killed and resumed, with clients on disk: the same bits", clean == killed)
-        two = told.attempt("two ranks", lambda: whole(told, folder / "two", "0", 2))
-        told.check("two ranks on the GPU: the same bits", clean == two)
+        clean = report.attempt("a clean run", lambda: whole(report, folder / "clean", "4", 1))
+        killed = report.attempt("killed and resumed", lambda: struck(report, folder / "killed"))
+        report.check("killed and resumed, with clients on disk: the same bits", clean == killed)
+        two = report.attempt("two ranks", lambda: whole(report, folder / "two", "0", 2))
+        report.check("two ranks on the GPU: the same bits", clean == two)
 
 
-def flags(told: Told, out: Path, resident: str) -> list[str]:
+def flags(report: Told, out: Path, resident: str) -> list[str]:
     from gpu import PAPER, SMALL
 
-    case = SMALL if told.pretend else replace(PAPER, clients=10)
+    case = SMALL if report.pretend else replace(PAPER, clients=10)
     case = replace(
         case,
         model=case.model.split(",")[0],
@@ -44,27 +44,27 @@ def flags(told: Told, out: Path, resident: str) -> list[str]:
     )
     return [
         *case.words,
-        *("--rounds", str(ROUNDS), "--checkpoint.every", "1", "--run.device", told.kind),
+        *("--rounds", str(ROUNDS), "--checkpoint.every", "1", "--run.device", report.kind),
         *("--run.resident", resident, "--run.device_resident", resident),
         *("--run.ranks_per_gpu", "2"),
-        *("--training.engine", "traced" if told.pretend else "graphed"),
+        *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]
 
 
-def whole(told: Told, out: Path, resident: str, ranks: int) -> str:
+def whole(report: Told, out: Path, resident: str, ranks: int) -> str:
     """The digest of a run that nothing cuts short."""
     start = perf_counter()
-    run(flags(told, out, resident), told, ranks)
-    told.value(f"seconds, {out.name}", perf_counter() - start)
-    return digest(out, told)
+    run(flags(report, out, resident), report, ranks)
+    report.value(f"seconds, {out.name}", perf_counter() - start)
+    return digest(out, report)
 
 
-def struck(told: Told, out: Path) -> str:
+def struck(report: Told, out: Path) -> str:
     """The digest of a run that is killed after its second checkpoint and then resumed."""
     from hpcfed.storage.names import checkpoint_file
 
-    words = [sys.executable, "-m", "hpcfed.main", *flags(told, out, "0"), "--quiet"]
+    words = [sys.executable, "-m", "hpcfed.main", *flags(report, out, "0"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True)
     try:
@@ -73,9 +73,9 @@ def struck(told: Told, out: Path) -> str:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    told.check("the kill met a run that was going on", process.wait() == -signal.SIGKILL)
-    run(["--resume", str(out)], told)
-    return digest(out, told)
+    report.check("the kill met a run that was going on", process.wait() == -signal.SIGKILL)
+    run(["--resume", str(out)], report)
+    return digest(out, report)
 
 
 if __name__ == "__main__":

@@ -109,14 +109,16 @@ def carry_out(
     parser.add_argument("--minutes", type=float, default=LIMIT, help="limit of time")
     if options:
         options(parser)
-    given = parser.parse_args()
-    told = Told(given.folder.resolve() / f"{Path(file).stem}.json", given.pretend, given.minutes)
+    arguments = parser.parse_args()
+    report = Told(
+        arguments.folder.resolve() / f"{Path(file).stem}.json", arguments.pretend, arguments.minutes
+    )
     signal.signal(signal.SIGALRM, over_time)
-    signal.setitimer(signal.ITIMER_REAL, 60 * given.minutes)
-    faulthandler.dump_traceback_later(60 * given.minutes + GRACE, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, 60 * arguments.minutes)
+    faulthandler.dump_traceback_later(60 * arguments.minutes + GRACE, exit=True)
     try:
-        with pretended(given.pretend):
-            work(told, given)
+        with pretended(arguments.pretend):
+            work(report, arguments)
         how = "done"
     except OverTime:
         how = "out of time"
@@ -126,7 +128,7 @@ def carry_out(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
-    return told.end(how)
+    return report.end(how)
 
 
 def over_time(*_: Any) -> None:
@@ -145,7 +147,7 @@ def pretended(wanted: bool) -> Any:
 
 
 def command(
-    words: Sequence[str | Path], told: Told, extra: dict[str, str] | None = None
+    words: Sequence[str | Path], report: Told, extra: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Exit status and output of a command, which is ended with all that it started when the time of
     the step ends.
@@ -153,13 +155,13 @@ def command(
     from launch import SETTINGS, run_within
 
     env = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)} | (extra or {})
-    status, said = run_within(told.left, [str(word) for word in words], env, ROOT)
+    status, text = run_within(report.left, [str(word) for word in words], env, ROOT)
     if status is None:
         raise OverTime
-    return status, said
+    return status, text
 
 
-def run(flags: Sequence[str | Path], told: Told, ranks: int = 1, **extra: str) -> None:
+def run(flags: Sequence[str | Path], report: Told, ranks: int = 1, **extra: str) -> None:
     """One run of hpcfed on so many ranks. RuntimeError with the end of what it said where it
     fails.
     """
@@ -167,14 +169,14 @@ def run(flags: Sequence[str | Path], told: Told, ranks: int = 1, **extra: str) -
 
     launcher = [] if ranks == 1 else [mpirun(), "-np", str(ranks)]
     words = [*launcher, sys.executable, "-m", "hpcfed.main", *flags, "--quiet"]
-    status, said = command(words, told, extra)
+    status, text = command(words, report, extra)
     if status:
-        raise RuntimeError(f"exit status {status}: {said[-1500:]}")
+        raise RuntimeError(f"exit status {status}: {text[-1500:]}")
 
 
-def digest(folder: Path, told: Told) -> str:
+def digest(folder: Path, report: Told) -> str:
     """Of a run's results and weights."""
-    status, said = command([sys.executable, "-m", "hpcfed.cli", "digest", folder], told)
+    status, text = command([sys.executable, "-m", "hpcfed.cli", "digest", folder], report)
     if status:
-        raise RuntimeError(said[-500:])
-    return said.split()[0]
+        raise RuntimeError(text[-500:])
+    return text.split()[0]

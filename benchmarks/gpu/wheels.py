@@ -24,11 +24,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="of the other machine")
-    given = parser.parse_args()
-    subprocess.run(command(given.folder, given.python), check=True)
-    wheels = list(given.folder.glob("*.whl"))
+    options = parser.parse_args()
+    subprocess.run(command(options.folder, options.python), check=True)
+    wheels = list(options.folder.glob("*.whl"))
     size = sum(path.stat().st_size for path in wheels)
-    print(f"{len(wheels)} wheels of {size / 1e6:.1f} MB in {given.folder}")
+    print(f"{len(wheels)} wheels of {size / 1e6:.1f} MB in {options.folder}")
 
 
 def command(folder: Path, python: str) -> list[str]:

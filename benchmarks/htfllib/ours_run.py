@@ -64,8 +64,8 @@ def report() -> int:
     timed = Watched.stamps[:-1]  # the last round has the evaluation
     if status == 0 and len(timed) > 1:
         rate = (len(timed) - 1) * CLIENTS * EXAMPLES / (timed[-1] - timed[0])
-        found = {"images_per_second": rate, "accuracy": Watched.accuracy}
-        print("\n" + json.dumps(found), flush=True)
+        result = {"images_per_second": rate, "accuracy": Watched.accuracy}
+        print("\n" + json.dumps(result), flush=True)
     return status
 
 

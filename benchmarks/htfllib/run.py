@@ -49,28 +49,35 @@ def unpack(theirs: Path, folder: Path) -> None:
         subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
 
 
-def one(found: Measured, who: str, method: str, folder: Path, given: argparse.Namespace) -> None:
+def one(
+    measured: Measured, who: str, method: str, folder: Path, options: argparse.Namespace
+) -> None:
     """One run of one of the two. Ends the benchmark where there is no result."""
-    python, own = Path(sys.executable), environment(folder)
-    path = [own["PYTHONPATH"], str(HERE), str(HERE.parent / "evidence"), str(folder / "system")]
-    own |= {"PYTHONPATH": ":".join(path), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-    start = [str(python)] if who == "HtFLlib" else launcher(python, given.cores)
-    own["OMP_NUM_THREADS"] = str(given.cores if who == "HtFLlib" else 1)
+    python, variables = Path(sys.executable), environment(folder)
+    path = [
+        variables["PYTHONPATH"],
+        str(HERE),
+        str(HERE.parent / "evidence"),
+        str(folder / "system"),
+    ]
+    variables |= {"PYTHONPATH": ":".join(path), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    start = [str(python)] if who == "HtFLlib" else launcher(python, options.cores)
+    variables["OMP_NUM_THREADS"] = str(options.cores if who == "HtFLlib" else 1)
     script = "theirs_run.py" if who == "HtFLlib" else "ours_run.py"
-    words = [*start, str(HERE / script), method, str(given.rounds)]
-    said = output(words, own, given.timeout, folder)
-    lines = [line for line in said.splitlines() if line.startswith('{"images_per_second"')]
+    words = [*start, str(HERE / script), method, str(options.rounds)]
+    out = output(words, variables, options.timeout, folder)
+    lines = [line for line in out.splitlines() if line.startswith('{"images_per_second"')]
     if not lines:
-        sys.exit(f"{who}, {method}: no result: {said[-2000:]}")
+        sys.exit(f"{who}, {method}: no result: {out[-2000:]}")
     print(f"{who}, {method}: {lines[-1]}", flush=True)
-    found.setdefault((who, method), []).append(json.loads(lines[-1]))
+    measured.setdefault((who, method), []).append(json.loads(lines[-1]))
 
 
-def rows(found: Measured, cores: int) -> list[Row]:
+def rows(measured: Measured, cores: int) -> list[Row]:
     """Ours over theirs, by method."""
-    made = []
-    for method in dict.fromkeys(method for _, method in found):
-        ours, theirs = (found[who, method] for who in ("hpcfed", "HtFLlib"))
+    table = []
+    for method in dict.fromkeys(method for _, method in measured):
+        ours, theirs = (measured[who, method] for who in ("hpcfed", "HtFLlib"))
         rates = [[run["images_per_second"] for run in runs] for runs in (ours, theirs)]
         details = {
             "images_per_second": statistics.median(rates[0]),
@@ -79,28 +86,28 @@ def rows(found: Measured, cores: int) -> list[Row]:
             "accuracy, theirs": theirs[-1]["accuracy"],
         }
         what = f"{METHODS[method]}, hpcfed over HtFLlib, {cores} core{'s' * (cores > 1)}"
-        made.append(Row(what, ratio(*rates), least=3.0, details=details))
-    return made
+        table.append(Row(what, ratio(*rates), least=3.0, details=details))
+    return table
 
 
 def main() -> None:
-    given, found = arguments(), Measured()
-    if not given.data.exists():
-        sys.exit(f"{given.data}: no such file; give Fashion-MNIST as HDF5 with --data")
-    if given.rounds < 4:
-        sys.exit(f"--rounds {given.rounds}: the first and the last are not timed; give 4 or more")
+    options, measured = arguments(), Measured()
+    if not options.data.exists():
+        sys.exit(f"{options.data}: no such file; give Fashion-MNIST as HDF5 with --data")
+    if options.rounds < 4:
+        sys.exit(f"--rounds {options.rounds}: the first and the last are not timed; give 4 or more")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        unpack(given.theirs, folder)
-        prepare(given.data, folder)
+        unpack(options.theirs, folder)
+        prepare(options.data, folder)
         turns = {
-            f"{who} {method}": partial(one, found, who, method, folder, given)
-            for method in given.only
+            f"{who} {method}": partial(one, measured, who, method, folder, options)
+            for method in options.only
             for who in ("hpcfed", "HtFLlib")
         }
-        interleaved(turns, given.passes, warm=0)
-    whole = len(given.only) == len(METHODS) and given.passes >= 3
-    save("htfllib", rows(found, given.cores), whole=whole)
+        interleaved(turns, options.passes, warm=0)
+    complete = len(options.only) == len(METHODS) and options.passes >= 3
+    save("htfllib", rows(measured, options.cores), whole=complete)
 
 
 if __name__ == "__main__":

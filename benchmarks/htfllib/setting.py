@@ -51,9 +51,9 @@ def prepare(source: Path, folder: Path) -> None:
             ours[f"{split}/users"] = np.repeat(np.arange(CLIENTS), number)
             theirs = folder / "dataset/fashion" / split
             theirs.mkdir(parents=True)
-            for k, own in enumerate(rows):
-                images = ((x[own].astype(np.float32) / 255 - MEAN) / STD)[:, None]
-                data = np.array({"x": images, "y": y[own].astype(np.int64)}, dtype=object)
+            for k, labels in enumerate(rows):
+                images = ((x[labels].astype(np.float32) / 255 - MEAN) / STD)[:, None]
+                data = np.array({"x": images, "y": y[labels].astype(np.int64)}, dtype=object)
                 np.savez(theirs / f"{k}.npz", data=data)
         ours.attrs["classes"] = json.dumps([str(c) for c in range(10)])
 
@@ -61,9 +61,9 @@ def prepare(source: Path, folder: Path) -> None:
 def shares(y: np.ndarray, each: int) -> list[np.ndarray]:
     """The rows of each client: so many of each of its classes, k to k + OWN_CLASSES - 1, mixed."""
     heaps = [list(np.flatnonzero(y == c)) for c in range(10)]
-    found = []
+    parts = []
     for k in range(CLIENTS):
         classes = [(k + i) % 10 for i in range(OWN_CLASSES)]
-        own = np.array([[heaps[c].pop() for c in classes] for _ in range(each)])
-        found.append(own.ravel())  # class after class in turn: no batch is of one class
-    return found
+        labels = np.array([[heaps[c].pop() for c in classes] for _ in range(each)])
+        parts.append(labels.ravel())  # class after class in turn: no batch is of one class
+    return parts

@@ -69,8 +69,8 @@ def main() -> None:
     server.train()  # rounds 0 to `rounds`; it evaluates before the first and the last
     timed = server.Budget[1:rounds]
     rate = len(timed) * CLIENTS * EXAMPLES / sum(timed)
-    found = {"images_per_second": rate, "accuracy": server.rs_test_acc[-1]}
-    print("\n" + json.dumps(found), flush=True)
+    result = {"images_per_second": rate, "accuracy": server.rs_test_acc[-1]}
+    print("\n" + json.dumps(result), flush=True)
 
 
 main()

@@ -102,12 +102,12 @@ def make_driver(method, clients, at_once, lean, folder):
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    options = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is no part of the answers
     logging.disable(logging.CRITICAL)  # which makes it faster
     with tempfile.TemporaryDirectory() as folder:
-        driver = make_driver(**given, folder=Path(folder))
+        driver = make_driver(**options, folder=Path(folder))
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # noqa: E731
         print(json.dumps({"peak": peak()}), file=answers, flush=True)
         settings = driver.server.server_agent_config.server_configs

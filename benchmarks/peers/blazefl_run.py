@@ -18,8 +18,8 @@ class Data:
         self.x, self.y = clients(path)
 
     def get_dataloader(self, type_, cid, batch_size, generator):
-        held = torch.utils.data.TensorDataset(self.x[cid], self.y[cid])
-        return torch.utils.data.DataLoader(held, batch_size, shuffle=True, generator=generator)
+        dataset = torch.utils.data.TensorDataset(self.x[cid], self.y[cid])
+        return torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, generator=generator)
 
 
 class Models:
@@ -29,37 +29,37 @@ class Models:
         return cnn()
 
 
-def trainer(given, common):
+def trainer(options, common):
     training = dict(common, epochs=1, batch_size=BATCH, lr=LR)
-    if given.processes == 1:
+    if options.processes == 1:
         return FedAvgBaseClientTrainer(**training)
-    return FedAvgThreadPoolClientTrainer(**training, num_parallels=given.processes)
+    return FedAvgThreadPoolClientTrainer(**training, num_parallels=options.processes)
 
 
 def main():
-    given = arguments()
+    options = arguments()
     common = {
         "model_selector": Models(),
         "model_name": "cnn",
-        "dataset": Data(given.data),
+        "dataset": Data(options.data),
         "device": DEVICE,
         "num_clients": CLIENTS,
         "seed": 0,
     }
     server = FedAvgBaseServerHandler(
         **common,
-        global_round=given.warm + given.rounds,
+        global_round=options.warm + options.rounds,
         sample_ratio=COHORT / CLIENTS,
         batch_size=BATCH,
     )
-    client, watch = trainer(given, common), Watch(given)
+    client, watch = trainer(options, common), Watch(options)
     while not server.if_stop():
         chosen, package = server.sample_clients(), server.downlink_package()
         client.local_process(package, chosen)
         for upload in client.uplink_package():
             server.load(upload)
         watch.tick()
-    watch.report(accuracy(given.data, server.model))
+    watch.report(accuracy(options.data, server.model))
 
 
 main()

@@ -54,24 +54,24 @@ class Pipeline(StandalonePipeline):
         """Nothing."""
 
 
-def handler(given):
-    made = Handler(cnn(), given.warm + given.rounds, COHORT / CLIENTS)
-    made.watch = Watch(given)
-    return made
+def handler(options):
+    server = Handler(cnn(), options.warm + options.rounds, COHORT / CLIENTS)
+    server.watch = Watch(options)
+    return server
 
 
-def trainer(given, part=0, parts=1):
+def trainer(options, part=0, parts=1):
     torch.set_num_threads(1)
-    made = SGDSerialClientTrainer(cnn(), CLIENTS // parts)
-    made.setup_dataset(Data(given.data, part * CLIENTS // parts))
-    made.setup_optim(1, BATCH, LR)
-    return made
+    clients = SGDSerialClientTrainer(cnn(), CLIENTS // parts)
+    clients.setup_dataset(Data(options.data, part * CLIENTS // parts))
+    clients.setup_optim(1, BATCH, LR)
+    return clients
 
 
-def train(rank, given, address):
+def train(rank, options, address):
     """One client process."""
-    network = DistNetwork(address, given.processes + 1, rank)
-    PassiveClientManager(network, trainer(given, rank - 1, given.processes)).run()
+    network = DistNetwork(address, options.processes + 1, rank)
+    PassiveClientManager(network, trainer(options, rank - 1, options.processes)).run()
 
 
 def free_port():
@@ -81,22 +81,22 @@ def free_port():
 
 
 def main():
-    given = arguments()
-    server = handler(given)
-    if given.processes == 1:
-        Pipeline(server, trainer(given)).main()
+    options = arguments()
+    server = handler(options)
+    if options.processes == 1:
+        Pipeline(server, trainer(options)).main()
     else:
         address = "127.0.0.1", free_port()
         others = [
-            torch.multiprocessing.Process(target=train, args=(rank, given, address))
-            for rank in range(1, given.processes + 1)
+            torch.multiprocessing.Process(target=train, args=(rank, options, address))
+            for rank in range(1, options.processes + 1)
         ]
         for process in others:
             process.start()
-        SynchronousServerManager(DistNetwork(address, given.processes + 1, 0), server).run()
+        SynchronousServerManager(DistNetwork(address, options.processes + 1, 0), server).run()
         for process in others:
             process.join()
-    server.watch.report(accuracy(given.data, server.model))
+    server.watch.report(accuracy(options.data, server.model))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Aggregator(ServerAggregator):
         self.watch.report(task.accuracy(self.path, self.model))
 
 
-def settings(given, comm):
+def settings(options, comm):
     """What FedML reads from its configuration file."""
     return SimpleNamespace(
         training_type="simulation",
@@ -46,7 +46,7 @@ def settings(given, comm):
         model="cnn",
         client_num_in_total=CLIENTS,
         client_num_per_round=COHORT,
-        comm_round=given.warm + given.rounds + 1,
+        comm_round=options.warm + options.rounds + 1,
         epochs=1,
         batch_size=BATCH,
         client_optimizer="sgd",
@@ -65,15 +65,17 @@ def settings(given, comm):
 
 
 def main():
-    given, comm = task.arguments(), MPI.COMM_WORLD
-    x, y = task.clients(given.data)
+    options, comm = task.arguments(), MPI.COMM_WORLD
+    x, y = task.clients(options.data)
     loaders = {
         k: DataLoader(TensorDataset(x[k], y[k]), BATCH, shuffle=True) for k in range(CLIENTS)
     }
     counts = dict.fromkeys(range(CLIENTS), EXAMPLES)
     data = [CLIENTS * EXAMPLES, 0, None, None, counts, loaders, dict.fromkeys(loaders), 10]
-    args, model = settings(given, comm), task.cnn()
-    aggregator = Aggregator(model, args, task.Watch(given), given.data) if comm.rank == 0 else None
+    args, model = settings(options, comm), task.cnn()
+    aggregator = (
+        Aggregator(model, args, task.Watch(options), options.data) if comm.rank == 0 else None
+    )
     SimulatorMPI(args, torch.device("cpu"), data, model, None, aggregator).run()
 
 

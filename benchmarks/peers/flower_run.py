@@ -49,7 +49,7 @@ def main(grid, context):
     strategy = FedAvg(
         fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS
     )
-    found = strategy.start(
+    history = strategy.start(
         grid,
         ArrayRecord(cnn().state_dict()),
         num_rounds=given.warm + given.rounds,
@@ -58,7 +58,7 @@ def main(grid, context):
         ),  # called at the end of each round
     )
     model = cnn()
-    model.load_state_dict(found.arrays.to_torch_state_dict())
+    model.load_state_dict(history.arrays.to_torch_state_dict())
     watch.report(accuracy(path, model))
 
 

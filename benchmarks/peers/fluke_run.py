@@ -32,8 +32,8 @@ class Ticks(FederationObserver):
 
 
 def main():
-    given = arguments()
-    x, y = clients(given.data)
+    options = arguments()
+    x, y = clients(options.data)
     FlukeENV().set_evaluator(ClassificationEval(eval_every=10**6, n_classes=10))
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     loaders = [
@@ -51,10 +51,10 @@ def main():
     federation = CentralizedFL(
         CLIENTS, data, DDict(client=client, server=DDict(weighted=True), model=cnn())
     )
-    watch = Watch(given)
+    watch = Watch(options)
     federation.set_callbacks(Ticks(watch))
-    federation.run(given.warm + given.rounds, COHORT / CLIENTS)
-    watch.report(accuracy(given.data, federation.server.model))
+    federation.run(options.warm + options.rounds, COHORT / CLIENTS)
+    watch.report(accuracy(options.data, federation.server.model))
 
 
 main()

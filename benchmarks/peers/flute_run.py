@@ -16,12 +16,12 @@ from task import BATCH, COHORT, LR, Watch, accuracy, arguments
 HERE = Path(__file__).resolve().parent
 
 
-def settings(given):
+def settings(options):
     """FLUTE's configuration file."""
-    held = {"batch_size": BATCH}
-    data = {"val": held | {"val_data": None}, "test": held | {"test_data": None}}
-    train = held | {
-        "list_of_train_data": os.path.basename(given.data),
+    sizes = {"batch_size": BATCH}
+    data = {"val": sizes | {"val_data": None}, "test": sizes | {"test_data": None}}
+    train = sizes | {
+        "list_of_train_data": os.path.basename(options.data),
         "desired_max_samples": 10**6,
     }
     return {
@@ -44,7 +44,7 @@ def settings(given):
             "rec_freq": 10**6,
             "initial_val": False,
             "initial_rec": False,
-            "max_iteration": given.warm + given.rounds,
+            "max_iteration": options.warm + options.rounds,
             "num_clients_per_iteration": COHORT,
             "data_config": data,
             "type": "model_optimization",
@@ -88,31 +88,31 @@ def root(folder, source):
     return Path(folder)
 
 
-def watched(given):
+def watched(options):
     """Tick at the end of each round, when FLUTE has saved the model; report after the last."""
     from core.server import OptimizationServer
 
-    watch, save = Watch(given), OptimizationServer.backup_models
+    watch, save = Watch(options), OptimizationServer.backup_models
 
     def backup_models(self, i):
         save(self, i)
         watch.tick()
         if len(watch.stamps) == watch.end:
-            watch.report(accuracy(given.data, self.worker_trainer.model.net))
+            watch.report(accuracy(options.data, self.worker_trainer.model.net))
 
     OptimizationServer.backup_models = backup_models
 
 
 def main():
-    given = arguments()
-    data = os.path.abspath(given.data)
-    folder = root(given.folder, Path(os.environ["FLUTE_SOURCE"]).resolve())
+    options = arguments()
+    data = os.path.abspath(options.data)
+    folder = root(options.folder, Path(os.environ["FLUTE_SOURCE"]).resolve())
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     os.environ["PEER_DATA"] = data
     config = Path(f"config-{os.environ.get('RANK', 0)}.yaml")
-    config.write_text(yaml.safe_dump(settings(given)))
-    watched(given)
+    config.write_text(yaml.safe_dump(settings(options)))
+    watched(options)
     sys.argv = [
         "e2e_trainer.py",
         "-config",

@@ -20,17 +20,17 @@ def watched(watch):
     return Watched
 
 
-def words(given):
+def words(options):
     """The command line. The last round, in which all clients are evaluated, comes after those that
     are timed.
     """
     job = {
-        "rounds": given.warm + given.rounds + 1,
+        "rounds": options.warm + options.rounds + 1,
         "clients": CLIENTS,
         "participation": COHORT / CLIENTS,
         "algorithm.name": "fedavg",
         "models.mix": "cnn",
-        "data.name": file(given.data),
+        "data.name": file(options.data),
         "data.partition": "iid",
         "local.optimiser": "sgd",
         "local.lr": LR,
@@ -40,21 +40,21 @@ def words(given):
         "evaluate.every": 10**6,
         "checkpoint.every": 0,
         "checkpoint.minutes": 0,
-        "out": given.folder,
+        "out": options.folder,
         "overwrite": "true",
         "quiet": "true",
         "evaluate.common": "true",
     }
-    if given.engine:
-        job["training.engine"] = given.engine
+    if options.engine:
+        job["training.engine"] = options.engine
     return [word for name, value in job.items() for word in (f"--{name}", str(value))]
 
 
 def report():
-    given = arguments()
-    watch = Watch(given)
+    options = arguments()
+    watch = Watch(options)
     run.Loop = watched(watch)
-    status = main.main(words(given))
+    status = main.main(words(options))
     if watch.stamps and status == 0:
         watch.report(float(watch.accuracy))
     return status

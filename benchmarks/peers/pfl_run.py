@@ -39,15 +39,15 @@ class Ticks(TrainingProcessCallback):
 
 
 def main():
-    given = arguments()
-    x, y = (v.to(DEVICE) for v in clients(given.data))
+    options = arguments()
+    x, y = (v.to(DEVICE) for v in clients(options.data))
     module = cnn()
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     users = itertools.chain.from_iterable(cohort(t) for t in itertools.count())
     data = FederatedDataset(
         lambda k: Dataset(raw_data=[x[k], y[k]], user_id=str(k)), lambda: next(users)
     )
-    rounds, watch = given.warm + given.rounds, Watch(given)
+    rounds, watch = options.warm + options.rounds, Watch(options)
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=rounds,
@@ -61,7 +61,7 @@ def main():
         callbacks=[Ticks(watch)],
     )
     if get_framework_module().distributed.global_rank == 0:
-        watch.report(accuracy(given.data, module))
+        watch.report(accuracy(options.data, module))
 
 
 main()

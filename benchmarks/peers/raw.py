@@ -15,14 +15,14 @@ def train(model, x, y):
 
 
 def main():
-    given = arguments()
-    x, y = clients(given.data)
-    model, rank, size = cnn(), 0, given.processes
+    options = arguments()
+    x, y = clients(options.data)
+    model, rank, size = cnn(), 0, options.processes
     if size > 1:
         distributed.init_process_group("gloo")
         rank = distributed.get_rank()
-    state, watch = torch.nn.utils.parameters_to_vector(model.parameters()).detach(), Watch(given)
-    for t in range(given.warm + given.rounds):
+    state, watch = torch.nn.utils.parameters_to_vector(model.parameters()).detach(), Watch(options)
+    for t in range(options.warm + options.rounds):
         total = torch.zeros_like(state)
         for k in cohort(t)[rank::size]:
             torch.nn.utils.vector_to_parameters(state.clone(), model.parameters())
@@ -34,7 +34,7 @@ def main():
         watch.tick()
     if rank == 0:
         torch.nn.utils.vector_to_parameters(state, model.parameters())
-        watch.report(accuracy(given.data, model))
+        watch.report(accuracy(options.data, model))
     if size > 1:
         distributed.destroy_process_group()
 

@@ -64,12 +64,12 @@ def prepare(source: Path, target: Path) -> None:
     np.savez(target, **images, **{name: y.astype(np.int64) for name, y in labels.items()})
 
 
-def install(peer: Peer, given: argparse.Namespace) -> Path | None:
+def install(peer: Peer, options: argparse.Namespace) -> Path | None:
     """The peer's Python, or none, with a message, where it cannot be installed."""
     try:
         if peer.place == "flute":
-            simulators.flute_source(given.cache, given.flute)
-        return simulators.installed(peer, given.cache)
+            simulators.flute_source(options.cache, options.flute)
+        return simulators.installed(peer, options.cache)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"{peer.name}: skipped, not installed: {error}", file=sys.stderr)
         return None
@@ -89,13 +89,13 @@ class Measured:
         """One run of one peer, unless it has failed before."""
         if run in self.failed:
             return
-        found = self.start(run)
-        print(f"{run[0].name}, {run[1]} processes: {found}", flush=True)
-        if isinstance(found, str) or found["accuracy"] < LEARNT:
-            self.failed[run] = found if isinstance(found, str) else f"did not learn: {found}"
+        rate = self.start(run)
+        print(f"{run[0].name}, {run[1]} processes: {rate}", flush=True)
+        if isinstance(rate, str) or rate["accuracy"] < LEARNT:
+            self.failed[run] = rate if isinstance(rate, str) else f"did not learn: {rate}"
             return
-        self.rates[run].append(found["images_per_second"])
-        self.accuracy[run] = found["accuracy"]
+        self.rates[run].append(rate["images_per_second"])
+        self.accuracy[run] = rate["accuracy"]
 
     def start(self, run: Run) -> dict[str, float] | str:
         """What a run reports, or the end of what it said instead."""
@@ -114,9 +114,9 @@ class Measured:
             str(self.given.warm),
             *(["--engine", peer.engine] if peer.engine else []),
         ]
-        said = output(words, simulators.environment(self.given.cache), self.given.timeout)
-        lines = [line for line in said.splitlines() if line.startswith('{"images_per_second"')]
-        return json.loads(lines[-1]) if lines else f"no result: {said[-600:]}"
+        out = output(words, simulators.environment(self.given.cache), self.given.timeout)
+        lines = [line for line in out.splitlines() if line.startswith('{"images_per_second"')]
+        return json.loads(lines[-1]) if lines else f"no result: {out[-600:]}"
 
     def whole(self, processes: int) -> dict[str, tuple[list[float], Run]]:
         """Peers that ran in every pass with so many processes."""
@@ -126,53 +126,55 @@ class Measured:
 
 def rows(measured: Measured) -> list[Row]:
     """Everyone over the raw loop, then ours over every peer."""
-    found = []
+    measured_rows = []
     for n in measured.given.processes:
-        whole, where = measured.whole(n), f"{n} process{'es' * (n > 1)}"
-        raw = whole.pop(simulators.RAW.name, (None, None))[0]
-        for name, (rates, run) in whole.items():
+        complete, where = measured.whole(n), f"{n} process{'es' * (n > 1)}"
+        raw = complete.pop(simulators.RAW.name, (None, None))[0]
+        for name, (rates, run) in complete.items():
             details = {
                 "images_per_second": statistics.median(rates),
                 "accuracy": measured.accuracy[run],
             }
             if raw:
-                found.append(
+                measured_rows.append(
                     Row(f"{name} over the raw loop, {where}", ratio(rates, raw), details=details)
                 )
-        found += against(whole, where, goal=1.0 if n > 1 else None)
-    return found
+        measured_rows += against(complete, where, goal=1.0 if n > 1 else None)
+    return measured_rows
 
 
-def against(whole: dict[str, tuple[list[float], Run]], where: str, goal: float | None) -> list[Row]:
+def against(
+    complete: dict[str, tuple[list[float], Run]], where: str, goal: float | None
+) -> list[Row]:
     """Ours over every peer."""
-    own = {name: rates for name, (rates, run) in whole.items() if run[0].own}
-    others = {name: rates for name, (rates, run) in whole.items() if not run[0].own}
+    ours = {name: rates for name, (rates, run) in complete.items() if run[0].own}
+    others = {name: rates for name, (rates, run) in complete.items() if not run[0].own}
     return [
-        Row(f"{mine} over {name}, {where}", ratio(own[mine], rates), least=goal)
-        for mine in own
+        Row(f"{mine} over {name}, {where}", ratio(ours[mine], rates), least=goal)
+        for mine in ours
         for name, rates in others.items()
     ]
 
 
 def main() -> None:
-    given = arguments()
-    if not given.data.exists():
-        sys.exit(f"{given.data}: no such file; give Fashion-MNIST as HDF5 with --data")
-    names = tuple(name.lower() for name in given.only) or ("",)
+    options = arguments()
+    if not options.data.exists():
+        sys.exit(f"{options.data}: no such file; give Fashion-MNIST as HDF5 with --data")
+    names = tuple(name.lower() for name in options.only) or ("",)
     chosen = [peer for peer in simulators.PEERS if peer.name.lower().startswith(names)]
-    wanted = (simulators.RAW, *map(simulators.ours, given.engines), *chosen)
-    pythons = {peer: python for peer in wanted if (python := install(peer, given))}
+    wanted = (simulators.RAW, *map(simulators.ours, options.engines), *chosen)
+    pythons = {peer: python for peer in wanted if (python := install(peer, options))}
     with tempfile.TemporaryDirectory() as folder:
-        prepare(given.data, Path(folder) / "data.npz")
-        measured = Measured(given, pythons, Path(folder))
+        prepare(options.data, Path(folder) / "data.npz")
+        measured = Measured(options, pythons, Path(folder))
         turns = {
             f"{peer.name} {n}": partial(measured.turn, (peer, n)) for peer, n in measured.rates
         }
-        interleaved(turns, given.passes, warm=0)
+        interleaved(turns, options.passes, warm=0)
     for (peer, n), why in measured.failed.items():
         print(f"{peer.name}, {n} processes: skipped: {why}", file=sys.stderr)
     skipped = {f"{p.name}, {n}": why[-200:] for (p, n), why in measured.failed.items()}
-    save("peers", rows(measured), whole=not given.only, skipped=skipped)
+    save("peers", rows(measured), whole=not options.only, skipped=skipped)
 
 
 if __name__ == "__main__":

@@ -139,5 +139,5 @@ def output(
     words: list[str], environment: dict[str, str], timeout: int, folder: Path | None = None
 ) -> str:
     """What a command prints; it and all that it started are ended when it takes too long."""
-    status, said = run_within(timeout, words, environment, folder)
-    return said if status is not None else f"{said}\ngiven up after {timeout} s"
+    status, text = run_within(timeout, words, environment, folder)
+    return text if status is not None else f"{text}\ngiven up after {timeout} s"

@@ -59,9 +59,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=2, help="rounds before them")
     parser.add_argument("--engine", default="", help="ours only: training.engine of the job")
     parser.add_argument("--folder", default="", help="a folder for what the peer has to write")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    return given
+    return options
 
 
 @cache
@@ -69,8 +69,8 @@ def clients(path: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images [clients, examples, *shape], normalised floats, and labels [clients, examples] of all
     clients.
     """
-    with np.load(file(path)) as held:
-        x, y = normalised(held["x_train"]), torch.from_numpy(held["y_train"])
+    with np.load(file(path)) as archive:
+        x, y = normalised(archive["x_train"]), torch.from_numpy(archive["y_train"])
     return x.reshape(CLIENTS, EXAMPLES, *SHAPE), y.reshape(CLIENTS, EXAMPLES)
 
 
@@ -125,8 +125,8 @@ def cnn() -> nn.Sequential:
 class Watch:
     """Counts rounds: `tick` after each one, `report` at the end."""
 
-    def __init__(self, given: argparse.Namespace):
-        self.warm, self.end, self.stamps = given.warm, given.warm + given.rounds, []
+    def __init__(self, options: argparse.Namespace):
+        self.warm, self.end, self.stamps = options.warm, options.warm + options.rounds, []
 
     def tick(self) -> None:
         if DEVICE == "cuda":
@@ -139,15 +139,15 @@ class Watch:
         """
         timed = self.stamps[self.warm - 1 : self.end]
         rate = (len(timed) - 1) * IMAGES / (timed[-1] - timed[0])
-        found = {"images_per_second": rate, "rounds": len(timed) - 1, "accuracy": accuracy}
-        print("\n" + json.dumps(found), flush=True)
+        result = {"images_per_second": rate, "rounds": len(timed) - 1, "accuracy": accuracy}
+        print("\n" + json.dumps(result), flush=True)
 
 
 @torch.no_grad()
 def accuracy(path: str, model: nn.Module) -> float:
     """Of the global model on the test images at the end: tells that a peer did train."""
-    with np.load(file(path)) as held:
-        x, y = normalised(held["x_test"]), torch.from_numpy(held["y_test"])
+    with np.load(file(path)) as archive:
+        x, y = normalised(archive["x_test"]), torch.from_numpy(archive["y_test"])
     x, y = (v.to(next(model.parameters()).device) for v in (x, y))
     return (model.eval()(x).argmax(1) == y).float().mean().item()
 

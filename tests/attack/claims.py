@@ -82,13 +82,13 @@ def refused(answer: Answer, *parts: str) -> None:
     assert [part for part in parts if part not in answer.err] == [], answer.err[:3000]
 
 
-def damaged(whole: bytes, g: Random) -> bytes:
+def damaged(content: bytes, g: Random) -> bytes:
     """The bytes after one kind of accident: cut, bits flipped, numbers replaced, pieces moved,
     bytes lost.
     """
-    kind, changed = g.randrange(6), bytearray(whole)
+    kind, changed = g.randrange(6), bytearray(content)
     if kind == 0:
-        return whole[: g.randrange(len(whole))]
+        return content[: g.randrange(len(content))]
     for _ in range(g.choice([1, 1, 1, 2, 4, 16])):
         i, j = g.randrange(len(changed)), g.randrange(len(changed))
         if kind == 1:

@@ -47,10 +47,10 @@ CRASHES = [
 
 
 def test_files_that_crash_hdf5_are_refused(tmp_path):
-    whole = {kind: make(tmp_path / f"{kind}.h5").read_bytes() for kind, make in KINDS.items()}
+    originals = {kind: make(tmp_path / f"{kind}.h5").read_bytes() for kind, make in KINDS.items()}
     paths = [tmp_path / f"{kind}-{accident}.h5" for kind, accident in CRASHES]
     for path, (kind, accident) in zip(paths, CRASHES, strict=True):
-        path.write_bytes(damaged(whole[kind], Random(accident)))
+        path.write_bytes(damaged(originals[kind], Random(accident)))
     command = [sys.executable, "-c", READ, *map(str, paths)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment({}), timeout=limits.COMMAND

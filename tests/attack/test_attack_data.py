@@ -280,15 +280,15 @@ def test_class_names_that_are_no_list_are_refused(tmp_path, classes):
 
 
 def test_damaged_npz_files_are_read_or_refused(tmp_path):
-    whole = [
+    originals = [
         saved(tmp_path / "a.npz").read_bytes(),
         saved(tmp_path / "t.npz", **WORDS, users_train=Y).read_bytes(),
     ]
     np.savez_compressed(tmp_path / "c.npz", **ARRAYS)
-    whole.append((tmp_path / "c.npz").read_bytes())
+    originals.append((tmp_path / "c.npz").read_bytes())
     g, path = Random(0), tmp_path / "m.npz"
     for _ in range(600):
-        path.write_bytes(damaged(g.choice(whole), g))
+        path.write_bytes(damaged(g.choice(originals), g))
         try:
             files.read(path)
         except DataError as error:
@@ -302,8 +302,8 @@ def test_a_million_classes_are_shared_out():
         "many", train, Split(train.x[:1], few), tuple(map(str, range(10**6))), (0.0,), (1.0,)
     )
     for name in ("dirichlet", "classes"):
-        made = partition.split(data, Data(partition=name, classes_per_client=1000), 20, 0)
-        assert all(made.sizes)
+        parts = partition.split(data, Data(partition=name, classes_per_client=1000), 20, 0)
+        assert all(parts.sizes)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.h5"])

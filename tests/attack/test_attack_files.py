@@ -39,10 +39,10 @@ def copy(made, tmp_path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "run"))
 
 
-def versions(whole: bytes, n: int, g: Random) -> Iterator[bytes]:
+def versions(content: bytes, n: int, g: Random) -> Iterator[bytes]:
     """So many damaged versions of these bytes."""
     while n:
-        if (version := damaged(whole, g)) != whole:
+        if (version := damaged(content, g)) != content:
             n -= 1
             yield version
 
@@ -84,12 +84,12 @@ def test_a_damaged_checkpoint_is_never_resumed_from(copy):
 
 
 def test_files_in_each_others_place_are_refused(copy, tmp_path):
-    own, saved = names.results_file(copy), names.checkpoint_file(copy, 2)
+    results, saved = names.results_file(copy), names.checkpoint_file(copy, 2)
     refused(command("summary", str(saved)), "holds hpcfed-checkpoint, not hpcfed-results")
     refused(command("summary", str(names.partition_file(copy))), "holds hpcfed-partition, not")
-    shutil.copy(own, saved)
+    shutil.copy(results, saved)
     refused(run("--resume", str(saved)), "holds hpcfed-results, not hpcfed-checkpoint")
-    with h5py.File(own, "w") as file:
+    with h5py.File(results, "w") as file:
         file["columns"] = np.zeros(3)
     for parts in (1, 2):
         names.results_copy(names.parts_folder(names.checkpoint_file(copy, parts))).unlink()
@@ -185,14 +185,14 @@ CSV = st.lists(LINES.map(lambda line: ",".join(map(str, line))), max_size=5).map
 @given(st.booleans(), CSV)
 def test_any_profile_file_is_read_or_refused(tmp_path, headed, text):
     path = tmp_path / "clients.csv"
-    first = ",".join(profiles.HEADER) + "\n" if headed else ""
-    path.write_bytes((first + text).encode(errors="surrogatepass"))
+    heading = ",".join(profiles.HEADER) + "\n" if headed else ""
+    path.write_bytes((heading + text).encode(errors="surrogatepass"))
     try:
-        found = profiles.read(path, 2)
+        profile = profiles.read(path, 2)
     except DataError as error:
         assert "clients.csv" in str(error)
     else:
-        assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
+        assert {name: len(values) for name, values in profile.items()} == dict.fromkeys(
             profiles.COLUMNS, 2
         )
 

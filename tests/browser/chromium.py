@@ -60,7 +60,7 @@ class Browser:
         self.driver.find_element("css selector", selector).click()
 
     def texts(self, selector: str) -> list[str]:
-        return [found.text for found in self.driver.find_elements("css selector", selector)]
+        return [element.text for element in self.driver.find_elements("css selector", selector)]
 
     def texts_now(self, selector: str) -> list[str]:
         """The same in one step, of a page whose elements may be replaced meanwhile."""

@@ -12,6 +12,6 @@ from tests.browser.chromium import PACKAGES, PROGRAMS, Browser
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Chromium, installed where it is missing."""
     debian.needed("Chromium", PROGRAMS, PACKAGES, seconds=120)
-    found = Browser(tmp_path_factory.mktemp("browser"))
-    yield found
-    found.close()
+    page = Browser(tmp_path_factory.mktemp("browser"))
+    yield page
+    page.close()

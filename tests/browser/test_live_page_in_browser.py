@@ -64,8 +64,8 @@ def test_choices_stay_when_new_numbers_arrive(browser, tmp_path):
             browser, 1, "b, round 4/9, accuracy 0.6000, 2 ranks, 2.10 s a round, 10.5 s left"
         )
         assert browser.do("return window.same")  # it was not loaded anew
-        drawn = lines(browser, "lines-accuracy")
-        assert drawn["name"] == ["b"] and drawn["xs"] == [[1, 2, 3, 4]]
+        curves = lines(browser, "lines-accuracy")
+        assert curves["name"] == ["b"] and curves["xs"] == [[1, 2, 3, 4]]
         clients = lines(browser, "clients-accuracy")
         assert clients["name"] == ["b, client 3"] and len(clients["xs"][0]) == 4
         names = browser.texts_now("#runs tbody td:nth-child(2)")

@@ -100,8 +100,8 @@ def lines(page: Browser, name: str) -> dict[str, list]:
 
 def test_it_draws_runs_curves_labels_and_phases(page):
     assert page.texts("h1") == ["3 runs"] and len(page.texts("#runs tbody tr")) == 3
-    drawn = lines(page, "lines-accuracy")
-    assert drawn["xs"][0] == [1, 2, 3, 4, 5, 6] and drawn["ys"][0] == pytest.approx(
+    curves = lines(page, "lines-accuracy")
+    assert curves["xs"][0] == [1, 2, 3, 4, 5, 6] and curves["ys"][0] == pytest.approx(
         0.515 + np.arange(1, 7) / 1000
     )
     assert len(lines(page, "bands-accuracy")["xs"]) == 3
@@ -165,9 +165,9 @@ def test_chosen_clients_are_drawn_over_the_others(page):
     page.click("#run option:nth-child(2)")
     page.click("#clients tbody tr:nth-child(3) input")
     page.until(lambda: lines(page, "clients-accuracy")["ys"], "no client is drawn")
-    drawn = lines(page, "clients-accuracy")
-    assert drawn["name"] == ["fedprox, client 2"]
-    assert drawn["ys"][0] == pytest.approx(0.72 + np.arange(1, 7) / 1000, abs=1e-5)
+    curves = lines(page, "clients-accuracy")
+    assert curves["name"] == ["fedprox, client 2"]
+    assert curves["ys"][0] == pytest.approx(0.72 + np.arange(1, 7) / 1000, abs=1e-5)
     page.click("#x option[value=bytes]")
     assert lines(page, "clients-accuracy")["xs"][0] == [1500 * t for t in range(1, 7)]
     assert page.do("const r = model('x'); return [r.start, r.end]") == [0, 1.02 * 9000]
@@ -183,12 +183,12 @@ def test_hovering_shows_the_nearest_values(page):
         page.driver.execute_cdp_cmd(
             "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + step, "y": y}
         )
-    told = """const within = e => [e, ...e.shadowRoot ? all(e.shadowRoot) : []];
+    script = """const within = e => [e, ...e.shadowRoot ? all(e.shadowRoot) : []];
         const all = root => [...root.querySelectorAll('*')].flatMap(within);
         return all(document).filter(e => e.className === 'bk-tooltip-row-value')
                             .map(e => e.textContent.trim())"""
-    page.until(lambda: page.do(told), "no tooltip")
-    assert page.do(told) == ["<i onclick=1>", "4", "0.619"]
+    page.until(lambda: page.do(script), "no tooltip")
+    assert page.do(script) == ["<i onclick=1>", "4", "0.619"]
 
 
 def test_numbers_and_a_button_zoom_without_a_mouse(page):
@@ -206,9 +206,9 @@ def test_seeds_of_a_method_are_one_line_until_they_are_asked_for(browser, tmp_pa
     levels = {"a": 0.5, "b": 0.7, "c": 0.6}
     folders = [run(tmp_path / name, level, i) for i, (name, level) in enumerate(levels.items())]
     browser.open(Path(report(folders, tmp_path / "report.html")))
-    drawn = lines(browser, "lines-accuracy")
-    assert drawn["name"] == ["fedavg, mean of 3 seeds"] == browser.texts("#curves-legend li")
-    assert drawn["ys"][0] == pytest.approx(0.615 + np.arange(1, 7) / 1000)
+    curves = lines(browser, "lines-accuracy")
+    assert curves["name"] == ["fedavg, mean of 3 seeds"] == browser.texts("#curves-legend li")
+    assert curves["ys"][0] == pytest.approx(0.615 + np.arange(1, 7) / 1000)
     band = np.array(lines(browser, "bands-accuracy")["ys"][0])
     std = np.std(np.add.outer([0.5, 0.7, 0.6], np.arange(K) / 100))  # clients of all seeds
     assert band[:T] - band[T:][::-1] == pytest.approx(np.full(T, 2 * std))
@@ -238,17 +238,17 @@ def test_the_metric_of_comparison_and_curves_is_chosen(browser, tmp_path):
 def test_tables_are_downloaded_as_csv(page):
     for button in ("csvOfRuns", "csvOfRounds", "csvOfClients", "csvOfCurves"):
         page.click(f"#{button}")
-    found = {
+    texts = {
         name: list(csv.DictReader(io.StringIO(page.downloaded(f"{name}.csv"))))
         for name in ("runs", "rounds", "clients", "clients-rounds")
     }
-    assert [float(row["accuracy"]) for row in found["runs"]] == pytest.approx(
+    assert [float(row["accuracy"]) for row in texts["runs"]] == pytest.approx(
         [0.521, 0.721, 0.621], rel=1e-12
     )
     name = NASTY.rpartition("/")[2]  # data are called by their file's name
-    assert found["runs"][0]["data"] == f"{name}, dirichlet(0.5)" and len(found["rounds"]) == 3 * T
-    assert found["clients"][1]["architecture"] == NASTY
-    assert float(found["clients-rounds"][T]["accuracy"]) == pytest.approx(0.511, abs=1e-5)
+    assert texts["runs"][0]["data"] == f"{name}, dirichlet(0.5)" and len(texts["rounds"]) == 3 * T
+    assert texts["clients"][1]["architecture"] == NASTY
+    assert float(texts["clients-rounds"][T]["accuracy"]) == pytest.approx(0.511, abs=1e-5)
 
 
 def test_on_paper_all_parts_are_open_and_charts_are_pictures(page):

@@ -146,7 +146,7 @@ class Examination:
             *(rounds.algorithm.traffic(rounds.fed, k) for k in range(rounds.fed.K)), strict=True
         )
         watch.announced = list(down), list(up)
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(StringIO()) as stderr:
             for t in range(1, ROUNDS + 1):
                 taken = snapshot.take_snapshot(rounds).items if t == MOVED else {}
                 copy = dict(toy.leaves(taken))
@@ -164,7 +164,7 @@ class Examination:
         save_restore.save(rounds, run)
         results.finish()
         watch.generators = before, global_generators()
-        watch.messages = said.getvalue()
+        watch.messages = stderr.getvalue()
         if not self.event_based:  # whose rounds wait until enough clients have reported
             old = deepcopy(snapshot.to_tree(rounds.state))
             with drop_out():
@@ -188,14 +188,14 @@ class Examination:
                     rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
                         rounds.fed.sizes
                     )
-                    moved = rounds.balance.rebalance()
+                    changed = rounds.balance.rebalance()
             if comm.rank == 0:
-                watch.moved = moved
+                watch.moved = changed
             return outcomes
 
-        with redirect_stderr(StringIO()) as said, self.failure(drops_out=False):
+        with redirect_stderr(StringIO()) as stderr, self.failure(drops_out=False):
             watch.outcomes = same_on_all(spmd(3, on_rank))
-        watch.messages = said.getvalue()
+        watch.messages = stderr.getvalue()
         return watch
 
     @once
@@ -377,14 +377,14 @@ def failure(victim: tuple[int, int] | Callable[[int, int], tuple[int, int]]) -> 
 
     victim: client and number of the round, or a function that says so of those that it is asked.
     """
-    whole = local.check_finite
+    check_finite = local.check_finite
 
     def checked(fed: Any, client: Any, t: int, *rest: Any) -> Any:
         if (client.id, t) == (victim(client.id, t) if callable(victim) else victim):
             error = DivergedError(f"{fed.warnings.where(client)}: the loss is nan")
             error.client = client.id
             raise error
-        return whole(fed, client, t, *rest)
+        return check_finite(fed, client, t, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "check_finite", checked)

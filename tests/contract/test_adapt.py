@@ -50,14 +50,14 @@ def test_without_its_term_adaptation_is_fine_tuning(how: str, field: str):
 
 
 def test_the_penalty_has_no_gradient_in_the_first_step_and_holds_back_later_ones():
-    first = adapted("fedavg", "ewc", *ONE_STEP)[1]
+    adapted_models = adapted("fedavg", "ewc", *ONE_STEP)[1]
     public = ("--data.public", "32", "--data.public_source", str(toy.folder() / "public.npz"))
-    assert toy.differences(first, adapted("fedavg", "all", *ONE_STEP, *public)[1]) == []
+    assert toy.differences(adapted_models, adapted("fedavg", "all", *ONE_STEP, *public)[1]) == []
     flags = (*ONE_STEP, "--adapt.epochs", "5", "--adapt.lam", "20")
-    _, held, w = adapted("fedavg", "ewc", *flags)
+    _, penalised, w = adapted("fedavg", "ewc", *flags)
     free = adapted("fedavg", "all", *ONE_STEP, *public, "--adapt.epochs", "5")[1]
-    moved = [sum((m[5][n] - w[n]).norm() for n in w) for m in (held, free)]
-    assert moved[0] < moved[1]
+    distances = [sum((m[5][n] - w[n]).norm() for n in w) for m in (penalised, free)]
+    assert distances[0] < distances[1]
 
 
 def test_distillation_without_labels_does_not_move():
@@ -85,9 +85,9 @@ def test_clients_of_any_method_adapt_the_model_that_they_predict_with(method: st
 
 
 def test_adaptation_has_the_same_bits_on_two_ranks():
-    whole = adapted("fedavg", "distil")[0]
+    distilled = adapted("fedavg", "distil")[0]
     for spread in spmd(2, lambda comm: adapted("fedavg", "distil", comm=comm)[0]):
-        assert toy.differences(spread, whole) == []
+        assert toy.differences(spread, distilled) == []
 
 
 def test_adapted_models_are_saved_and_are_as_accurate_as_recorded(tmp_path: Path):

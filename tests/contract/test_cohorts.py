@@ -45,7 +45,7 @@ def test_a_loss_that_is_reported_counts_as_four_bytes():
 
 
 def test_fedprox_by_size_is_the_choice_by_size():
-    own = toy.run(
+    expected = toy.run(
         Serial(),
         toy.job(
             "fedprox", *MLP, "--algorithm.sampling", "size", "--algorithm.weighting", "uniform"
@@ -55,11 +55,11 @@ def test_fedprox_by_size_is_the_choice_by_size():
         Serial(),
         toy.job("fedprox", *MLP, "--selection.by", "size", "--algorithm.weighting", "uniform"),
     )
-    assert toy.differences(own, of_job) == []
+    assert toy.differences(expected, of_job) == []
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (
             ("fedavg", "--selection.eta", "0.1"),
@@ -74,14 +74,16 @@ def test_fedprox_by_size_is_the_choice_by_size():
         ),
     ],
 )
-def test_a_choice_without_effect_is_refused(flags: tuple[str, ...], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_a_choice_without_effect_is_refused(flags: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         toy.job(*flags, *MLP)
 
 
 def test_a_method_with_a_cohort_hook_draws_by_the_choice_or_says_that_it_does_not():
-    own = {n for n in ALGORITHMS if issubclass(load(n), RoundBased) and "cohort" in vars(load(n))}
-    assert {n for n in own if load(n).samples_cohorts} == {
+    overriding = {
+        n for n in ALGORITHMS if issubclass(load(n), RoundBased) and "cohort" in vars(load(n))
+    }
+    assert {n for n in overriding if load(n).samples_cohorts} == {
         *("fedprox", "feddane"),
         *("fedcovid", "harmony"),  # in a part of their rounds
     }

@@ -88,8 +88,8 @@ def test_ranks_do_not_matter(runs: Examination):
 
 def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(runs: Examination):
     assert runs.spread.moved > 0
-    moved = slice(MOVED, FAILED - 1)
-    assert toy.differences(runs.spread.outcomes[moved], runs.whole.outcomes[moved]) == []
+    after_move = slice(MOVED, FAILED - 1)
+    assert toy.differences(runs.spread.outcomes[after_move], runs.whole.outcomes[after_move]) == []
 
 
 def test_a_run_saved_on_three_ranks_continues_on_one_to_the_same_bits(runs: Examination):
@@ -110,8 +110,8 @@ def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
         assert not failed.column("fault").any()
         return
     assert np.flatnonzero(failed.column("fault")).tolist() == [runs.victim[0]]
-    said = f"client {runs.victim[0]} leaves the round"
-    assert runs.spread.messages.count(said) == 1
+    message = f"client {runs.victim[0]} leaves the round"
+    assert runs.spread.messages.count(message) == 1
     assert toy.differences(without_faults(failed), without_faults(dropped)) == []
 
 
@@ -186,8 +186,8 @@ def test_traffic_is_as_announced_and_only_that_of_the_cohort(runs: Examination):
 
 
 def test_a_single_example_a_single_class_and_no_test_example_are_no_exceptions(runs: Examination):
-    seen = runs.whole.column("cohort").any(0)
-    assert seen[0] and seen[1]  # one example, one class
+    participants = runs.whole.column("cohort").any(0)
+    assert participants[0] and participants[1]  # one example, one class
     assert all(map(finite, runs.whole.outcomes))
     assert np.isnan(runs.whole.outcomes[-1].scores[5]).all()  # has nothing to be tested on
 
@@ -235,8 +235,8 @@ def test_a_saved_model_is_as_accurate_as_the_run_recorded(runs: Examination):
     compared = [m for m in models if cohort[m.about.client] or "received" in m.about.counted]
     assert compared
     for model in compared:
-        found, recorded = counted(model, record)
-        assert found == recorded and not model.training, model.about
+        accuracy, recorded = counted(model, record)
+        assert accuracy == recorded and not model.training, model.about
 
 
 @pytest.mark.parametrize("method", [m for m in ALGORITHMS if issubclass(load(m), RoundBased)])
@@ -255,8 +255,8 @@ def test_the_cluster_demand_of_a_method_in_rounds_follows_from_the_job(method: s
         job={},
     )
     asked = demand(fed, np.array(toy.TESTS), costs)
-    first = [k for ks in asked.cohorts[0] for k in ks]
-    sent = [fed.job.algorithm.traffic(fed, k)[1] for k in first]
+    asked_first = [k for ks in asked.cohorts[0] for k in ks]
+    sent = [fed.job.algorithm.traffic(fed, k)[1] for k in asked_first]
     assert (4 * asked.values, asked.uploads) == (
         (0, sum(sent)) if method in GATHERED else (max(sent), 0)
     )

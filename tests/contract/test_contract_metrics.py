@@ -24,18 +24,18 @@ KEPT = ("--algorithm.name", "lgfedavg")  # clients keep models, and so scores, w
 def file(task: str) -> Path:
     """Blobs of two classes, of which one in four examples is positive."""
     path = toy.folder() / f"{task}.h5"
-    with h5py.File(path, "w") as made:
+    with h5py.File(path, "w") as target:
         for part, n in (("train", 96), ("test", 32)):
             x, y = toy.blobs(n, rng.stream(0, "toy", n))
-            made[f"{part}/images"], made[f"{part}/labels"] = x, (y == 3).astype(np.int64)
-        made.attrs["task"] = task
+            target[f"{part}/images"], target[f"{part}/labels"] = x, (y == 3).astype(np.int64)
+        target.attrs["task"] = task
     return path
 
 
 def job(*flags: str, task: str = "binary") -> Job:
     base = [str(Path(toy.__file__).with_suffix(".toml")), "--data.name", str(file(task))]
-    held = ["--data.partition_file", str(toy.folder() / "partition.h5"), "--models.mix", "mlp"]
-    return load([*base, *held, *KEPT, *flags], environ={})
+    job_flags = ["--data.partition_file", str(toy.folder() / "partition.h5"), "--models.mix", "mlp"]
+    return load([*base, *job_flags, *KEPT, *flags], environ={})
 
 
 @pytest.mark.parametrize("method", ["lgfedavg", "fedavg", "fedasync"])
@@ -81,13 +81,13 @@ def test_a_pooled_metric_is_over_all_clients_examples_and_a_clients_metric_over_
     for k, client in rounds.fed.clients.items():
         if not len(client.test):
             continue
-        found = evaluate.score(rounds.fed, client, client.model).answers
-        answers.append(found)
-        want = rounds.fed.task.compute(BINARY, found)
+        predictions = evaluate.score(rounds.fed, client, client.model).answers
+        answers.append(predictions)
+        want = rounds.fed.task.compute(BINARY, predictions)
         np.testing.assert_array_equal([row[f"clients/{name}"][k] for name in BINARY], want)
     pooled = rounds.fed.task.compute(("accuracy", *BINARY), concat(answers))
     assert [row[f"rounds/{name}_pooled"] for name in ("accuracy", *BINARY)] == list(pooled)
-    single = [len(np.unique(found["y"])) == 1 for found in answers]
+    single = [len(np.unique(predictions["y"])) == 1 for predictions in answers]
     assert any(single) and np.isnan(row["clients/roc_auc"]).sum() >= sum(single)
 
 
@@ -121,8 +121,8 @@ def test_a_file_with_an_unknown_task_or_one_that_its_labels_do_not_fit_is_refuse
         toy.start(Serial(), job(task="binry"))
     path = tmp_path / "three.h5"
     path.write_bytes(file("binary").read_bytes())
-    with h5py.File(path, "r+") as made:
-        made["train/labels"][0] = 2
+    with h5py.File(path, "r+") as target:
+        target["train/labels"][0] = 2
     with pytest.raises(DataError, match="task is 'binary', which has 2 classes, but there are 3"):
         toy.start(Serial(), job("--data.name", str(path)))
 
@@ -131,13 +131,13 @@ def test_a_file_with_an_unknown_task_or_one_that_its_labels_do_not_fit_is_refuse
 def survival_file() -> Path:
     """Blobs whose class says how soon the event comes; every fifth time is censored."""
     path = toy.folder() / "survival.h5"
-    with h5py.File(path, "w") as made:
+    with h5py.File(path, "w") as file:
         for part, n in (("train", 96), ("test", 32)):
             x, y = toy.blobs(n, rng.stream(0, "toy", n))
-            seen = np.arange(n) % 5 > 0
-            made[f"{part}/images"] = x
-            made[f"{part}/labels"] = np.stack([1.0 + y + np.arange(n) / n, seen], 1)
-        made.attrs["task"] = "survival"
+            event = np.arange(n) % 5 > 0
+            file[f"{part}/images"] = x
+            file[f"{part}/labels"] = np.stack([1.0 + y + np.arange(n) / n, event], 1)
+        file.attrs["task"] = "survival"
     return path
 
 
@@ -176,7 +176,7 @@ def test_survival_times_that_are_none_are_refused(tmp_path: Path):
     for value, message in ((-1.0, "a time is 0 or more"), (np.nan, "a time is 0 or more")):
         path = tmp_path / "odd.h5"
         path.write_bytes(survival_file().read_bytes())
-        with h5py.File(path, "r+") as made:
-            made["train/labels"][3, 0] = value
+        with h5py.File(path, "r+") as file:
+            file["train/labels"][3, 0] = value
         with pytest.raises(DataError, match=f"odd.h5: train/labels: value .* {message}"):
             toy.start(Serial(), survival("fedavg", "--data.name", str(path)))

@@ -46,10 +46,10 @@ def equal_on(ranks: int, job: Job, want: toy.Outcome, **how: object) -> None:
 )  # without and with weights of the clients' own
 def test_the_speeds_of_ranks_place_clients_and_change_no_bit(method: str):
     job, slow = toy.job(method), toy.job(method, "--run.speeds", "1,0.1,0.01")
-    held = spmd(
+    values = spmd(
         3, lambda comm: np.bincount(toy.start(comm, slow).fed.placement.ranks, minlength=3).tolist()
     )[0]
-    assert held[0] > held[1] >= held[2]
+    assert values[0] > values[1] >= values[2]
     equal_on(3, slow, toy.run(Serial(), job))
 
 

@@ -32,15 +32,15 @@ WITHOUT = {  # options with which methods do without classes that need them by d
 def file(task: str, wrong: bool = False) -> Path:
     """Blobs whose class says two numbers, or three labels; wrong: other ones."""
     path = toy.folder() / f"{task}-{wrong}.h5"
-    with h5py.File(path, "w") as made:
+    with h5py.File(path, "w") as target:
         for part, n in (("train", 96), ("test", 32)):
             x, y = toy.blobs(n, rng.stream(0, "toy", n))
             y = (y + wrong) % toy.CLASSES
             numbers = np.stack([1e3 * y + np.arange(n), -y / 2], 1)
             labels = np.stack([y % 2, y // 2, y == 3], 1)
-            made[f"{part}/images"] = x
-            made[f"{part}/labels"] = numbers if task == "regression" else labels
-        made.attrs["task"] = task
+            target[f"{part}/images"] = x
+            target[f"{part}/labels"] = numbers if task == "regression" else labels
+        target.attrs["task"] = task
     return path
 
 

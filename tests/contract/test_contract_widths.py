@@ -53,8 +53,8 @@ def runs(request, tmp_path_factory) -> Examination:
 
 
 def job(variant: str, *flags: str):
-    method, *own = KINDS[variant]
-    return toy.job(method, *own, *flags)
+    method, *width_flags = KINDS[variant]
+    return toy.job(method, *width_flags, *flags)
 
 
 @each_variant
@@ -169,15 +169,15 @@ def test_moments_are_not_kept_for_units_that_change(variant: str):
     keep = ("--local.keep_optimiser", "true")
     with pytest.raises(ConfigError, match="needs a new optimiser in each round"):
         toy.given(*KINDS[variant], *keep)
-    for kept in (("heterofl",), ("fjord",), KINDS[variant][:1]):
-        toy.given(*kept, *keep)  # theirs stay
+    for variant_flags in (("heterofl",), ("fjord",), KINDS[variant][:1]):
+        toy.given(*variant_flags, *keep)  # theirs stay
 
 
 @each_method
 def test_a_model_that_cannot_be_cut_is_refused_at_the_start(method: str):
-    made = toy.job(method, "--models.widths", "1,0.5", "--models.mix", "shufflenetv2")
+    job = toy.job(method, "--models.widths", "1,0.5", "--models.mix", "shufflenetv2")
     with pytest.raises(ConfigError, match="ShuffleNetV2 cannot be cut to a smaller width"):
-        toy.run(Serial(), made)
+        toy.run(Serial(), job)
     assert toy.run(Serial(), toy.job(method, "--models.mix", "shufflenetv2", "--rounds", "1")).rows
 
 

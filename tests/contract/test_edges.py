@@ -50,11 +50,11 @@ def test_edges_that_are_aggregated_each_round_give_the_bits_of_no_edges(method, 
     flags += ("--evaluate.before", "false", "--training.engine", "eager")
     flat = toy.run(Serial(), toy.job(method, *flags))
     monkeypatch.delattr(Exchange, "gather")  # edges could not add up what is sent one by one
-    found = toy.run(Serial(), toy.job(method, *flags, "--edges.number", "6", *FREE))
-    assert toy.differences(found.state, flat.state) == []
-    assert toy.differences(flat_rows(found), flat.rows) == []
+    outcome = toy.run(Serial(), toy.job(method, *flags, "--edges.number", "6", *FREE))
+    assert toy.differences(outcome.state, flat.state) == []
+    assert toy.differences(flat_rows(outcome), flat.rows) == []
     for name in ("down", "up"):
-        assert column(found, f"rounds/edges_{name}") == flat.column(name).sum(1).tolist()
+        assert column(outcome, f"rounds/edges_{name}") == flat.column(name).sum(1).tolist()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedasync", "fedbuff"])
@@ -95,17 +95,19 @@ def test_the_server_averages_the_models_that_edges_make_in_their_own_rounds():
     going = toy.start(Serial(), job)
     want, total = going.state * 0.0, sum(toy.SIZES)
     for e in range(3):
-        own = going.state
+        state = going.state
         for t in range(2):
             going.begin(t)
-            sent = [going.algorithm.local(going.fed, c, own, t) for c in going.fed.mine([e, e + 3])]
+            sent = [
+                going.algorithm.local(going.fed, c, state, t) for c in going.fed.mine([e, e + 3])
+            ]
             terms = [upload.value.terms[0] for upload in sent]
-            whole = sum(term.weight for term in terms)
-            own = sum_up([(term.weight / whole) * term.value for term in terms])
-        want = want + ((toy.SIZES[e] + toy.SIZES[e + 3]) / total) * own
-    found = toy.run(Serial(), job, rounds=2).state
+            weight = sum(term.weight for term in terms)
+            state = sum_up([(term.weight / weight) * term.value for term in terms])
+        want = want + ((toy.SIZES[e] + toy.SIZES[e + 3]) / total) * state
+    server_state = toy.run(Serial(), job, rounds=2).state
     for name, value in want.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(server_state[name], value, rtol=1e-5, atol=1e-6)
 
 
 def sum_up(values: list) -> dict:
@@ -117,49 +119,49 @@ def sum_up(values: list) -> dict:
 
 def test_an_edge_fetches_and_sends_one_model_for_each_aggregation_of_the_server():
     flags = ("--participation", "1", *THREE, "--edges.rounds", "2", "--system.speed", "1e30")
-    found = toy.run(Serial(), toy.job("fedavg", *MLP, *flags))
-    assert column(found, "rounds/edges_down") == [3 * BYTES, 0, 3 * BYTES, 0]
-    assert column(found, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
-    assert (found.column("down") == BYTES).all() and (found.column("up") == BYTES).all()
+    outcome = toy.run(Serial(), toy.job("fedavg", *MLP, *flags))
+    assert column(outcome, "rounds/edges_down") == [3 * BYTES, 0, 3 * BYTES, 0]
+    assert column(outcome, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
+    assert (outcome.column("down") == BYTES).all() and (outcome.column("up") == BYTES).all()
     # an edge's exchange 0.1 s and 1e7 bytes per second, a client's 0.1 s and 1e6
     client, hop = 0.1 + 2 * BYTES / 1e6, BYTES / 1e7
     times = np.cumsum([0.1 + hop + client, client + hop, 0.1 + hop + client, client + hop])
-    assert column(found, "rounds/virtual_seconds") == pytest.approx(times.tolist(), rel=1e-12)
+    assert column(outcome, "rounds/virtual_seconds") == pytest.approx(times.tolist(), rel=1e-12)
 
 
 def test_a_dry_run_prints_the_bytes_between_edges_and_the_server(capsys):
     job = toy.job("fedavg", *MLP, *THREE, "--edges.rounds", "2", "--participation", "1")
     rounds = toy.start(Serial(), job)
     describe.plan(job, world(job, Serial()), rounds.fed)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "3 edges and the server, every 2 rounds, with all clients: 195.4 kB down, 195.4" in told
-    found = toy.run(Serial(), job)
-    assert column(found, "rounds/edges_up")[1] == 3 * BYTES  # 195.4 kB
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 edges and the server, every 2 rounds, with all clients: 195.4 kB down, 195.4" in out
+    outcome = toy.run(Serial(), job)
+    assert column(outcome, "rounds/edges_up")[1] == 3 * BYTES  # 195.4 kB
 
 
 def test_edges_wait_for_one_another_only_if_the_server_aggregates_them():
     """The clients of edge 0 are slow, and its link too."""
     flags = ("--participation", "1", "--edges.rounds", "2", "--system.speed", "1e30")
-    own = ("--edges.number", "2", "--edges.clients", "0,0,1,1,1,1")
+    edges = ("--edges.number", "2", "--edges.clients", "0,0,1,1,1,1")
     slow = ("--edges.latency", "5,0.5", "--edges.bandwidth", "1e300")
-    found = toy.run(Serial(), toy.job("fedavg", *MLP, *flags, *own, *slow))
+    outcome = toy.run(Serial(), toy.job("fedavg", *MLP, *flags, *edges, *slow))
     client = 0.1 + 2 * BYTES / 1e6
     want = [5 + client, 5 + 2 * client, 10 + 3 * client, 10 + 4 * client]
-    assert column(found, "rounds/virtual_seconds") == pytest.approx(want, rel=1e-12)
+    assert column(outcome, "rounds/virtual_seconds") == pytest.approx(want, rel=1e-12)
 
 
 def test_asynchronous_clients_wait_while_their_edge_exchanges_models_with_the_server():
     """All clients alike and at work, so that each merges once per round."""
     flags = ("--participation", "1", *THREE, "--edges.rounds", "2", "--system.speed", "1e30")
-    found = toy.run(Serial(), toy.job("fedasync", *MLP, *flags, "--edges.latency", "5"))
+    outcome = toy.run(Serial(), toy.job("fedasync", *MLP, *flags, "--edges.latency", "5"))
     job, hop = 0.1 + 2 * BYTES / 1e6, BYTES / 1e7
-    first = 5 + hop  # the edges fetch the first model
+    arrival = 5 + hop  # the edges fetch the first model
     # jobs that begin as the second round ends have what the edge had; the next ones wait
-    waited = first + 2 * job + 5 + 2 * hop
-    times = [first + job, first + 2 * job, first + 3 * job, waited + job]
-    assert column(found, "rounds/virtual_seconds") == pytest.approx(times, rel=1e-12)
-    assert column(found, "rounds/edges_down") == [3 * BYTES, 0, 0, 3 * BYTES]  # when they start
-    assert column(found, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
+    waited = arrival + 2 * job + 5 + 2 * hop
+    times = [arrival + job, arrival + 2 * job, arrival + 3 * job, waited + job]
+    assert column(outcome, "rounds/virtual_seconds") == pytest.approx(times, rel=1e-12)
+    assert column(outcome, "rounds/edges_down") == [3 * BYTES, 0, 0, 3 * BYTES]  # when they start
+    assert column(outcome, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
 
 
 def test_a_client_is_evaluated_and_saved_with_the_model_of_its_edge(tmp_path: Path):
@@ -168,22 +170,22 @@ def test_a_client_is_evaluated_and_saved_with_the_model_of_its_edge(tmp_path: Pa
     record = models.load(run)
     assert record.arrays["edges"].tolist() == [0, 1, 2, 0, 1, 2]
     take = lambda source: list(Saved(run, source, [1, 2, 4]).models())  # noqa: E731
-    found = {model.about.client: model for model in from_newest(run, take)}
-    for model in found.values():
+    models_by_client = {model.about.client: model for model in from_newest(run, take)}
+    for model in models_by_client.values():
         assert models.counted(model, record)[0] == models.counted(model, record)[1]
     x = torch.from_numpy(toy.blobs(20, toy.rng.stream(3, "images"))[0])
-    y = {k: model(x) for k, model in found.items()}
+    y = {k: model(x) for k, model in models_by_client.items()}
     assert torch.equal(y[1], y[4]) and not torch.equal(y[1], y[2])
 
 
 def test_edges_without_clients_in_a_round_are_aggregated_all_the_same():
     """Most rounds reach nobody; what edges have made before is not lost."""
     flags = (*MLP, "--rounds", "8", "--system.availability", "0.1", "--participation", "0.34")
-    found = toy.run(Serial(), toy.job("fedavg", *flags, *THREE, "--edges.rounds", "2"))
-    empty = ~found.column("cohort").any(1)
+    outcome = toy.run(Serial(), toy.job("fedavg", *flags, *THREE, "--edges.rounds", "2"))
+    empty = ~outcome.column("cohort").any(1)
     assert empty[1::2].any() and not empty.all()
-    up = np.array(column(found, "rounds/edges_up"))
-    assert not up[::2].any() and up.sum() == sum(column(found, "rounds/edges_down"))
+    up = np.array(column(outcome, "rounds/edges_up"))
+    assert not up[::2].any() and up.sum() == sum(column(outcome, "rounds/edges_down"))
 
 
 def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch):
@@ -204,14 +206,14 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
         monkeypatch.setattr(type(job.algorithm), "local", local)
         return outcome
 
-    each, own = run(), run("--edges.rounds", "2")
+    each, edges_run = run(), run("--edges.rounds", "2")
     assert each.column("cohort").sum(1).tolist() == [6, 5, 6, 6]
-    assert own.column("cohort").sum(1).tolist() == [6, 5, 6, 6]
-    assert column(own, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
+    assert edges_run.column("cohort").sum(1).tolist() == [6, 5, 6, 6]
+    assert column(edges_run, "rounds/edges_up") == [0, 3 * BYTES, 0, 3 * BYTES]
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (("fedavg", "--edges.rounds", "2"), "edges.rounds = 2 has no effect: edges.number = 0"),
         (("fedavg", "--edges.number", "7"), "edges.number = 7: there are 6 clients"),
@@ -225,8 +227,8 @@ def test_a_client_that_fails_leaves_its_edge_as_it_leaves_the_server(monkeypatch
         (("fedavg", *THREE, "--edges.latency", "1,2"), "latency has 2 numbers for 3 edges"),
     ],
 )
-def test_edges_without_effect_or_sense_are_refused(flags: tuple[str, ...], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_edges_without_effect_or_sense_are_refused(flags: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
         toy.job(*flags, *MLP)
 
 
@@ -247,15 +249,15 @@ def test_edges_serve_events_unless_a_coordinator_decides_for_all_clients_togethe
 def test_a_file_of_edges_is_a_list_of_them(tmp_path: Path):
     path = tmp_path / "edges.csv"
     path.write_text("client,edge\n5,1\n0,0\n1,2\n2,2\n3,0\n4,1\n")
-    told = toy.job("fedavg", *MLP, *THREE, "--edges.file", str(path))
-    going: Rounds = toy.start(Serial(), told)
+    from_file = toy.job("fedavg", *MLP, *THREE, "--edges.file", str(path))
+    going: Rounds = toy.start(Serial(), from_file)
     assert going.fed.edges.of.tolist() == [0, 2, 2, 0, 1, 1]
-    listed = toy.job("fedavg", *MLP, *THREE, "--edges.clients", "0,2,2,0,1,1")
-    assert toy.differences(toy.run(Serial(), told), toy.run(Serial(), listed)) == []
+    from_list = toy.job("fedavg", *MLP, *THREE, "--edges.clients", "0,2,2,0,1,1")
+    assert toy.differences(toy.run(Serial(), from_file), toy.run(Serial(), from_list)) == []
 
 
 @pytest.mark.parametrize(
-    "lines, said",
+    "lines, message",
     [
         ("0,0\n1,3\n", "client 1 has edge 3; edges are 0..2"),
         ("0,0\n0,1\n", "has 2 lines for 2 clients; give one line for each"),
@@ -263,8 +265,8 @@ def test_a_file_of_edges_is_a_list_of_them(tmp_path: Path):
         ("0,x\n1,0\n", "write client,edge as numbers"),
     ],
 )
-def test_a_file_of_edges_that_is_wrong_is_refused(lines: str, said: str, tmp_path: Path):
+def test_a_file_of_edges_that_is_wrong_is_refused(lines: str, message: str, tmp_path: Path):
     path = tmp_path / "edges.csv"
     path.write_text(f"client,edge\n{lines}")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         edges.assign(Edges(number=3, file=path), 2)

@@ -45,13 +45,13 @@ def test_fedbes_samples_without_variance_are_one_model_with_the_public_datas_sta
     assert toy.differences(one, other) == []
     assert toy.differences(one, recalibrate(fed, "small", mean, fed.public)) == []
     x, _ = fed.public.batch(np.arange(len(fed.public)))
-    seen = torch.nn.functional.conv2d(
+    output = torch.nn.functional.conv2d(
         fed.prepare(x), *(mean[f"body.0.{n}"] for n in ("weight", "bias")), padding=1
     )
-    assert torch.allclose(one["body.1.running_mean"], seen.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(one["body.1.running_mean"], output.mean((0, 2, 3)), atol=1e-5)
     assert (one["body.1.running_var"] > 0).all()
-    moved = {n for n in mean if not torch.equal(one[n], mean[n])}
-    assert moved and all("running" in name for name in moved)
+    changed = {n for n in mean if not torch.equal(one[n], mean[n])}
+    assert changed and all("running" in name for name in changed)
 
 
 def test_fedbe_of_one_client_teaches_the_mean_its_own_predictions():
@@ -113,11 +113,11 @@ def test_pfedbayes_divides_its_divergence_by_the_clients_examples_or_a_number():
     rounds = toy.start(Serial(), toy.job("pfedbayes", *MLP))
     q, p = ((torch.tensor([m]), torch.tensor([-3.0])) for m in (1.0, 0.0))
     client = rounds.fed.clients[4]
-    own, (own_mu, *_) = rounds.algorithm.pull(client, q, p)
+    personal, (own_mu, *_) = rounds.algorithm.pull(client, q, p)
     preset = toy.job("pfedbayes", *MLP, "--preset", "authors").algorithm
     assert preset.divisor == 2000  # zeta / 20 beside a sum over 100 examples
     theirs, (their_mu, *_) = preset.pull(client, q, p)
-    assert (own / theirs).item() == pytest.approx(2000 / client.n)
+    assert (personal / theirs).item() == pytest.approx(2000 / client.n)
     assert (own_mu / their_mu).item() == pytest.approx(2000 / client.n)
 
 

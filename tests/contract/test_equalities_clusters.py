@@ -232,8 +232,8 @@ def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPat
         return rounds.state.centres, set(rounds.state.cluster.tolist())
 
     for empty, used in (("keep", {0}), ("farthest", {0, 1, 2})):
-        state, found = centres(empty)
-        assert found == used and all(torch.isfinite(v).all() for v in state.values())
+        state, members = centres(empty)
+        assert members == used and all(torch.isfinite(v).all() for v in state.values())
 
 
 def test_ifca_does_not_change_a_cluster_without_clients(monkeypatch: pytest.MonkeyPatch):
@@ -356,8 +356,8 @@ def test_cfl_cuts_two_groups_with_opposed_updates_exactly(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ):
     opposed(monkeypatch)
-    own = {"norms": ("--algorithm.eps1", "1"), "gap": ("--algorithm.gamma", "0.9")}[rule]
-    flags = ("--algorithm.after", "1", "--algorithm.rule", rule, *own)
+    limit = {"norms": ("--algorithm.eps1", "1"), "gap": ("--algorithm.gamma", "0.9")}[rule]
+    flags = ("--algorithm.after", "1", "--algorithm.rule", rule, *limit)
     job = toy.job("cfl", *MLP, *ALL, *UNIFORM, *flags)
     for state in spmd(2, lambda comm: cut(comm, job)):
         assert state.cluster.tolist() == [0, 1, 0, 1, 0, 1]
@@ -385,11 +385,11 @@ def in_turns(monkeypatch: pytest.MonkeyPatch, *cohorts: list[int]) -> None:
 def clusters_by_round(*flags: str, rounds: int) -> list[list[int]]:
     """Each client's cluster after each round of CFL, of clients that weigh alike."""
     going = toy.start(Serial(), toy.job("cfl", *MLP, *UNIFORM, *AT_ONCE, *flags))
-    found = []
+    splits = []
     for _ in range(rounds):
         going.step()
-        found.append(going.state.cluster.tolist())
-    return found
+        splits.append(going.state.cluster.tolist())
+    return splits
 
 
 def test_cfl_splits_no_cluster_without_participants(monkeypatch: pytest.MonkeyPatch):
@@ -433,8 +433,8 @@ def test_cfl_tests_clusters_at_intervals_and_skips_small_ones(
     second = ("--algorithm.every", "2")
     later = clusters_by_round(*split, *second, rounds=4)
     assert [max(row) + 1 for row in later] == [2, 2, 4, 4]
-    whole = clusters_by_round(*split, *second, "--algorithm.min_size", "4", rounds=4)
-    assert [max(row) + 1 for row in whole] == [2, 2, 2, 2]
+    clusters = clusters_by_round(*split, *second, "--algorithm.min_size", "4", rounds=4)
+    assert [max(row) + 1 for row in clusters] == [2, 2, 2, 2]
 
 
 def test_cfls_cosine_with_a_zero_update_is_0():
@@ -515,9 +515,9 @@ def test_fedgkts_answers_belong_to_the_examples_in_their_order():
     answers = fedgkt.answer(rounds.fed, rounds.state, {"features": alone.detach()})
     assert client.memory["server"].shape == (client.n, toy.CLASSES)
     assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
-    seen = fedgkt.distillation_data(client, "server").batch(np.array([3, 1]))[1]
-    assert seen[0].tolist() == client.train.labels[[3, 1]].tolist()
-    assert seen[1].equal(client.memory["server"][[3, 1]])
+    features = fedgkt.distillation_data(client, "server").batch(np.array([3, 1]))[1]
+    assert features[0].tolist() == client.train.labels[[3, 1]].tolist()
+    assert features[1].equal(client.memory["server"][[3, 1]])
 
 
 def test_fedgkt_refuses_clients_whose_first_layers_do_not_run_apart():

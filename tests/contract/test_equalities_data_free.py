@@ -57,10 +57,10 @@ def test_a_balanced_client_adds_nothing(monkeypatch: pytest.MonkeyPatch):
     rounds = begun("zeroshot", "--algorithm.after", "0", *MLP)
     fed, method = rounds.fed, rounds.algorithm
     monkeypatch.setitem(fed.__dict__, "label_counts", [np.full(4, 8)] * 6)
-    found = method.local(fed, fed.clients[5], rounds.state, 0)
+    upload = method.local(fed, fed.clients[5], rounds.state, 0)
     theirs = begun("fedavg", *MLP)
     want = theirs.algorithm.local(theirs.fed, theirs.fed.clients[5], theirs.state, 0)
-    assert toy.differences(found.value.terms[0].value, want.value.terms[0].value) == []
+    assert toy.differences(upload.value.terms[0].value, want.value.terms[0].value) == []
 
 
 def test_a_batch_with_exactly_the_stored_moments_has_distance_0_and_others_by_hand():
@@ -71,12 +71,12 @@ def test_a_batch_with_exactly_the_stored_moments_has_distance_0_and_others_by_ha
     norm = nn.BatchNorm2d(3, momentum=1.0)
     x = torch.randn(4, 3, 5, 5)
     norm(x)
-    with inversion.watch_moments(norm.eval()) as found:
+    with inversion.watch_moments(norm.eval()) as moments:
         norm(x)
         norm(x + 1)
-    assert found[0].item() < 1e-10 < 2.9 < found[1].item() < 3.1
+    assert moments[0].item() < 1e-10 < 2.9 < moments[1].item() < 3.1
     norm(x)
-    assert len(found) == 2  # nothing is watched any more
+    assert len(moments) == 2  # nothing is watched any more
 
 
 @pytest.mark.parametrize("by", ["examples", "generator"])
@@ -90,9 +90,9 @@ def test_made_examples_are_of_the_wanted_classes_and_leave_the_model_as_it_is(by
         how = inversion.Inversion(steps, 0.1 if by == "examples" else 0.01, moments, 0.0, by)
         x = how.examples(fed, "small", model, labels)
         assert x.shape == (4, *toy.SHAPE)
-        with torch.no_grad(), inversion.watch_moments(module.model.eval()) as found:
+        with torch.no_grad(), inversion.watch_moments(module.model.eval()) as captured_moments:
             logits = torch.func.functional_call(module.model, dict(model), (x,))
-        return logits.argmax(1).tolist(), float(sum(found))
+        return logits.argmax(1).tolist(), float(sum(captured_moments))
 
     assert make(100, 0.0)[0] == labels.tolist()
     assert make(100, 1.0)[1] < 0.8 * make(0, 1.0)[1]
@@ -105,18 +105,22 @@ def test_made_examples_are_stored_as_the_data_are():
     stored = torch.arange(64, dtype=torch.uint8).view(1, *toy.SHAPE)
     x = prepare(stored, fed.data.mean, fed.data.std)
     assert torch.equal(restore(x, fed.data.mean, fed.data.std, torch.uint8), stored)
-    made = zeroshot.as_stored(fed, fed.clients[5].train, x, np.array([2]))
-    assert made.x.dtype == np.uint8 and made.labels.tolist() == [2]
-    assert torch.equal(made.batch(np.array([0]))[0], stored)
+    examples = zeroshot.as_stored(fed, fed.clients[5].train, x, np.array([2]))
+    assert examples.x.dtype == np.uint8 and examples.labels.tolist() == [2]
+    assert torch.equal(examples.batch(np.array([0]))[0], stored)
     assert restore(x.abs() * 99, fed.data.mean, fed.data.std, torch.uint8).max() == 255
 
 
 def test_a_client_trains_on_its_own_examples_and_on_the_made_ones():
     rounds = begun("zeroshot", "--algorithm.after", "0", *MLP)
     fed, method = rounds.fed, rounds.algorithm
-    made = len(zeroshot.missing(fed.label_counts[1], method.samples))
+    n_missing = len(zeroshot.missing(fed.label_counts[1], method.samples))
     method.local(fed, fed.clients[1], rounds.state, 0)  # of a single class
-    assert made == 3 * 2 and fed.tallies[1].examples == 9 + made and fed.tallies[1].epochs == 1
+    assert (
+        n_missing == 3 * 2
+        and fed.tallies[1].examples == 9 + n_missing
+        and fed.tallies[1].epochs == 1
+    )
 
 
 def test_ranks_do_not_matter_if_the_server_makes_examples():
@@ -176,8 +180,8 @@ def test_a_rebuilt_update_has_the_length_of_the_real_one_and_none_of_a_gradient_
         "norm": torch.tensor(2.5),
         "statistics": {},
     }
-    moved = w - fedsynth.rebuild(fed, "mlp", w, sent)
-    assert float(fedsynth.length(moved)) == pytest.approx(2.5, rel=1e-4)
+    error = w - fedsynth.rebuild(fed, "mlp", w, sent)
+    assert float(fedsynth.length(error)) == pytest.approx(2.5, rel=1e-4)
     still = w.clone().map(torch.zeros_like)  # and labels that such a model gives
     sent["labels"] = torch.full((3, 4), 0.25)
     assert toy.differences(fedsynth.rebuild(fed, "mlp", still, sent), still) == []
@@ -189,9 +193,9 @@ def test_more_passes_never_score_worse_and_come_nearer_to_the_update():
         rounds = begun("fedsynth", *flags)
         fed, client, w = rounds.fed, rounds.fed.clients[5], rounds.state.model
         sent_for(rounds, 5)
-        own = client.params()
-        _, model = rounds.algorithm.imitate(fed, client, w, own, 0)
-        near = float(fedsynth.cosine(w - model, w - own))
+        weights = client.params()
+        _, model = rounds.algorithm.imitate(fed, client, w, weights, 0)
+        near = float(fedsynth.cosine(w - model, w - weights))
         return rounds.algorithm.score(fed, client, model), near
 
     scores, cosines = zip(*map(found, (1, 2, 6)), strict=True)

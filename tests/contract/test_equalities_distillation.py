@@ -137,8 +137,8 @@ def test_fedkd_with_all_of_the_energy_is_fedkd_without_compression(
 ):
     flags = ("fedkd", "--algorithm.energy_start", "1", "--algorithm.energy_end", "1")
     ours = run(*flags).state["x"]
-    kept = lambda values, energy: Params(values)  # noqa: E731
-    monkeypatch.setattr("hpcfed.algorithms.proxies.fedkd.pack", kept)
+    keep_all = lambda values, energy: Params(values)  # noqa: E731
+    monkeypatch.setattr("hpcfed.algorithms.proxies.fedkd.pack", keep_all)
     theirs = run(*flags).state["x"]
     assert near(ours, theirs, 1e-5)
 
@@ -153,25 +153,25 @@ def test_fedkds_bytes_are_those_of_the_factors(exchange: str):
     shapes = [tuple(v.shape) for v in rounds.state.x.values()]
     of_rank_one = 4 * sum(sum(s) + 1 if len(s) == 2 else s[0] for s in shapes)  # an MLP's
     assert all(len(s) in (1, 2) for s in shapes)
-    whole = rounds.state.x.nbytes
+    nbytes = rounds.state.x.nbytes
     assert outcome.column("up").tolist() == [[of_rank_one] * 6] * 2
-    assert outcome.column("down").tolist() == [[whole] * 6, [of_rank_one] * 6]
+    assert outcome.column("down").tolist() == [[nbytes] * 6, [of_rank_one] * 6]
 
 
 def test_a_fedkd_client_that_missed_a_round_receives_the_whole_common_model():
     rounds = begun("fedkd", *RANK_ONE)
-    whole = rounds.state.x.nbytes
+    nbytes = rounds.state.x.nbytes
     first, second = (toy.outcome(rounds, [rounds.step()[0]]) for _ in range(2))
     before, now = (set(np.flatnonzero(o.column("cohort")[0])) for o in (first, second))
     assert before & now and now - before
     for k in now:
-        assert (second.column("down")[0][k] < whole) == (k in before)
+        assert (second.column("down")[0][k] < nbytes) == (k in before)
 
 
 def test_fedkds_threshold_rises_to_its_end_in_the_last_round():
     rounds = begun("fedkd", "--rounds", "3")
-    found = [rounds.algorithm.energy(rounds.fed, t) for t in range(3)]
-    assert found == [pytest.approx(0.96), pytest.approx(0.97), pytest.approx(0.98)]
+    energies = [rounds.algorithm.energy(rounds.fed, t) for t in range(3)]
+    assert energies == [pytest.approx(0.96), pytest.approx(0.97), pytest.approx(0.98)]
 
 
 def test_fedkds_common_model_and_projection_are_all_that_clients_have_in_common():
@@ -219,16 +219,16 @@ def test_fedkemfs_ensembles_are_the_largest_logits_or_means_by_weight():
     for ensemble, soft in want.items():
         rounds = begun("fedkemf", "--algorithm.ensemble", ensemble)
         rounds.fed.classes = 2
-        found = rounds.algorithm.teacher(rounds.fed, logits, rounds.fed.public.pick(np.arange(1)))
-        assert torch.allclose(found, soft, atol=1e-6), ensemble
+        teacher = rounds.algorithm.teacher(rounds.fed, logits, rounds.fed.public.pick(np.arange(1)))
+        assert torch.allclose(teacher, soft, atol=1e-6), ensemble
 
 
 def test_fedkemfs_server_loss_by_hand():
-    z, given = torch.zeros(1, 2), (torch.tensor([0]), torch.tensor([[1.0, 0.0]]))
+    z, labels = torch.zeros(1, 2), (torch.tensor([0]), torch.tensor([[1.0, 0.0]]))
     method = begun("fedkemf").algorithm
     authors = method.model_copy(update={"distance": "mse", "tau": 20.0, "label_share": 0.5})
-    assert method.student_loss(z, given).item() == pytest.approx(np.log(2))
-    assert authors.student_loss(z, given).item() == pytest.approx(
+    assert method.student_loss(z, labels).item() == pytest.approx(np.log(2))
+    assert authors.student_loss(z, labels).item() == pytest.approx(
         0.5 * np.log(2) + 0.5 * 400 * 0.25
     )
 
@@ -277,13 +277,13 @@ def test_fedets_small_models_are_fedavgs_if_no_layer_is_transferred():
     rounds = begun("fedet", "--models.mix", "small", "--rounds", "1")
     rounds.step()
     theirs = run("fedavg", "--models.mix", "small", "--rounds", "1").state
-    own = rounds.algorithm.carry_over  # of a method that names no layer
+    transfer = rounds.algorithm.carry_over  # of a method that names no layer
     plain = begun("fedet", "--models.mix", "small", "--rounds", "1", "--algorithm.transfer", "[]")
     plain.step()
     assert toy.differences(plain.state.models.under("small/"), theirs) == []
-    moved = own(plain.state.server, plain.state.models)
-    assert toy.differences(moved, rounds.state.models) == []
-    changed = {n for n in moved if not torch.equal(moved[n], plain.state.models[n])}
+    transferred = transfer(plain.state.server, plain.state.models)
+    assert toy.differences(transferred, rounds.state.models) == []
+    changed = {n for n in transferred if not torch.equal(transferred[n], plain.state.models[n])}
     assert changed == {"small/head.weight", "small/head.bias"}
 
 
@@ -301,9 +301,9 @@ def test_fedets_confident_models_weigh_more(monkeypatch: pytest.MonkeyPatch):
     mean = type(begun("fedet").fed).mean
 
     def noted(self, parts, **how):
-        given = list(parts)
-        weights.append([float(part.terms[0].weight["z"]) for _, part in given])
-        return mean(self, iter(given), **how)
+        sizes = list(parts)
+        weights.append([float(part.terms[0].weight["z"]) for _, part in sizes])
+        return mean(self, iter(sizes), **how)
 
     monkeypatch.setattr("hpcfed.federation.federation.Federation.mean", noted)
     target = fedet_targets((2.0, 0.0, -2.0), (1.0, 0.0, -1.0))
@@ -389,12 +389,12 @@ def test_fccls_first_model_is_that_of_local_training_and_stays():
     flags = ("fccl", *ALL, "--algorithm.pretrain_epochs", "3")
     rounds = begun(*flags)
     rounds.step()
-    first = {k: c.memory["intra"].clone() for k, c in rounds.fed.clients.items()}
+    intra = {k: c.memory["intra"].clone() for k, c in rounds.fed.clients.items()}
     rounds.step()
     for k, client in rounds.fed.clients.items():
-        assert torch.equal(client.memory["intra"], first[k])
-        assert first[k].shape == (client.n, toy.CLASSES)
-        assert torch.allclose(first[k].sum(1), torch.ones(client.n))
+        assert torch.equal(client.memory["intra"], intra[k])
+        assert intra[k].shape == (client.n, toy.CLASSES)
+        assert torch.allclose(intra[k].sum(1), torch.ones(client.n))
 
 
 def test_fccl_refuses_public_batches_of_one():

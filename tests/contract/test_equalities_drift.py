@@ -88,9 +88,9 @@ def test_a_mean_of_updates_of_momentum_is_exact_for_one_client():
 def test_fednova_refuses_optimisers_whose_steps_it_cannot_count():
     with pytest.raises(ConfigError, match="fednova needs SGD"):
         toy.job("fednova", "--local.optimiser", "adam")
-    kept = (*SGD, "--local.momentum", "0.5", "--local.keep_optimiser", "true")
+    flags = (*SGD, "--local.momentum", "0.5", "--local.keep_optimiser", "true")
     with pytest.raises(ConfigError, match="fednova needs updates of a round's own gradients"):
-        toy.given("fednova", *kept)
+        toy.given("fednova", *flags)
     overshot = (*SGD, "--local.momentum", "0.99", "--algorithm.mu", "9")
     with pytest.raises(ConfigError, match=r"mu = 9.* times after 6 steps\n.* set a smaller mu"):
         toy.given("fednova", *overshot)
@@ -167,10 +167,10 @@ def test_moons_first_round_pulls_and_pushes_equally():
 def test_moons_previous_model_is_the_clients_own_of_its_last_round():
     rounds = begun("moon", *ALL, *MLP)
     sent = {}
-    whole = type(rounds.algorithm).local
+    local = type(rounds.algorithm).local
 
     def noted(self, fed, client, state, t):
-        part = whole(self, fed, client, state, t)
+        part = local(self, fed, client, state, t)
         sent[client.id] = client.skeleton.flat.clone()
         return part
 
@@ -183,13 +183,13 @@ def test_moons_previous_model_is_the_clients_own_of_its_last_round():
 
 def test_ditto_without_its_term_trains_alone_from_the_servers_first_model():
     rounds = begun("ditto", *ALL, "--algorithm.lam", "0", "--models.mix", "mlp")
-    first = rounds.state
+    initial = rounds.state
     for _ in range(2):
         rounds.step()
     alone = begun("local", *ALL, "--models.mix", "mlp")
     fed = alone.fed
     for k, client in fed.clients.items():
-        client.load(first)
+        client.load(initial)
         for t in range(2):
             fed.participants.begin(t, list(range(fed.K)), False)
             loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
@@ -202,7 +202,7 @@ def test_a_ditto_step_with_eta_lam_of_one_starts_from_the_global_model():
     rounds = begun("ditto", *ALL, *MLP, *flags, "--local.batch", "100")
     rounds.step()
     w, client = rounds.state, rounds.fed.clients[4]
-    own = client.params()
+    weights = client.params()
     x, y = client.train.batch(np.arange(client.n))
     client.skeleton.zero_grad()
     F.cross_entropy(client.model(rounds.fed.prepare(x)), y).backward()
@@ -211,4 +211,4 @@ def test_a_ditto_step_with_eta_lam_of_one_starts_from_the_global_model():
     rounds.step()
     got = client.params()
     assert near(got, Params({n: w[n] - 0.5 * slope[n] for n in got}), 1e-5)
-    assert not near(got, own, 1e-4)
+    assert not near(got, weights, 1e-4)

@@ -96,9 +96,9 @@ def test_fedrs_with_alpha_0_does_not_move_the_rows_of_classes_that_a_client_lack
     fed.participants.begin(0, [1], False)
     sent = rounds.algorithm.local(fed, client, rounds.state, 0).value.terms[0].value
     for name in ("head.weight", "head.bias"):
-        moved = (sent[name] != rounds.state[name]).reshape(toy.CLASSES, -1)
-        assert not moved[[0, 1, 3]].any(), name
-        assert moved[2].any() or name == "head.bias"
+        changed = (sent[name] != rounds.state[name]).reshape(toy.CLASSES, -1)
+        assert not changed[[0, 1, 3]].any(), name
+        assert changed[2].any() or name == "head.bias"
 
 
 def test_fedrs_is_evaluated_with_plain_logits():

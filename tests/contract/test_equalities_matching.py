@@ -59,13 +59,13 @@ def test_ccvr_pools_the_clients_statistics_to_those_of_all_features_together():
         rows = z[y == c]
         assert torch.allclose(pooled["mean"][c], rows.mean(0), atol=1e-6)
         assert torch.allclose(ccvr.pool(pooled, c, len(rows)), rows.T.cov(), atol=1e-5)
-    held, d = int((fed.label_counts[5] > 0).sum()), toy.D
-    assert fed.tallies[5].up == 4 * (4 + held * (d * d + d))
+    n_classes, d = int((fed.label_counts[5] > 0).sum()), toy.D
+    assert fed.tallies[5].up == 4 * (4 + n_classes * (d * d + d))
 
 
 def test_ccvr_trains_only_the_head_and_without_epochs_nothing():
     assert begun("ccvr", FINAL, "0").algorithm.finish(None, None, 0) is None
-    seen = {}
+    calls = {}
     for more in ((), (FINAL, "5"), ("--algorithm.final_samples", "9"),
                  ("--algorithm.final_balance", "shares"), ("--algorithm.final_lr", "0.1"),
                  ("--algorithm.final_batch", "7")):  # fmt: skip
@@ -75,8 +75,8 @@ def test_ccvr_trains_only_the_head_and_without_epochs_nothing():
         rounds.finish()
         changed = {n for n in before if not torch.equal(before[n], rounds.state[n])}
         assert changed == {"head.weight", "head.bias"}
-        seen[more] = rounds.state["head.weight"]
-    every = list(seen.values())
+        calls[more] = rounds.state["head.weight"]
+    every = list(calls.values())
     assert not any(torch.equal(a, b) for i, a in enumerate(every) for b in every[:i])
 
 
@@ -182,14 +182,14 @@ def test_permuted_copies_of_one_network_are_matched_back_exactly(kind: str, up: 
 def test_permuted_copies_are_moved_onto_the_network_exactly(kind: str):
     models, params, units, wanted = permuted(kind, 3)
     for model in models:
-        moved = otfusion.align(model, params, units, wanted)
-        assert toy.differences(moved, params) == []
+        aligned = otfusion.align(model, params, units, wanted)
+        assert toy.differences(aligned, params) == []
 
 
 def test_little_entropy_moves_units_as_the_exact_plan_does():
     (model,), params, units, wanted = permuted("mlp", 1)
-    moved = otfusion.align(model, params, units, wanted, regularise=1e-3)
-    assert all(torch.allclose(moved[n], v, atol=1e-4) for n, v in params.items())
+    aligned = otfusion.align(model, params, units, wanted, regularise=1e-3)
+    assert all(torch.allclose(aligned[n], v, atol=1e-4) for n, v in params.items())
     mixed = otfusion.align(model, params, units, wanted, regularise=1.0)
     assert not torch.allclose(mixed["body.1.weight"], params["body.1.weight"], atol=1e-2)
 
@@ -206,13 +206,13 @@ def test_a_sinkhorn_plan_has_uniform_marginals_and_much_entropy_makes_it_uniform
 
 def gains(v, total, counts, J, prior, precision=1.0, mean=0.0):
     """Gains where every value of every client has one precision and one prior mean."""
-    whole = np.ones(v.shape[1])
+    mask = np.ones(v.shape[1])
     return nonparametric.gains(
         v,
-        precision * whole,
+        precision * mask,
         precision * total,
-        precision * counts[:, None] * whole,
-        mean * whole,
+        precision * counts[:, None] * mask,
+        mean * mask,
         counts,
         J,
         prior,
@@ -222,16 +222,16 @@ def gains(v, total, counts, J, prior, precision=1.0, mean=0.0):
 def test_gains_of_a_unit_by_hand():
     """J = 3 clients; a unit of the wide model that two others have, and new ones."""
     v, total, counts = np.array([[2.0, 0]]), np.array([[3.0, 1]]), np.array([2.0])
-    known = 26 / 4 - 10 / 3 + 2 * np.log(2 / 1)  # |(5, 1)|^2 / (1 + 2 + 1) - |(3, 1)|^2 / (1 + 2)
+    gain = 26 / 4 - 10 / 3 + 2 * np.log(2 / 1)  # |(5, 1)|^2 / (1 + 2 + 1) - |(3, 1)|^2 / (1 + 2)
     new = 4 / 2 + 2 * np.log(0.5 / 3)
     prior = Prior(gamma=0.5)
-    assert gains(v, total, counts, 3, prior).tolist() == [pytest.approx([known, new])]
+    assert gains(v, total, counts, 3, prior).tolist() == [pytest.approx([gain, new])]
     two = np.vstack([v, v])
     later = gains(two, total, counts, 3, prior)[0]
-    assert later.tolist() == pytest.approx([known, new, new - 2 * np.log(2)])
+    assert later.tolist() == pytest.approx([gain, new, new - 2 * np.log(2)])
     narrow = Prior(sigma=0.25, sigma0=4.0, gamma=0.5)  # variances: precisions 4 and 1 / 4
-    known = 16 * (26 / 12.25 - 10 / 8.25) + 2 * np.log(2)
-    assert gains(v, total, counts, 3, narrow, 4.0)[0, 0] == pytest.approx(known)
+    gain = 16 * (26 / 12.25 - 10 / 8.25) + 2 * np.log(2)
+    assert gains(v, total, counts, 3, narrow, 4.0)[0, 0] == pytest.approx(gain)
 
 
 def test_a_weight_towards_a_class_counts_by_the_clients_share_of_it_and_biases_have_a_prior_mean():
@@ -241,10 +241,10 @@ def test_a_weight_towards_a_class_counts_by_the_clients_share_of_it_and_biases_h
     v, total = np.array([[0.5, 2.0]]), np.array([[1.0, 0.75 * 4]])
     precision, mass = np.array([1.0, 0.25]), np.array([[1.0, 0.75]])
     mean, prior = np.array([0.1, 0.0]), Prior(sigma0=2.0, gamma=0.5)
-    known = (1.05 + 0.5) ** 2 / 2.5 - 1.05**2 / 1.5 + (3 + 0.5) ** 2 / 1.5 - 3**2 / 1.25
+    gain = (1.05 + 0.5) ** 2 / 2.5 - 1.05**2 / 1.5 + (3 + 0.5) ** 2 / 1.5 - 3**2 / 1.25
     new = (0.05 + 0.5) ** 2 / 1.5 - 0.05**2 / 0.5 + 0.5**2 / 0.75 + 2 * np.log(0.5 / 2)
-    found = nonparametric.gains(v, precision, total, mass, mean, np.array([1.0]), 2, prior)
-    assert found.tolist() == [pytest.approx([known, new])]  # log(n / (J - n)) = 0
+    gains = nonparametric.gains(v, precision, total, mass, mean, np.array([1.0]), 2, prior)
+    assert gains.tolist() == [pytest.approx([gain, new])]  # log(n / (J - n)) = 0
 
 
 def test_precisions_of_a_unit_have_the_order_of_unit_vectors():
@@ -260,10 +260,10 @@ def test_precisions_of_a_unit_have_the_order_of_unit_vectors():
         assert unit.mean.shape == (vectors.shape[1],) == unit.precisions[0].shape
         bias = (vectors[0] == params[wanted[0]][0]).numpy()
         assert (unit.mean == np.where(bias, 0.1, 0)).all()
-        for own, share in zip(unit.precisions, shares, strict=True):
+        for precision, share in zip(unit.precisions, shares, strict=True):
             want = 2 * share.double().numpy() if group == top else 2
-            assert (own[bias] == 2).all()
-            assert own[~bias] == pytest.approx(want)
+            assert (precision[bias] == 2).all()
+            assert precision[~bias] == pytest.approx(want)
 
 
 def two_units(weights: list[list[float]]) -> nonparametric.Wide:
@@ -304,8 +304,8 @@ def test_in_the_mean_of_the_last_layer_a_unit_that_a_client_lacks_counts_as_0():
     mean = nonparametric.fuse(wide, [1.0, 3.0], side=lambda name: 0)
     assert mean["head.weight"].tolist() == [[2.0, 0.75], [1.0, 1.5]]  # weights 1/4 and 3/4
     assert mean["body.0.bias"].tolist() == [1.0, 1.0]  # a unit of one client is that client's
-    own = nonparametric.fuse(wide, [1.0, 3.0], side=lambda name: 1)
-    assert own["head.weight"].tolist() == [[8.0, 1.0], [4.0, 2.0]]
+    fused = nonparametric.fuse(wide, [1.0, 3.0], side=lambda name: 1)
+    assert fused["head.weight"].tolist() == [[8.0, 1.0], [4.0, 2.0]]
 
 
 def test_class_weights_count_by_shares_and_posterior_means_by_hand():
@@ -315,12 +315,12 @@ def test_class_weights_count_by_shares_and_posterior_means_by_hand():
     assert mean["head.weight"].tolist() == [[2.0, 0.75], [4.0, 0.0]]
     assert mean["head.bias"].tolist() == [1.0, 2.0]
     prior = Prior(sigma0=2.0, sigma=1.0, bias_mean=0.1)
-    found = nonparametric.fuse(wide, [1.0, 1.0], lambda name: 1, shares, prior)
+    fused = nonparametric.fuse(wide, [1.0, 1.0], lambda name: 1, shares, prior)
     # (m / 2 + sum w v) / (1 / 2 + sum w)
     want = [2 / 0.75, 0.75 / 1.25, 4 / 1.5, 0.0]
-    assert found["head.weight"].flatten().tolist() == pytest.approx(want)
-    assert found["head.bias"].tolist() == pytest.approx([1.05 / 1.5, 2.05 / 1.5])
-    assert found["body.0.bias"].tolist() == pytest.approx([1.05 / 1.5] * 2)
+    assert fused["head.weight"].flatten().tolist() == pytest.approx(want)
+    assert fused["head.bias"].tolist() == pytest.approx([1.05 / 1.5, 2.05 / 1.5])
+    assert fused["body.0.bias"].tolist() == pytest.approx([1.05 / 1.5] * 2)
     lost = [torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])]  # nobody of unit 0 has class 0
     assert nonparametric.fuse(wide, [1.0, 1.0], lambda name: 1, lost)["head.weight"].tolist() == [
         [0.0, 1.0],
@@ -348,8 +348,8 @@ def match_units(vectors, prior: Prior) -> list[np.ndarray]:
 def test_units_that_have_nothing_in_common_make_the_layer_wider_and_the_common_ones_come_first():
     a = np.array([[9.0, 0], [0, 9]])
     b = np.array([[0, 9.0], [-9, -9]])
-    found = match_units([a, b], Prior())
-    assert [at.tolist() for at in found] == [[1, 0], [0, 2]]
+    matches = match_units([a, b], Prior())
+    assert [at.tolist() for at in matches] == [[1, 0], [0, 2]]
     assert match_units([a], Prior())[0].tolist() == [0, 1]
 
 
@@ -394,7 +394,7 @@ def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch
         ["body.3.bias", "body.3.weight"],
         ["head.bias", "head.weight"],
     ]
-    kept, module = [], "hpcfed.algorithms.base.sgd"
+    calls, module = [], "hpcfed.algorithms.base.sgd"
 
     def watched(fed, client, t, loss, **how):
         before = client.params()
@@ -402,12 +402,12 @@ def test_fedma_fixes_the_layers_that_are_matched_and_sends_each_once(monkeypatch
 
         sgd(fed, client, t, loss, **how)
         after = client.params()
-        kept.append({n for n in before if torch.equal(before[n], after[n])})
+        calls.append({n for n in before if torch.equal(before[n], after[n])})
 
     monkeypatch.setattr(module, watched)
     outcome = toy.outcome(rounds, [rounds.step()[0]])
     fixed = [set(), layers[0], layers[0] | layers[1]]
-    assert kept == [names for names in fixed for _ in range(fed.K)]
+    assert calls == [names for names in fixed for _ in range(fed.K)]
     size = fed.shapes().nbytes
     size_of_counts = 4 * fed.classes
     assert outcome.column("up")[0].tolist() == [size + size_of_counts] * fed.K
@@ -429,9 +429,9 @@ def test_clients_may_start_from_their_own_weights(method):
 
 def test_models_that_began_apart_are_moved_onto_the_first_clients_or_the_servers():
     flags = (*MLP, "--rounds", "1", "--participation", "1", "--algorithm.start", "own")
-    first = run("otfusion", *flags)
+    reference = run("otfusion", *flags)
     server = run("otfusion", *flags, "--algorithm.reference", "server")
-    assert toy.differences(first.state, server.state)
+    assert toy.differences(reference.state, server.state)
 
 
 def test_a_client_continues_from_the_units_that_its_own_were_matched_to():
@@ -440,12 +440,12 @@ def test_a_client_continues_from_the_units_that_its_own_were_matched_to():
     method, state, fed = rounds.algorithm, rounds.state, rounds.fed
     assert state.sizes[0] > 200  # so large a mass keeps units apart
     for k, client in fed.clients.items():
-        given = method.offer(fed, client, state)
-        assert {n: v.shape for n, v in given.items()} == {
+        offered = method.offer(fed, client, state)
+        assert {n: v.shape for n, v in offered.items()} == {
             n: v.shape for n, v in fed.shapes().items()
         }
-        first = method.order(fed, state, k)[0]
-        assert torch.equal(given["body.1.bias"], state.model["body.1.bias"][first])
+        leader = method.order(fed, state, k)[0]
+        assert torch.equal(offered["body.1.bias"], state.model["body.1.bias"][leader])
 
 
 @pytest.mark.parametrize("mix", ["mlp", "fedhenn-1"])
@@ -497,8 +497,10 @@ def test_a_server_that_agrees_with_all_clients_gives_the_generator_no_gradient()
     weights = state.generator.clone().map(lambda v: v.requires_grad_())
     x = Generator(fed, method.noise).make(weights, 6, fedzkt.noise(fed, "test"))
     assert x.shape == (6, *toy.SHAPE)
-    own = fedzkt.answer(fed, "mlp", state.server, x)
-    value = fedzkt.disagreement(own, method.ensemble(fed, {0: state.server, 2: state.server}, x))
+    answers = fedzkt.answer(fed, "mlp", state.server, x)
+    value = fedzkt.disagreement(
+        answers, method.ensemble(fed, {0: state.server, 2: state.server}, x)
+    )
     value.backward()
     assert value.item() == 0 and all(not v.grad.any() for v in weights.values())
     assert x.detach().std() > 0.5  # normalised, as images are

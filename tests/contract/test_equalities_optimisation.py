@@ -84,8 +84,8 @@ def test_fedavg_and_fedprox_stay_biased_on_different_quadratics(distance):
 
 @pytest.mark.parametrize("method", ["fedpd", "fedsplit"])
 def test_weights_by_examples_lead_to_the_optimum_of_the_weighted_sum(method, distance):
-    found = gone(method, *HEAD, *ALL, "--algorithm.weighting", "samples").state
-    assert distance(found, torch.tensor(toy.SIZES, dtype=torch.float)) < 1e-3 < distance(found)
+    state = gone(method, *HEAD, *ALL, "--algorithm.weighting", "samples").state
+    assert distance(state, torch.tensor(toy.SIZES, dtype=torch.float)) < 1e-3 < distance(state)
 
 
 def test_the_optimum_is_reached_though_half_the_clients_take_part(distance):
@@ -128,8 +128,8 @@ def test_fedpds_model_is_the_mean_of_the_clients_last_uploads():
     rounds = begun("fedpd", *MLP, *SGD, "--participation", "0.5")
     for _ in range(3):
         rounds.step()
-    first = rounds.fed.initial()
-    sent = [Params(c.memory.get("sent", first)) for c in rounds.fed.clients.values()]
+    initial = rounds.fed.initial()
+    sent = [Params(c.memory.get("sent", initial)) for c in rounds.fed.clients.values()]
     assert near(rounds.state, (1 / 6) * sum(sent[1:], sent[0]), 1e-5)
 
 
@@ -196,9 +196,9 @@ def test_aruba_sends_one_vector_more_each_way_and_one_number_of_one_rate():
     for scope in more:
         fed = begun("aruba", *MLP, "--algorithm.scope", scope).fed
         size[scope] = fed.job.algorithm.traffic(fed, 0)
-        whole = fed.shapes().nbytes
-        extra = whole if scope == "weight" else 4
-        assert size[scope] == (whole + extra,) * 2
+        nbytes = fed.shapes().nbytes
+        extra = nbytes if scope == "weight" else 4
+        assert size[scope] == (nbytes + extra,) * 2
 
 
 @pytest.mark.parametrize("scope", ["weight", "all"])
@@ -234,14 +234,14 @@ def sgd_of(rounds: Rounds, client) -> None:
 
 
 def test_aruba_personalises_with_learned_rates_and_with_its_own_squares_more_slowly():
-    moved = {}
+    changes = {}
     for c in ("0", "1000"):
         rounds = begun("aruba", *MLP, *SGD, "--algorithm.final_epochs", "1", "--algorithm.c", c)
         rounds.step()
         x = rounds.state.x
         assert rounds.finish()
-        moved[c] = sum((rounds.fed.clients[5].params()[n] - x[n]).norm() for n in x)
-    assert 0 < moved["1000"] < 0.9 * moved["0"]
+        changes[c] = sum((rounds.fed.clients[5].params()[n] - x[n]).norm() for n in x)
+    assert 0 < changes["1000"] < 0.9 * changes["0"]
 
 
 def test_arubas_own_squares_count_from_the_second_step_on():
@@ -285,11 +285,11 @@ def test_the_chain_is_fedavgs_with_the_same_cohorts(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_read_out_is_the_mean_of_only_its_blocks_models():
-    rounds, seen = begun("semicyclic", *DAY, "--algorithm.block_rounds", "2"), {0: [], 1: []}
+    rounds, visits = begun("semicyclic", *DAY, "--algorithm.block_rounds", "2"), {0: [], 1: []}
     for t in range(6):
         rounds.step()
-        seen[t // 2 % 2].append(rounds.state.chains.under("0."))
-    for i, models in seen.items():
+        visits[t // 2 % 2].append(rounds.state.chains.under("0."))
+    for i, models in visits.items():
         mean = (1 / len(models)) * sum(models[1:], models[0])
         assert near(rounds.state.readouts.under(f"{i}."), mean, 1e-6)
     assert rounds.state.counts.tolist() == [4, 2]
@@ -370,8 +370,8 @@ def test_mochas_b_follows_from_the_dual_variables():
 
 def test_clients_of_fixed_relations_learn_alone(monkeypatch: pytest.MonkeyPatch):
     flags = (*LINEAR, "--algorithm.relations", "fixed", "--rounds", "2")
-    whole, part = begun("mocha", *flags), begun("mocha", *flags)
-    whole.step()
+    all_tasks, part = begun("mocha", *flags), begun("mocha", *flags)
+    all_tasks.step()
     monkeypatch.setattr(type(part.algorithm), "cohort", lambda self, fed, t: [4])
     part.step()
-    assert torch.equal(whole.state.b[4], part.state.b[4]) and not part.state.b[0].any()
+    assert torch.equal(all_tasks.state.b[4], part.state.b[4]) and not part.state.b[0].any()

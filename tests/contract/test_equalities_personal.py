@@ -60,8 +60,8 @@ def test_fml_without_mutual_learning_is_local_training_beside_fedavg():
     sgd = ("--local.optimiser", "sgd", "--local.lr", "0.1")
     flags = (*sgd, *BN_FREE)
     alone = ("--algorithm.alpha", "1", "--algorithm.beta", "1")
-    both, own = run("fml", *flags, *alone), run("local", *flags)
-    pairs = zip(split(both, "fml", flags), split(own, "local", flags), strict=True)
+    both, personal = run("fml", *flags, *alone), run("local", *flags)
+    pairs = zip(split(both, "fml", flags), split(personal, "local", flags), strict=True)
     assert [toy.differences(pair.under("own."), single) for pair, single in pairs] == [
         []
     ] * 5  # one is never drawn
@@ -85,8 +85,8 @@ def test_scaffolds_server_variate_is_the_mean_of_all_clients_variates(control: s
         "scaffold", *SGD, "--algorithm.control", control, "--participation", "0.5", "--rounds", "4"
     )
     c, zero = Params(outcome.state["c"]), Params(outcome.state["c"]) * 0
-    own = [Params(memory.get("control", zero)) for memory in outcome.memory.values()]
-    mean = (1 / len(own)) * sum(own[1:], own[0])
+    controls = [Params(memory.get("control", zero)) for memory in outcome.memory.values()]
+    mean = (1 / len(controls)) * sum(controls[1:], controls[0])
     assert near(c, mean, 1e-5) and any(v.abs().max() > 1e-3 for v in c.values())
 
 
@@ -118,12 +118,12 @@ def test_fedrep_leaves_the_other_part_as_it_is_in_each_phase():
     fed.participants.begin(0, [4], False)
     before = client.params()
     rounds.algorithm.train_head(fed, client, rounds.state, 0, 2, "head")
-    moved = {
+    changed = {
         name.split(".")[0]
         for name, v in client.params().items()
         if not torch.equal(v, before[name])
     }
-    assert moved == {"head"}
+    assert changed == {"head"}
 
 
 def test_fedreps_last_head_training_is_recorded_apart_and_reaches_all_clients():
@@ -311,8 +311,8 @@ def test_scaffold_finds_the_optimum_of_quadratics_that_fedavg_misses(
     )
     off = {}
     for method, state in (("scaffold", lambda s: s["x"]), ("fedavg", lambda s: s)):
-        found = state(toy.run(Serial(), toy.job(method, *flags, *UNIFORM)).state)
+        params = state(toy.run(Serial(), toy.job(method, *flags, *UNIFORM)).state)
         off[method] = (
-            (torch.cat([v.flatten() for v in found.values()]) - optimum).abs().max().item()
+            (torch.cat([v.flatten() for v in params.values()]) - optimum).abs().max().item()
         )
     assert off["scaffold"] < 1e-4 < 0.05 < off["fedavg"]

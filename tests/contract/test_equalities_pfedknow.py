@@ -102,8 +102,8 @@ def test_peers_weigh_by_the_similarity_of_their_masks_and_without_pruning_equall
         4: torch.tensor([True, False, False, False]),  # cosine to 2: 1/2
         7: torch.tensor([True, True, True, True]),  # 1
     }
-    found = peer_weights(masks, 2)
-    assert found == {4: pytest.approx(1 / 3), 7: pytest.approx(2 / 3)}
+    weights = peer_weights(masks, 2)
+    assert weights == {4: pytest.approx(1 / 3), 7: pytest.approx(2 / 3)}
     assert sum(peer_weights(masks, 4).values()) == pytest.approx(1)
     nothing = dict.fromkeys((0, 1, 5), torch.ones(0, dtype=torch.bool))
     assert peer_weights(nothing, 1) == {0: 0.5, 5: 0.5}
@@ -140,7 +140,7 @@ def test_a_pruned_client_sends_and_receives_as_much_less_and_stays_pruned():
     flags = ("--participation", "1", "--algorithm.prunings", "2", "--algorithm.rate", "0.25")
     rounds = begun(*flags)
     fed, slim = rounds.fed, pfedknow.slimming(rounds.fed)
-    whole, first_model, left = fed.shapes().nbytes, fed.shapes().nbytes, []
+    nbytes, first_model, left = fed.shapes().nbytes, fed.shapes().nbytes, []
     for _ in range(3):
         row = rounds.step()[0]
         client = fed.clients[5]
@@ -151,7 +151,7 @@ def test_a_pruned_client_sends_and_receives_as_much_less_and_stays_pruned():
         assert all(not (v * gone[n]).any() for n, v in model.items())
         left.append(int(mask.sum()))
         first_model = 0
-    assert left == [18, 14, 14] and sent < whole  # of 24 channels, twice a quarter
+    assert left == [18, 14, 14] and sent < nbytes  # of 24 channels, twice a quarter
 
 
 def test_the_server_teaches_by_labels_peers_and_its_large_model():
@@ -160,7 +160,7 @@ def test_the_server_teaches_by_labels_peers_and_its_large_model():
     state = pfedknow.State(*method.begin(fed, rounds.state))
     client = fed.clients[5]
     sent = {k: method.local(fed, fed.clients[k], state, 0) for k in (2, 5)}
-    models = {k: pfedknow.slimming(fed).received(own) for k, own in sent.items()}
+    models = {k: pfedknow.slimming(fed).received(masks) for k, masks in sent.items()}
     peers = {k: pfedknow.answers(fed, k, received) for k, received in models.items()}
     assert toy.differences(peers[5]["logits"], logits(fed, client, fed.public)) == []
     p = method.consensus(peers, 5)

@@ -51,8 +51,8 @@ EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
 def test_equal_to_the_bit(claim: str):
     ours, theirs = (run(*words) for words in EQUAL[claim])
     if "feddf" in claim:
-        own = {name.removeprefix("small/"): value for name, value in ours.state.items()}
-        assert toy.differences(own, theirs.state) == []
+        params = {name.removeprefix("small/"): value for name, value in ours.state.items()}
+        assert toy.differences(params, theirs.state) == []
     for part in ("weights", "memory", "scores"):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
     for column in ("train_loss", "accuracy", "loss", "examples"):
@@ -92,11 +92,11 @@ def members(rounds: Rounds, kind: str) -> list[int]:
 def test_the_consensus_is_the_mean_of_the_cohorts_logits_and_each_round_draws_its_own_examples(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    seen = []
+    batches = []
 
     def noted(fed, client, data):
         z = torch.full((len(data), fed.classes), float(client.id))
-        seen.append((client.id, data.rows.tolist()))
+        batches.append((client.id, data.rows.tolist()))
         return z
 
     monkeypatch.setattr("hpcfed.algorithms.public_data.fedmd.logits", noted)
@@ -108,13 +108,15 @@ def test_the_consensus_is_the_mean_of_the_cohorts_logits_and_each_round_draws_it
         lambda self, model, x, consensus: targets.append(consensus) or model(x).sum() * 0,
     )
     rounds.step()
-    assert [k for k, _ in seen] == [0, 1, 2, 3, 4, 5] and len({str(rows) for _, rows in seen}) == 1
+    assert [k for k, _ in batches] == [0, 1, 2, 3, 4, 5] and len(
+        {str(rows) for _, rows in batches}
+    ) == 1
     assert (
         all(torch.equal(t, torch.full((8, toy.CLASSES), 2.5)) for t in targets)
         and len(targets) == 6
     )
     rounds.step()
-    assert seen[0][1] != seen[-1][1]
+    assert batches[0][1] != batches[-1][1]
 
 
 def test_all_ranks_draw_the_same_public_examples_without_a_word():
@@ -228,18 +230,18 @@ def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
             calls.append((kind, data.soft)) or learn(fed, kind, start, data, *rest, **how)
         ),
     )
-    given = {}
+    arguments = {}
     answer = feddf.answer_public
 
     def noted(fed, k, model, *rest):
         client = fed.clients[k]
-        given[k] = outputs(fed, client.model.eval(), fed.public)
+        arguments[k] = outputs(fed, client.model.eval(), fed.public)
         return answer(fed, k, model, *rest)
 
     monkeypatch.setattr(feddf, "answer_public", noted)
     rounds.step()
-    want = soften(torch.stack(list(given.values())).double().mean(0).float())
-    assert [kind for kind, _ in calls] == ["logistic", "mlp"] and len(given) == fed.K == 6
+    want = soften(torch.stack(list(arguments.values())).double().mean(0).float())
+    assert [kind for kind, _ in calls] == ["logistic", "mlp"] and len(arguments) == fed.K == 6
     assert all(torch.allclose(soft, want, atol=1e-6) for _, soft in calls)
 
 

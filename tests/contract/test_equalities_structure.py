@@ -94,10 +94,10 @@ def test_a_logit_of_fed2_reaches_no_other_group(name: str):
     for c in range(toy.CLASSES):
         net.zero_grad()
         net(x)[:, c].square().sum().backward()
-        own = groups["head.bias"][c]
+        rows = groups["head.bias"][c]
         for path, value in net.named_parameters():
             if path in groups:
-                elsewhere = torch.from_numpy(groups[path] != own)
+                elsewhere = torch.from_numpy(groups[path] != rows)
                 assert not value.grad[elsewhere].any(), path
     reached = {path for path, value in net.named_parameters() if value.grad.any()}
     assert {path for path, _ in net.named_parameters()} - set(groups) <= reached
@@ -126,9 +126,9 @@ def test_a_group_of_fed2_without_clients_in_the_round_does_not_change():
     ],
 )
 def test_fed2_refuses_networks_that_it_cannot_divide(flags, words: str):
-    given = flags if "--models.mix" in flags else (*SMALL, *flags)
+    mix = flags if "--models.mix" in flags else (*SMALL, *flags)
     with pytest.raises(ConfigError, match=words):
-        toy.start(Serial(), toy.job("fed2", *given))
+        toy.start(Serial(), toy.job("fed2", *mix))
 
 
 class Alone(RoundBased):
@@ -185,14 +185,14 @@ def test_the_training_loss_of_heterossfl_is_that_without_labels():
 
 def test_labels_never_reach_the_bodies_of_heterossfl(monkeypatch: pytest.MonkeyPatch):
     job = toy.job("heterossfl", "--rounds", "1", "--participation", "1", "--models.mix", "small")
-    found = []
+    matches = []
     for shift in (0, 1):
         rounds = toy.start(Serial(), job)
         for client in rounds.fed.clients.values():
             client.train.labels = (client.train.labels + shift) % toy.CLASSES
         rounds.step()
-        found.append([c.params() for c in rounds.fed.clients.values()])
-    for one, other in zip(*found, strict=True):
+        matches.append([c.params() for c in rounds.fed.clients.values()])
+    for one, other in zip(*matches, strict=True):
         body = [n for n in one if n.startswith(("body.", "predictor."))]
         assert toy.differences([one[n] for n in body], [other[n] for n in body]) == []
         assert not torch.equal(one["head.weight"], other["head.weight"])
@@ -330,13 +330,16 @@ def test_the_contrast_with_vectors_uses_only_available_vectors():
 def test_a_single_rare_example_of_a_batch_gets_the_oldest_of_the_queue_which_becomes_the_newest():
     rounds = toy.start(Serial(), toy.job("fedrare", *SMALL))
     client, queues = rounds.fed.clients[5], {1: None}
-    own = np.flatnonzero(client.train.labels == 1)
+    of_class = np.flatnonzero(client.train.labels == 1)
     ask = lambda *rows: rounds.algorithm.partner(client, np.array(rows), queues, 1)  # noqa: E731
-    assert ask(own[0]) == -1  # nothing in the queue yet
-    assert ask(own[1]) == own[0] and ask(own[1]) == own[0]  # never itself
-    assert ask(own[2], own[3]) == -1 and queues[1].tolist() == own[[1, 0, 2, 3]].tolist()
-    assert ask(own[0]) == own[1] and queues[1].tolist() == own[[2, 3, 0, 1]].tolist()
-    assert ask(own[0]) == own[2]
+    assert ask(of_class[0]) == -1  # nothing in the queue yet
+    assert ask(of_class[1]) == of_class[0] and ask(of_class[1]) == of_class[0]  # never itself
+    assert (
+        ask(of_class[2], of_class[3]) == -1
+        and queues[1].tolist() == of_class[[1, 0, 2, 3]].tolist()
+    )
+    assert ask(of_class[0]) == of_class[1] and queues[1].tolist() == of_class[[2, 3, 0, 1]].tolist()
+    assert ask(of_class[0]) == of_class[2]
 
 
 def test_fedrare_refuses_fields_without_effect():
@@ -464,8 +467,8 @@ def test_layers_of_two_depths_are_averaged_and_the_shallow_ones_last_is_distille
     state = inclusivefl.State(old, before, Params(), Params(), torch.zeros(2, dtype=torch.int64))
     means = join(values(1, 2, 3), values(5, 4, 2, 6, 7))
     new = method.step(kin, state, means, {"a": 0.25, "b": 0.75})
-    found = {name: float(v) for name, v in new.models.items()}
-    assert found == {
+    models = {name: float(v) for name, v in new.models.items()}
+    assert models == {
         "a/stem.weight": 4.0,  # 0.25 * 1 + 0.75 * 5, of both
         "b/stem.weight": 4.0,
         "a/blocks.0.weight": 3.5,  # the tier's own: 0.75 * 2 + 0.25 * 8
@@ -495,8 +498,8 @@ def test_the_first_step_of_the_servers_adam_has_the_size_of_its_rate():
     steps = torch.zeros(2, dtype=torch.int64)
     state = inclusivefl.State(old, Params(), old * 0, old * 0, steps)
     new = method.step(kin, state, join(values(1, -2, 3), values(-5, 4, 2, 0, 7)), {"a": 1, "b": 1})
-    found = [round(float(v), 6) for v in new.models.values()]
-    assert found == [0, -0.5, 0.5, 0, 0.5, 0.5, 0, 0.5] and new.steps.tolist() == [1, 1]
+    models = [round(float(v), 6) for v in new.models.values()]
+    assert models == [0, -0.5, 0.5, 0, 0.5, 0.5, 0, 0.5] and new.steps.tolist() == [1, 1]
 
 
 def test_layers_that_several_depths_have_are_the_same_bits_in_each_and_last_ones_are_not():

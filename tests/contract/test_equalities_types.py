@@ -42,8 +42,8 @@ def test_private_models_alone_are_those_of_local_training():
     for _ in range(2):
         ours.step(), theirs.step()
     for k in range(6):
-        own = ours.fed.clients[k].params().under("own.")
-        assert toy.differences(own, theirs.fed.clients[k].params()) == []
+        private = ours.fed.clients[k].params().under("own.")
+        assert toy.differences(private, theirs.fed.clients[k].params()) == []
 
 
 @pytest.mark.parametrize("method", AGGREGATIONS[2:])
@@ -73,22 +73,22 @@ def test_scores_by_hand():
 
 
 def test_the_threshold_is_the_corrected_quantile():
-    found = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7, 0.2, 0.4, 0.6, 0.8])
-    assert conformal.threshold(found, 0.1) == 0.9  # the ninth of nine: ceil(10 * 0.9)
-    assert conformal.threshold(found, 0.5) == 0.5
-    assert conformal.threshold(found[:8], 0.1) == torch.inf
+    scores = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7, 0.2, 0.4, 0.6, 0.8])
+    assert conformal.threshold(scores, 0.1) == 0.9  # the ninth of nine: ceil(10 * 0.9)
+    assert conformal.threshold(scores, 0.5) == 0.5
+    assert conformal.threshold(scores[:8], 0.1) == torch.inf
 
 
 def test_sets_cover_as_often_as_they_promise_and_are_never_empty():
     n, alpha = 4000, 0.1
     z = torch.randn(2 * n, 6, generator=g(0))
     y = torch.multinomial((z / 2).softmax(1), 1, generator=g(1))[:, 0]  # z is too sure of itself
-    found = conformal.scores(z, conformal.fit_temperature(z[:n], y[:n], 16), 0.5, 3)
-    limit = conformal.threshold(found[:n].gather(1, y[:n, None])[:, 0], alpha)
-    inside = conformal.sets(found[n:], limit)
+    scores = conformal.scores(z, conformal.fit_temperature(z[:n], y[:n], 16), 0.5, 3)
+    limit = conformal.threshold(scores[:n].gather(1, y[:n, None])[:, 0], alpha)
+    inside = conformal.sets(scores[n:], limit)
     covered = float(inside.gather(1, y[n:, None]).double().mean())
     assert covered >= 1 - alpha - 3 * (2 * alpha * (1 - alpha) / n) ** 0.5
-    best = conformal.sets(found, -1.0)
+    best = conformal.sets(scores, -1.0)
     assert (best.sum(1) == 1).all() and (best.int().argmax(1) == z.argmax(1)).all()
 
 
@@ -138,22 +138,22 @@ def test_a_private_model_that_became_worse_makes_further_classes_of_proxies_cost
     """As the authors' cal_lambda: .5 becomes .6 where training accuracy has fallen by .2."""
     rounds = toy.start(Serial(), toy.job("fedtype"))
     fed, client, method = rounds.fed, rounds.fed.clients[4], rounds.algorithm
-    first = method.calibrate(fed, client, client.train, client.train)
-    assert first["sets/proxy/lam"] == 0.5 and first["sets/own/lam"] == 1.0
+    quantiles = method.calibrate(fed, client, client.train, client.train)
+    assert quantiles["sets/proxy/lam"] == 0.5 and quantiles["sets/own/lam"] == 1.0
     was = client.memory["accuracy"]
     answers = outputs(fed, client.model.own, client.train).argmax(1).numpy()
     assert was == (answers == client.train.labels).mean()
     for before, lam in ((was + 0.2, 0.6), (was - 0.2, 0.5), (was, 0.5)):
         client.memory["accuracy"] = before
-        found = method.calibrate(fed, client, client.train, client.train)
-        assert float(found["sets/proxy/lam"]) == pytest.approx(lam)
+        calibrated = method.calibrate(fed, client, client.train, client.train)
+        assert float(calibrated["sets/proxy/lam"]) == pytest.approx(lam)
 
 
 def test_fedtype_names_options_without_effect_on_these_data(capsys):
     toy.start(Serial(), toy.job("fedtype"))
-    told = " ".join(capsys.readouterr().err.split())
-    assert "k_reg = 5 of 4 classes cost nothing" in told
-    assert "6 of 6 clients have too few examples to calibrate on" in told
+    err = " ".join(capsys.readouterr().err.split())
+    assert "k_reg = 5 of 4 classes cost nothing" in err
+    assert "6 of 6 clients have too few examples to calibrate on" in err
     large = ("--algorithm.alpha", "0.5", "--algorithm.calibration", "0.5", "--algorithm.k_reg", "1")
     toy.start(Serial(), toy.job("fedtype", *large))
     assert capsys.readouterr().err == ""
@@ -162,8 +162,8 @@ def test_fedtype_names_options_without_effect_on_these_data(capsys):
 def test_calibration_examples_are_held_out_of_training():
     rounds = toy.start(Serial(), toy.job("fedtype"))
     fed = rounds.fed
-    train, apart = rounds.algorithm.split(fed, fed.clients[5])
-    assert len(apart) == 6 and not set(apart.rows) & set(train.rows)
-    assert sorted([*apart.rows, *train.rows]) == fed.clients[5].train.rows.tolist()
+    train, calibration = rounds.algorithm.split(fed, fed.clients[5])
+    assert len(calibration) == 6 and not set(calibration.rows) & set(train.rows)
+    assert sorted([*calibration.rows, *train.rows]) == fed.clients[5].train.rows.tolist()
     alone = rounds.algorithm.split(fed, fed.clients[0])
     assert [len(part) for part in alone] == [1, 1]  # a single example does both

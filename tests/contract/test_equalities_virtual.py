@@ -192,8 +192,8 @@ def test_swift_and_dsgd_are_charged_the_same_for_latency_and_for_both_directions
 
 
 def test_fedbuff_of_all_clients_in_step_begins_as_fedavg():
-    own = ("--algorithm.K", "6", "--algorithm.staleness", "const", "--rounds", "1")
-    got = run("fedbuff", *ALL, *IN_STEP, *own).state["model"]
+    flags = ("--algorithm.K", "6", "--algorithm.staleness", "const", "--rounds", "1")
+    got = run("fedbuff", *ALL, *IN_STEP, *flags).state["model"]
     want = run("fedavg", *ALL, "--algorithm.weighting", "uniform", "--rounds", "1").state
     assert near(got, want, 1e-6)
 
@@ -207,7 +207,7 @@ def test_fedbuff_of_single_updates_by_one_client_is_sequential_training():
 
 def test_fedcompass_of_one_client_with_alpha_one_is_sequential_training():
     flags = (*ONE, "--local.steps", "4")
-    own = ("--algorithm.alpha", "1", "--algorithm.min_steps", "4")
-    got = run("fedcompass", *flags, *own).state["model"]
+    settings = ("--algorithm.alpha", "1", "--algorithm.min_steps", "4")
+    got = run("fedcompass", *flags, *settings).state["model"]
     layout = toy.start(Serial(), toy.job("local", *flags)).fed.store.skeleton("small").layout
     assert near(got, layout.views(run("local", *flags).weights[0]), 1e-6)

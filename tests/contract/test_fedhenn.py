@@ -78,7 +78,7 @@ def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
     fed, client, data = rounds.fed, rounds.fed.clients[3], rad(rounds)
     far = similarity.normalise_kernel(torch.eye(len(data)) + kernel(rounds, 4))
     task = partial(rounds.algorithm.loss, client, rounds.state)
-    whole = alignment.add_alignment(
+    objective = alignment.add_alignment(
         fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5
     )
     x, y = client.train.batch(np.arange(client.n))
@@ -93,7 +93,7 @@ def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
             ).float(),
         )
     )
-    assert whole(client.model, x, y).item() == pytest.approx(want.item(), rel=1e-4)
+    assert objective(client.model, x, y).item() == pytest.approx(want.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("schedule, third", [("constant", 1.0), ("sqrt", 3**0.5), ("linear", 3.0)])
@@ -144,23 +144,23 @@ def pull(chunk: int, model: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("model", ["mlp", "small", "fedhenn-3"])
 def test_the_gradient_in_chunks_is_that_of_all_examples_at_once(model: str):
-    (whole, before), (chunked, after) = pull(32, model), pull(5, model)
-    assert whole.abs().max() > 1e-5 and torch.allclose(whole, chunked, rtol=1e-3, atol=1e-7)
+    (full, before), (chunked, after) = pull(32, model), pull(5, model)
+    assert full.abs().max() > 1e-5 and torch.allclose(full, chunked, rtol=1e-3, atol=1e-7)
     assert torch.equal(before, after)  # no batch statistics moved
 
 
 def saved_bytes(rounds: Rounds, forward: Callable[[], Tensor]) -> int:
     """Bytes of the tensors that are kept for the backward pass."""
-    kept: dict[int, int] = {}
+    counts: dict[int, int] = {}
 
     def keep(v: Tensor) -> Tensor:
-        kept[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+        counts[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
         return v
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda v: v):
         value = forward()
     assert value.requires_grad
-    return sum(kept.values())
+    return sum(counts.values())
 
 
 def test_activations_of_the_examples_are_not_kept_for_the_backward_pass():
@@ -195,10 +195,10 @@ def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.
 
 def parts(rounds: Rounds) -> tuple[dict[int, fedhenn.Kernel], dict[int, float]]:
     fed, how = rounds.fed, rounds.algorithm
-    made = {
+    kernels = {
         c.id: fedhenn.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
     }
-    return made, dict.fromkeys(fed.clients, 1.0)
+    return kernels, dict.fromkeys(fed.clients, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "rbf"])
@@ -212,10 +212,10 @@ def test_the_mean_kernel_is_symmetric_and_positive_semidefinite(kind: str):
 @pytest.mark.parametrize("norm", ["none", "frobenius"])
 def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_ranks(norm: str):
     rounds = begun("--algorithm.kernel_norm", norm)
-    made, weights = parts(rounds)
-    turned = {k: made[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
+    kernels, weights = parts(rounds)
+    turned = {k: kernels[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
     assert torch.equal(
-        fedhenn.mean_of_kernels(rounds.fed, made, weights, 32),
+        fedhenn.mean_of_kernels(rounds.fed, kernels, weights, 32),
         fedhenn.mean_of_kernels(rounds.fed, *turned, 32),
     )
 
@@ -235,19 +235,22 @@ def of_the_round_before(*flags: str) -> Rounds:
 def test_the_mean_kernel_of_the_previous_cohort_is_that_of_its_models_on_todays_examples():
     """Nobody's in the first round, as in the authors' code; there the cohort trains alone."""
     rounds = of_the_round_before("--algorithm.rad_size", "8")
-    first, alone = rounds.fed.sample(0), started("--algorithm.eta0", "0", "--models.mix", "mlp")
-    assert target(rounds, first) is None
+    first_cohort, alone = (
+        rounds.fed.sample(0),
+        started("--algorithm.eta0", "0", "--models.mix", "mlp"),
+    )
+    assert target(rounds, first_cohort) is None
     rounds.step()
     alone.step()
     assert toy.differences(*(learnt(r) for r in (rounds, alone))) == []
     cohort = rounds.begin(1)
-    assert cohort != first
+    assert cohort != first_cohort
     rad = rounds.fed.public.pick(rounds.fed.draw_public(1, 8))
-    z = {k: represent(rounds.fed, rounds.fed.clients[k], rad).double() for k in first}
-    want = sum(v @ v.T for v in z.values()) / len(first)
+    z = {k: represent(rounds.fed, rounds.fed.clients[k], rad).double() for k in first_cohort}
+    want = sum(v @ v.T for v in z.values()) / len(first_cohort)
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
     got = fedhenn.mean_of_clients(rounds.fed, rad, members, rounds.algorithm)
-    assert members == first
+    assert members == first_cohort
     assert torch.allclose(got, similarity.normalise_kernel(want.float()), atol=1e-4)
 
 
@@ -314,14 +317,14 @@ def test_rounding_alone_does_not_become_a_kernel_of_length_one():
 def test_uploads_are_counted(upload: str, members: int):
     rounds = started("--algorithm.upload", upload, "--models.mix", "mlp,logistic")
     row, _ = rounds.step()
-    own = {
+    kernels = {
         "model": [4 * n for n in (16284, 260)],
         "representations": [4 * 32 * d for d in (16, 64)],
         "kernel": [4 * 32 * 33 // 2] * 2,
     }[upload]
     sent, cohort = row["clients/up"], row["clients/cohort"]
     assert (sent > 0).sum() == members
-    assert all(sent[k] == own[k % 2] for k in range(6) if members == 6 or cohort[k])
+    assert all(sent[k] == kernels[k % 2] for k in range(6) if members == 6 or cohort[k])
     assert row["clients/down"].tolist() == [4 * 32 * 32 * int(c) for c in cohort]
 
 
@@ -330,11 +333,11 @@ def test_uploads_are_counted(upload: str, members: int):
 
 def last_mean(rounds: Rounds) -> Params:
     """The paper's last mean, computed here: by examples, over all clients."""
-    fed, first = rounds.fed, rounds.fed.initial()
-    models = {k: c.memory.get(fedhenn.RECEIVED, first) for k, c in fed.clients.items()}
+    fed, initial = rounds.fed, rounds.fed.initial()
+    models = {k: c.memory.get(fedhenn.RECEIVED, initial) for k, c in fed.clients.items()}
     total = sum(toy.SIZES)
     return Params(
-        {n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in first}
+        {n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in initial}
     )
 
 

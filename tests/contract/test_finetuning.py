@@ -69,9 +69,9 @@ def test_ranks_and_engines_do_not_matter_for_lora(method):
 def test_a_run_that_is_resumed_is_the_one_that_went_through(method, tmp_path):
     job = toy.job(method, *LORA)
     toy.run(Serial(), job, rounds=1, save=tmp_path)
-    whole, resumed = toy.run(Serial(), job), toy.run(Serial(), job, resume=tmp_path)
-    assert toy.differences(resumed.state, whole.state) == []
-    assert toy.differences(resumed.weights, whole.weights) == []
+    unbroken, resumed = toy.run(Serial(), job), toy.run(Serial(), job, resume=tmp_path)
+    assert toy.differences(resumed.state, unbroken.state) == []
+    assert toy.differences(resumed.weights, unbroken.weights) == []
 
 
 @pytest.mark.parametrize("flags", [HEAD, LORA], ids=lambda flags: flags[0])
@@ -81,8 +81,8 @@ def test_saved_models_are_complete_and_as_accurate_as_recorded(flags, tmp_path):
     with rng.scoped(0, "init", 0):
         start = build("small", toy.SHAPE, toy.CLASSES, toy.D).state_dict()
     for model in from_newest(run, lambda source: list(Saved(run, source, with_tests()).models())):
-        found, recorded = counted(model, record)
-        assert found == recorded
+        accuracy, recorded = counted(model, record)
+        assert accuracy == recorded
         tensors = model.model.state_dict()
         assert tensors.keys() == start.keys()
         same = {name for name in start if torch.equal(tensors[name], start[name])}
@@ -188,9 +188,9 @@ def test_weights_of_a_file_are_where_all_clients_start(tmp_path):
 TINY = ("--models.mix", "clip-tiny")
 
 
-def dual(name="clip-tiny", shape=toy.SHAPE, **given):
+def dual(name="clip-tiny", shape=toy.SHAPE, **options):
     with rng.scoped(0, "init", 0):
-        return build(name, shape, toy.CLASSES, toy.D, **given).eval()
+        return build(name, shape, toy.CLASSES, toy.D, **options).eval()
 
 
 def images(n=9):
@@ -234,12 +234,12 @@ def test_fedclip_sends_adapters_alone_and_leaves_all_else_as_it_was(mix):
     fed, frozen = rounds.fed, rounds.fed.module(rounds.fed.architectures[0]).model
     before = {n: v.clone() for n, v in frozen.named_buffers()}
     start = rounds.state.clone()
-    found = toy.outcome(rounds, [rounds.step()[0]])
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
     assert set(rounds.state) == {
         f"adapter.{i}.{part}" for i in (0, 2) for part in ("weight", "bias")
     }
     for way in ("down", "up"):
-        assert set(found.column(way).ravel()) == {4 * 2 * (toy.D**2 + toy.D)}
+        assert set(outcome.column(way).ravel()) == {4 * 2 * (toy.D**2 + toy.D)}
     assert all(not torch.equal(rounds.state[n], start[n]) for n in start)
     assert {n.partition(".")[0] for n in before} == {"body", "head"}
     after = fed.store.skeleton(fed.architectures[0]).model
@@ -249,9 +249,9 @@ def test_fedclip_sends_adapters_alone_and_leaves_all_else_as_it_was(mix):
 
 def test_weights_of_a_file_are_those_of_body_and_head_with_any_additions_of_a_method(tmp_path):
     torch.save(dual("small").state_dict(), tmp_path / "small.pt")
-    given = ("--models.mix", "small", "--models.weights", str(tmp_path / "small.pt"), "--seed", "3")
+    flags = ("--models.mix", "small", "--models.weights", str(tmp_path / "small.pt"), "--seed", "3")
     for method in ("fedclip", "heterossfl"):
-        fed = toy.start(Serial(), toy.job(method, *given)).fed
+        fed = toy.start(Serial(), toy.job(method, *flags)).fed
         model = fed.store.build(fed.architectures[0])
         assert torch.equal(model.head.weight, dual("small").head.weight)
         assert torch.equal(model.body[0].weight, dual("small").body[0].weight)
@@ -278,8 +278,8 @@ def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
         projection_dim=6,
     )
     torch.manual_seed(0)
-    whole = transformers.CLIPModel(config).eval()
-    whole.save_pretrained(tmp_path)
+    encoder = transformers.CLIPModel(config).eval()
+    encoder.save_pretrained(tmp_path)
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     words = ["<|startoftext|>", "<|endoftext|>", *(f"{c}</w>" for c in letters)]
     (tmp_path / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
@@ -294,7 +294,7 @@ def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
         [f"a picture of a {c}" for c in "abcd"], padding=True, return_tensors="pt"
     )
     with torch.no_grad():
-        want = whole(pixel_values=large, **tokens).logits_per_image
+        want = encoder(pixel_values=large, **tokens).logits_per_image
         assert torch.allclose(model(x), want, atol=1e-4)
     run = toy.run(Serial(), toy.job("fedclip", "--models.mix", name, "--rounds", "1"))
     assert {v for v in run.column("up").ravel() if v} == {4 * 2 * (6 * 6 + 6)}

@@ -115,15 +115,15 @@ def test_clients_with_other_modalities_of_one_shape_do_not_share_a_recording(
 def test_a_client_has_the_modalities_that_its_examples_have_and_is_tested_on_its_own_users():
     fed = toy.start(Serial(), job("lgfedavg", *OWN)).fed
     for k in range(USERS):
-        held = tuple(m for m in ("motion", "note", "table") if m != LACK.get(k))
+        modalities = tuple(m for m in ("motion", "note", "table") if m != LACK.get(k))
         client = fed.clients[k]
-        assert client.train.modalities == client.test.modalities == held
+        assert client.train.modalities == client.test.modalities == modalities
         assert client.train.rows.tolist() == [i for i in range(72) if i // 2 % USERS == k]
         assert client.test.rows.tolist() == [i for i in range(24) if i // 2 % USERS == k]
         x, _ = client.train.batch(np.arange(2))
-        assert tuple(x) == held
+        assert tuple(x) == modalities
         encoders = {n.split(".")[2] for n in client.params() if n.startswith("body.encoders.")}
-        assert encoders == set(held)
+        assert encoders == set(modalities)
     assert fed.architectures[4] == "concat(motion=conv1d)[motion&note]"
 
 
@@ -142,8 +142,8 @@ def test_wrong_and_missing_labels_concern_only_training():
         assert (fed.clients[k].test.labels == plain.clients[k].test.labels).all()
     fed = toy.start(Serial(), job("fedavg", "--data.missing_labels", "0.5")).fed
     for k in range(USERS):
-        held = set(fed.clients[k].train.rows)
-        assert 0 < len(held) < 12 and held < set(plain.clients[k].train.rows)
+        rows = set(fed.clients[k].train.rows)
+        assert 0 < len(rows) < 12 and rows < set(plain.clients[k].train.rows)
         assert len(fed.clients[k].test) == len(plain.clients[k].test)
 
 
@@ -162,8 +162,8 @@ def test_methods_of_each_category_run_on_modalities_or_name_the_field_to_set(met
     if "public" in algorithm(method)().needs:
         flags += ["--data.public", "12"]
     try:
-        found = toy.run(Serial(), job(method, *flags, "--rounds", "1"))
-        assert np.isfinite(found.scores).any()
+        outcome = toy.run(Serial(), job(method, *flags, "--rounds", "1"))
+        assert np.isfinite(outcome.scores).any()
     except ConfigError as refusal:
         assert "; set " in str(refusal) or ", or set " in str(refusal)
 

@@ -49,13 +49,13 @@ def resumed(comm: Comm, method: str, mirrors: list[BuddyCopy]) -> tuple[int, toy
 @pytest.mark.parametrize("method", ["fedclassavg", "central", "swift"])
 def test_any_rank_or_two_apart_can_die_and_the_run_ends_with_the_same_bits(method):
     mirrors = spmd(4, lambda comm: interrupted(comm, method))
-    whole = spmd(1, lambda comm: toy.run(comm, job(method)))[0]
+    unbroken = spmd(1, lambda comm: toy.run(comm, job(method)))[0]
     for dead in ({0}, {2}, {1, 3}):
         left = [mirror for rank, mirror in enumerate(mirrors) if rank not in dead]
         t, ended = spmd(len(left), lambda comm, left=left: resumed(comm, method, left))[0]
         assert t == ROUNDS
         assert dict(toy.leaves([ended.state, ended.weights, ended.memory])) == dict(
-            toy.leaves([whole.state, whole.weights, whole.memory])
+            toy.leaves([unbroken.state, unbroken.weights, unbroken.memory])
         )
 
 
@@ -102,8 +102,8 @@ def test_only_values_changed_in_a_round_are_sent():
             sum(name.startswith("clients/") for name in before.own),
         ]
 
-    sent, cohorts, same, held = map(sum, zip(*spmd(2, moved), strict=True))
-    assert sent <= cohorts / 2 + 4 and same >= held - cohorts / 2
+    sent, cohorts, same, copies = map(sum, zip(*spmd(2, moved), strict=True))
+    assert sent <= cohorts / 2 + 4 and same >= copies - cohorts / 2
 
 
 @pytest.mark.parametrize(

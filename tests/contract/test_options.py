@@ -224,10 +224,10 @@ def with_values(base: Job, fields: dict[str, Any]) -> Job:
     """The job with other values; ConfigError as for any job."""
     parts = {}
     for part in ("local", "algorithm"):
-        own = {k.partition(".")[2]: v for k, v in fields.items() if k.startswith(part)}
+        table = {k.partition(".")[2]: v for k, v in fields.items() if k.startswith(part)}
         values = getattr(base, part)
         try:
-            parts[part] = type(values).model_validate(values.model_dump() | own)
+            parts[part] = type(values).model_validate(values.model_dump() | table)
         except ValidationError as error:
             raise ConfigError(str(error)) from error
     job = base.model_copy(update=parts)
@@ -254,7 +254,7 @@ def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
     """Options that are set and not refused, and change nothing. A run with another value goes on
     until a round differs.
     """
-    usual, found = list(measured(base)), []
+    usual, outcomes = list(measured(base)), []
     for path, fields in alternatives(base, parts):
         try:
             job = with_values(base, fields)
@@ -272,8 +272,8 @@ def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
         except ConfigError:  # what data of this kind refuse
             continue
         if same:
-            found.append(f"{path} = {fields[path]}")
-    return found
+            outcomes.append(f"{path} = {fields[path]}")
+    return outcomes
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -291,8 +291,8 @@ def test_an_option_of_a_method_changes_what_is_computed_or_is_refused(method: st
 @pytest.mark.parametrize("case", CASES)
 def test_an_option_beside_others_changes_what_is_computed_or_is_refused(case: str):
     base = toy.given(case.split()[0], *SHORT, *CASES[case])
-    own = any(flag.startswith("--local.") for flag in CASES[case])
-    assert idle(base, ("local", "algorithm") if own else ("algorithm",)) == []
+    is_local = any(flag.startswith("--local.") for flag in CASES[case])
+    assert idle(base, ("local", "algorithm") if is_local else ("algorithm",)) == []
 
 
 SHORT_RUNS = {  # options that a run of so many rounds is too short for, and where it is long enough
@@ -319,5 +319,5 @@ def test_a_run_that_ends_before_an_option_has_an_effect_is_a_warning(flags, caps
             toy.given(flags[0], *BY_METHOD.get(flags[0], ()), *flags[1:], "--rounds", str(rounds)),
         )
         text = f"algorithm.{words}"
-        said = capsys.readouterr().err
-        assert (text in said and f"that takes {enough} rounds" in said) == warned
+        err = capsys.readouterr().err
+        assert (text in err and f"that takes {enough} rounds" in err) == warned

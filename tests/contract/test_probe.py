@@ -22,47 +22,47 @@ def run(tmp_path_factory):
 
 
 def test_it_holds_each_clients_answers(run):
-    told = command(run, examples=20)
-    assert told == f"{names.probe_file(run)}: 6 clients after round 3, 20 test examples"
-    found = probe.read(run)
+    text = command(run, examples=20)
+    assert text == f"{names.probe_file(run)}: 6 clients after round 3, 20 test examples"
+    stored = probe.read(run)
     assert (
-        found.predictions.shape == (6, 20)
-        and [z.shape for z in found.representations] == [(20, toy.D)] * 6
+        stored.predictions.shape == (6, 20)
+        and [z.shape for z in stored.representations] == [(20, toy.D)] * 6
     )
-    assert found.header["architectures"][:2] == ["small", "mlp"] and found.header[
+    assert stored.header["architectures"][:2] == ["small", "mlp"] and stored.header[
         "classes"
     ] == list("0123")
     with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
-        assert (found.labels == data["y_test"][found.rows]).all() and len(
-            set(found.rows.tolist())
+        assert (stored.labels == data["y_test"][stored.rows]).all() and len(
+            set(stored.rows.tolist())
         ) == 20
-        x = torch.from_numpy(data["x_test"][found.rows])
+        x = torch.from_numpy(data["x_test"][stored.rows])
         for k in range(6):
             model = hpcfed.load_model(run, client=k)
-            assert torch.equal(model.represent(x), torch.from_numpy(found.representations[k]))
-            assert (model(x).argmax(1).numpy() == found.predictions[k]).all()
+            assert torch.equal(model.represent(x), torch.from_numpy(stored.representations[k]))
+            assert (model(x).argmax(1).numpy() == stored.predictions[k]).all()
 
 
 def test_all_clients_of_all_runs_have_the_conductance_of_the_same_images(run, tmp_path):
-    found = make(run, examples=20)
-    assert [c.shape for c in found.conductance] == [(toy.CLASSES, toy.D)] * 6
+    answers = make(run, examples=20)
+    assert [c.shape for c in answers.conductance] == [(toy.CLASSES, toy.D)] * 6
     with np.load(toy.folder() / "data.npz") as data:
-        assert (found.image_labels == data["y_test"][found.images]).all()
-    assert found.image_labels.tolist() == list(range(toy.CLASSES))
+        assert (answers.image_labels == data["y_test"][answers.images]).all()
+    assert answers.image_labels.tolist() == list(range(toy.CLASSES))
     seed = saved_run(tmp_path / "seed", "local", "--seed", "1", rounds=1)
     other = make(seed, examples=20)
-    assert (other.images == found.images).all() and (other.rows != found.rows).any()
+    assert (other.images == answers.images).all() and (other.rows != answers.rows).any()
 
 
 def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):
-    found = make(run, examples=20)
-    assert found.rounds.tolist() == [1, 2, 3] and found.cka.shape == (3, 6, 6)
+    answers = make(run, examples=20)
+    assert answers.rounds.tolist() == [1, 2, 3] and answers.cka.shape == (3, 6, 6)
     assert (
-        np.allclose(found.cka[:, range(6), range(6)], 1)
-        and (found.cka >= 0).all()
-        and (found.cka < 1.001).all()
+        np.allclose(answers.cka[:, range(6), range(6)], 1)
+        and (answers.cka >= 0).all()
+        and (answers.cka < 1.001).all()
     )
-    assert not np.allclose(found.cka[0], found.cka[2])
+    assert not np.allclose(answers.cka[0], answers.cka[2])
 
 
 def test_the_same_seed_draws_the_same_examples_for_all_methods(run, tmp_path):
@@ -78,10 +78,10 @@ def test_figures_make_a_probe_if_it_is_missing_or_older_than_the_checkpoint(tmp_
     assert load_probe(one, "cka").header["rounds"] == 1 and probe.current(run)
     (tmp_path / "late.h5").rename(late)
     assert probe.current(run) is None and load_probe(one, "cka").header["rounds"] == 2
-    first = names.probe_file(run).stat().st_mtime_ns
+    written_at = names.probe_file(run).stat().st_mtime_ns
     assert (
         load_probe(one, "tsne").header["rounds"] == 2
-        and names.probe_file(run).stat().st_mtime_ns == first
+        and names.probe_file(run).stat().st_mtime_ns == written_at
     )
     for index in checkpoint.saved(run):
         checkpoint.remove(index)
@@ -96,11 +96,11 @@ def test_figures_make_a_probe_if_it_is_missing_or_older_than_the_checkpoint(tmp_
 def test_figures_ask_some_of_many_clients_and_say_so(tmp_path, monkeypatch, capsys):
     run = saved_run(tmp_path / "run", "local", rounds=1)
     monkeypatch.setattr("hpcfed.results.trained.probe.FIGURES", 2)
-    found = load_probe(*load_runs([run]), "cka")
-    assert len(found.clients) == 2 and found.of(2) == "2 of 6 clients"
+    answers = load_probe(*load_runs([run]), "cka")
+    assert len(answers.clients) == 2 and answers.of(2) == "2 of 6 clients"
     assert "2 of 6 clients were drawn" in capsys.readouterr().err
-    assert compare_clients("a", found).some == "2 of 6 clients"
-    assert "2 of 6 clients" in count_confusions("a", found).title
+    assert compare_clients("a", answers).some == "2 of 6 clients"
+    assert "2 of 6 clients" in count_confusions("a", answers).title
     assert len(make(run).clients) == 6  # asked for by itself
 
 

@@ -109,13 +109,13 @@ def every_row(possible: Reassembly) -> set[tuple[Piece, ...]]:
     """The candidates by the rules as they are written, of all rows of blocks that there are."""
     of = possible.pieces
     rows = [r for n in range(1, 5) for r in product(of, repeat=n)]
-    kept = []
+    calls = []
     for row in rows:
         natural = all(fits(a.block, b.block) for a, b in pairwise(row))
         if row[0].block.takes_data and row[-1].block.last and natural:
-            kept.append(row)
-    seen = [(len({p.block.kind for p in r}), len({p.group for p in r})) for r in kept]
-    return {row for row, score in zip(kept, seen, strict=True) if score == max(seen)}
+            calls.append(row)
+    sizes = [(len({p.block.kind for p in r}), len({p.group for p in r})) for r in calls]
+    return {row for row, score in zip(calls, sizes, strict=True) if score == max(sizes)}
 
 
 def test_candidates_are_all_rows_that_keep_the_rules():
@@ -150,11 +150,11 @@ def test_the_best_of_equal_models_candidates_is_the_clients_own_function():
     models, kinds = dict.fromkeys((0, 2, 4), start), dict.fromkeys((0, 2, 4), "mlp")
     method = fed.job.algorithm
     rows = list(reassembly.reassembly(fed, kinds, models, 3))
-    made = [method.make(fed, models, row, 0, i) for i, row in enumerate(rows)]
-    best = closest(fed, models, [logits for _, logits in made])
-    own = outputs(fed, predictor(fed, "mlp", start), fed.public)
+    candidates = [method.make(fed, models, row, 0, i) for i, row in enumerate(rows)]
+    best = closest(fed, models, [logits for _, logits in candidates])
+    own_logits = outputs(fed, predictor(fed, "mlp", start), fed.public)
     for i in best.values():
-        assert torch.equal(made[i][1], own)
+        assert torch.equal(candidates[i][1], own_logits)
     assert len(rows) >= 27  # a block of each depth, of any of three models
 
 
@@ -180,23 +180,23 @@ def test_a_clients_loss_by_hand():
     y = torch.tensor([0, 1])
     got = method.loss(client, None, lambda x: z, None, (y, teacher))
     assert torch.allclose(got, F.cross_entropy(z, y) + 0.1 * distil(teacher, z))
-    own = soften(z)
+    soft = soften(z)
     other = method.model_copy(update={"kl_reverse": True})
-    want = (own * (own / teacher).log()).sum(1).mean()
+    want = (soft * (soft / teacher).log()).sum(1).mean()
     assert torch.allclose(other.distance(teacher, z), want)
     assert torch.equal(method.loss(client, None, lambda x: z, None, y), F.cross_entropy(z, y))
 
 
 def test_a_client_keeps_its_teacher_through_rounds_in_which_it_takes_no_part():
-    rounds, seen = begun("--rounds", "3"), {}
+    rounds, rounds_seen = begun("--rounds", "3"), {}
     for t in range(3):
         cohort = rounds.algorithm.cohort(rounds.fed, t)
         rounds.step()
         for k, client in rounds.fed.clients.items():
             now = client.memory.get("teacher")
             if k not in cohort:
-                assert (now is None) == (k not in seen)
-                assert now is None or torch.equal(now, seen[k])
+                assert (now is None) == (k not in rounds_seen)
+                assert now is None or torch.equal(now, rounds_seen[k])
             elif now is not None:
-                seen[k] = now.clone()
-    assert seen
+                rounds_seen[k] = now.clone()
+    assert rounds_seen

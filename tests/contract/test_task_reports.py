@@ -42,12 +42,12 @@ def test_a_saved_model_predicts_what_was_scored_in_the_units_of_the_data(
         with torch.no_grad():
             output = model(torch.from_numpy(x[parts[k]][:, None] if x.ndim == 3 else x[parts[k]]))
         if task == "regression":
-            found = np.square(output.numpy() - y[parts[k]]).mean()
+            mse = np.square(output.numpy() - y[parts[k]]).mean()
         else:
             answers = {"y": y[parts[k]].astype(np.uint8), "score": output.numpy()}
-            found = from_facts(model.about.task).compute([main], answers)[0]
+            mse = from_facts(model.about.task).compute([main], answers)[0]
         assert model.about.counted.startswith(f"clients/{main}")
-        assert found == pytest.approx(recorded, rel=1e-4, nan_ok=True)
+        assert mse == pytest.approx(recorded, rel=1e-4, nan_ok=True)
 
 
 def test_tables_and_comparisons_know_that_a_lower_error_is_better(tmp_path: Path):
@@ -68,8 +68,8 @@ def test_tables_and_comparisons_know_that_a_lower_error_is_better(tmp_path: Path
 def test_values_are_chosen_by_the_lowest_validation_error(tmp_path: Path):
     words, rates = ("--evaluate.validation", "0.3"), ("0.00001", "0.01")
     runs = [run(tmp_path / r, "regression", "local", "--local.lr", r, *words) for r in rates]
-    kept, notes = choose_values([hpcfed.load(one) for one in runs], ["local.lr"])
-    assert len(kept) == 1 and "validation MSE" in notes[0] and "local.lr = 0.01" in notes[1]
+    best, notes = choose_values([hpcfed.load(one) for one in runs], ["local.lr"])
+    assert len(best) == 1 and "validation MSE" in notes[0] and "local.lr = 0.01" in notes[1]
 
 
 def test_a_probe_of_numbers_has_representations_and_no_classes(tmp_path: Path):

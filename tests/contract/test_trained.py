@@ -29,8 +29,8 @@ def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, flags, tmp_pa
     run = saved_run(tmp_path / "run", method, *flags, rounds=1)
     record = load(run)
     for model in from_newest(run, lambda source: list(Saved(run, source, with_tests()).models())):
-        found, recorded = counted(model, record)
-        assert found == recorded and not model.training, (
+        accuracy, recorded = counted(model, record)
+        assert accuracy == recorded and not model.training, (
             f"client {model.about.client}, {model.about.counted}"
         )
 
@@ -42,10 +42,10 @@ def images() -> torch.Tensor:
 def test_an_exported_file_predicts_the_same_bits_and_describes_itself(tmp_path, monkeypatch):
     run = saved_run(tmp_path / "run", "fedproto")
     monkeypatch.setenv("HPCFED_SEED", "7")  # of another run: this one's job is what its results say
-    told = models(run, clients="0,3", out=tmp_path / "out")
+    text = models(run, clients="0,3", out=tmp_path / "out")
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["client-0000.safetensors", "client-0003.safetensors"]
-    assert "models of 2 clients after round 2" in told
+    assert "models of 2 clients after round 2" in text
     file = hpcfed.load_model(tmp_path / "out/client-0003.safetensors")
     here = hpcfed.load_model(str(run), client=3)
     assert torch.equal(file(images()), here(images()))
@@ -119,12 +119,12 @@ class Guess(FedAvg):
 
 
 def test_ambiguous_values_are_refused_in_words(tmp_path):
-    own = f"{__name__}:Guess"
-    run = saved_run(tmp_path / "run", own, "--models.mix", "mlp", rounds=1)
+    name = f"{__name__}:Guess"
+    run = saved_run(tmp_path / "run", name, "--models.mix", "mlp", rounds=1)
     with pytest.raises(ConfigError, match=r"Guess predicts in its own way .*cannot be exported"):
-        models(run, out=tmp_path / "out", own=[own])
+        models(run, out=tmp_path / "out", own=[name])
     with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
-        hpcfed.load_model(run, client=6, own=[own])
+        hpcfed.load_model(run, client=6, own=[name])
     with pytest.raises(ConfigError, match=r"say whose model, as in load_model\('.*', client=0\)"):
         hpcfed.load_model(run)
     with pytest.raises(ConfigError, match=r"--clients a: give numbers"):

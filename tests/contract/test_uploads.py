@@ -53,8 +53,8 @@ class Power(Scale):
     """Multiplies by a power of two, which the inverse undoes exactly; not whole numbers."""
 
     def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
-        whole = {id(v) for _, v in tensors(part) if not v.is_floating_point()}
-        return (part if whole else scaled(part, self.factor)), None
+        integers = {id(v) for _, v in tensors(part) if not v.is_floating_point()}
+        return (part if integers else scaled(part, self.factor)), None
 
 
 def scaled(part: Any, factor: float) -> Any:
@@ -134,27 +134,27 @@ def plain(method: str) -> tuple[toy.Outcome, Scale, Counter[str], list[int]]:
     """A run whose uploads are noted, the transform that noted them, and what turns made: the parts,
     and the bytes of each upload to all its receivers.
     """
-    made: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     sizes = []
     init = Upload.__init__
 
     def note(self: Upload, *args: Any, **named: Any) -> None:
         init(self, *args, **named)
-        made.update([*self.parts])
+        counts.update([*self.parts])
         sizes.append(self.receivers * sum(map(nbytes, self.parts.values())))
 
     with pytest.MonkeyPatch.context() as patch:
         transform = Scale(1.0)
         # not in the set-up, where bytes may be measured on a trial
         start = lambda rounds: patch.setattr(Upload, "__init__", note)  # noqa: E731
-        return run(method, transform, before=start), transform, made, sizes
+        return run(method, transform, before=start), transform, counts, sizes
 
 
 @each_method
 def test_each_part_of_an_upload_passes_once_and_its_bytes_are_those_counted(method: str):
-    outcome, transform, made, sizes = plain(method)
-    assert Counter(name for _, name, _ in transform.seen) == made
-    assert bool(made) == (method not in SILENT)
+    outcome, transform, counts, sizes = plain(method)
+    assert Counter(name for _, name, _ in transform.seen) == counts
+    assert bool(counts) == (method not in SILENT)
     assert sum(sizes) == outcome.column("up").sum()
 
 

@@ -16,9 +16,9 @@ NAMES = ("clients/accuracy_validation", "clients/loss_validation")
 def test_validation_examples_are_disjoint_from_training_and_in_proportion():
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
     part = np.arange(8)
-    train, held = hold_out(labels, part, 0.5, rng.stream(0, "validation", 0))
-    assert sorted([*train, *held]) == part.tolist()
-    assert np.bincount(labels[held]).tolist() == [2, 2]
+    train, validation = hold_out(labels, part, 0.5, rng.stream(0, "validation", 0))
+    assert sorted([*train, *validation]) == part.tolist()
+    assert np.bincount(labels[validation]).tolist() == [2, 2]
     assert [len(p) for p in hold_out(labels, part[:1], 0.9, rng.stream(0, "v"))] == [1, 0]
 
 
@@ -36,22 +36,22 @@ def test_ranks_and_resumption_do_not_matter_for_its_columns(method, tmp_path):
 
 
 def test_clients_train_on_the_remaining_examples_and_tests_do_not_change():
-    whole = toy.start(Serial(), toy.job("fedavg")).fed
+    unsplit = toy.start(Serial(), toy.job("fedavg")).fed
     fed = toy.start(Serial(), toy.job("fedavg", *VALIDATION)).fed
     for k, client in fed.clients.items():
-        n = whole.clients[k].n
+        n = unsplit.clients[k].n
         assert len(client.validation) == n // 4 and client.n == n - n // 4 == fed.sizes[k]
         assert not set(client.validation.rows) & set(client.train.rows)
-        assert client.test.rows.tolist() == whole.clients[k].test.rows.tolist()
+        assert client.test.rows.tolist() == unsplit.clients[k].test.rows.tolist()
 
 
 def test_a_pooled_accuracy_is_that_of_all_examples_together():
     row = toy.run(Serial(), toy.job("fedavg", *VALIDATION)).rows[-1]
     sizes = np.array(toy.SIZES) // 4
-    known = np.isfinite(row["clients/accuracy_validation"])
-    right = np.rint(row["clients/accuracy_validation"][known] * sizes[known]).sum()
-    assert row["rounds/accuracy_validation_pooled"] == right / sizes[known].sum()
-    assert not known[0]  # a single example is kept to train on
+    scored = np.isfinite(row["clients/accuracy_validation"])
+    right = np.rint(row["clients/accuracy_validation"][scored] * sizes[scored]).sum()
+    assert row["rounds/accuracy_validation_pooled"] == right / sizes[scored].sum()
+    assert not scored[0]  # a single example is kept to train on
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
@@ -75,7 +75,7 @@ RECEIVED = (*VALIDATION, "--evaluate.validation_model", "received")
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_validation_of_the_received_model_scores_what_the_server_would_send_next(method):
     """By hand after the last round; what is trained stays as it was."""
-    own = toy.run(Serial(), toy.job(method, *VALIDATION))
+    outcome = toy.run(Serial(), toy.job(method, *VALIDATION))
     going = toy.start(Serial(), toy.job(method, *RECEIVED))
     rows = [going.step()[0] for _ in range(3)]
     fed, accuracy = going.fed, rows[-1]["clients/accuracy_validation"]
@@ -89,10 +89,10 @@ def test_validation_of_the_received_model_scores_what_the_server_would_send_next
             x, y = client.validation.batch(np.arange(len(client.validation)))
             right = (client.model(fed.prepare(x)).argmax(1) == y).double().mean()
         assert accuracy[k] == pytest.approx(right.item())
-    assert toy.differences(going.state, own.state) == []
+    assert toy.differences(going.state, outcome.state) == []
     for name in ("clients/accuracy", "clients/loss", "rounds/accuracy_pooled"):
-        assert toy.differences(rows[-1][name], own.rows[-1][name]) == []
-    losses = rows[-1]["clients/loss_validation"], own.rows[-1]["clients/loss_validation"]
+        assert toy.differences(rows[-1][name], outcome.rows[-1][name]) == []
+    losses = rows[-1]["clients/loss_validation"], outcome.rows[-1]["clients/loss_validation"]
     assert toy.differences(*losses)
 
 

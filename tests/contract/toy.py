@@ -143,7 +143,7 @@ def data(method: str) -> list[str]:
 def needs(method: str, flags: tuple[str, ...]) -> list[str]:
     """What a method cannot do without, where the flags do not speak of it."""
     public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
-    given = {  # what a method declares to need: the flags that give it
+    flags_by_need = {  # what a method declares to need: the flags that give it
         "public": public,
         "proxy": ("--models.proxy", "mlp"),
         "server": ("--models.server", "mlp"),
@@ -151,8 +151,10 @@ def needs(method: str, flags: tuple[str, ...]) -> list[str]:
     settings = SETTINGS.get(method, ("",))
     words = [] if settings[0] in ("", *flags) else list(settings)
     for need in algorithm(method)().needs:
-        assert need in given, f"{method} needs {need!r}: say in tests/contract/toy.py what gives it"
-        words += [] if given[need][0] in flags else given[need]
+        assert need in flags_by_need, (
+            f"{method} needs {need!r}: say in tests/contract/toy.py what gives it"
+        )
+        words += [] if flags_by_need[need][0] in flags else flags_by_need[need]
     return words
 
 
@@ -204,7 +206,7 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
 
 
-def capture_on_cpu(made: list) -> Callable:
+def capture_on_cpu(recordings: list) -> Callable:
     """Stands for the capture of a CUDA graph: makes the step for real some times, as the warm-up
     does, and adds it to `made`.
 
@@ -214,7 +216,7 @@ def capture_on_cpu(made: list) -> Callable:
     def again(step: Callable, device: Any) -> Callable:
         for _ in range(graphs.WARM):
             loss = step().clone()
-        made.append(step)
+        recordings.append(step)
         return lambda: loss.copy_(step())
 
     return again
@@ -293,7 +295,7 @@ def check_traffic(job: Job) -> None:
     """The first cohort receives and sends what the method announces, others nothing."""
     rounds = start(Serial(), job)
     down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
-    found = outcome(rounds, [rounds.step()[0]])
-    member = found.column("cohort")[0].astype(int)
-    assert found.column("down")[0].tolist() == (member * down).tolist()
-    assert found.column("up")[0].tolist() == (member * up).tolist()
+    result = outcome(rounds, [rounds.step()[0]])
+    member = result.column("cohort")[0].astype(int)
+    assert result.column("down")[0].tolist() == (member * down).tolist()
+    assert result.column("up")[0].tolist() == (member * up).tolist()

@@ -80,9 +80,11 @@ def test_fedclassavg_averages_the_classifier_and_leaves_bodies_alone():
         "head.bias": (toy.CLASSES,),
     }
     received = []
-    for k, own in ((0, 1.0), (1, 5.0)):
+    for k, value in ((0, 1.0), (1, 5.0)):
         rounds.algorithm.receive(rounds.fed.clients[k], state)
-        assert values(rounds.fed.clients[k].params(lambda name: name.startswith("body."))) == {own}
+        assert values(rounds.fed.clients[k].params(lambda name: name.startswith("body."))) == {
+            value
+        }
         received.append(rounds.fed.clients[k].params(state.__contains__))
     assert values(received[0]) == values(received[1]) == {4.0}
 

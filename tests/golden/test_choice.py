@@ -46,11 +46,11 @@ def test_with_the_full_quota_e3cs_is_uniform_and_learns_nothing():
 
 def test_e3cs_raises_the_weight_of_clients_that_reported_by_hand():
     e3cs = choice("e3cs", quota=0.5, eta=0.25)
-    drawn = e3cs.sample(0)
-    e3cs.learn(0, [drawn[0]], {})
+    cohort = e3cs.sample(0)
+    e3cs.learn(0, [cohort[0]], {})
     # (m - K sigma) eta / (K p) = (2 - 1) 0.25 / (5 * 0.4)
     want = np.zeros(5)
-    want[drawn[0]] = 0.125
+    want[cohort[0]] = 0.125
     assert e3cs.log_weights == pytest.approx(want)
 
 
@@ -63,12 +63,12 @@ def test_e3cs_comes_to_prefer_clients_that_report_and_keeps_its_quota():
 
 
 def test_a_systematic_draw_has_each_client_as_often_as_its_probability_says():
-    p, drawn = np.array([1.0, 0.5, 0.3, 0.15, 0.05]), np.zeros(5)
+    p, counts = np.array([1.0, 0.5, 0.3, 0.15, 0.05]), np.zeros(5)
     for t in range(4000):
         cohort = draw_systematic(p, rng.stream(0, "draws", t))
         assert len(set(cohort)) == 2 and 0 in cohort
-        drawn[cohort] += 1
-    assert drawn / 4000 == pytest.approx(p, abs=0.03)
+        counts[cohort] += 1
+    assert counts / 4000 == pytest.approx(p, abs=0.03)
 
 
 def test_power_of_choice_takes_the_highest_losses_of_all_and_the_lowest_ids_among_equals():
@@ -100,10 +100,10 @@ def test_clients_without_examples_are_no_candidates():
 def test_the_quota_inc_is_none_in_the_first_quarter_and_then_all():
     inc = Choice(Selection(by="e3cs", quota=1.0, quota_after=0.25), 0, (1,) * 4, 2, rounds=8)
     assert [inc.quota(t) for t in range(8)] == [0, 0, 1, 1, 1, 1, 1, 1]
-    drawn = inc.sample(0)
-    inc.learn(0, drawn, {})
+    cohort = inc.sample(0)
+    inc.learn(0, cohort, {})
     # without a quota m eta / (K p) = 2 * 0.5 / (4 * 0.5)
-    assert inc.log_weights[drawn].tolist() == [0.5, 0.5] and inc.log_weights.sum() == 1
+    assert inc.log_weights[cohort].tolist() == [0.5, 0.5] and inc.log_weights.sum() == 1
     assert inc.probabilities(1)[0] == pytest.approx(
         [np.exp(w) / (np.exp(0.5) + 1) for w in inc.log_weights]
     )

@@ -43,8 +43,8 @@ def test_without_trimming_it_is_k_means_by_hand():
 
 
 def test_a_planted_outlier_does_not_move_a_centre_and_an_empty_cluster_stays():
-    given = points(0, 1, 2, 3, 4, 1000)
-    plain, robust = (kmeans.move(given, points(2, -7), [0] * 6, s)["w"] for s in (0.0, 0.2))
+    distances = points(0, 1, 2, 3, 4, 1000)
+    plain, robust = (kmeans.move(distances, points(2, -7), [0] * 6, s)["w"] for s in (0.0, 0.2))
     assert plain[0].item() > 100 and robust[:, 0].tolist() == [2.5, -7.0]
 
 

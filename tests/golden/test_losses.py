@@ -47,9 +47,11 @@ def test_supcon_averages_the_positives_of_an_anchor_outside_the_logarithm():
     y = torch.tensor([0, 0, 0, 1])
     # anchors 0, 1: positives at 1 and 0, negative at 0; anchor 2: two positives at 0, negative at
     # 1; anchor 3: none
-    first = 0.5 * (math.log(math.e + 2) - 1) + 0.5 * math.log(math.e + 2)
+    expected = 0.5 * (math.log(math.e + 2) - 1) + 0.5 * math.log(math.e + 2)
     third = math.log(2 + math.e)
-    assert supcon(FOUR, y, tau=1.0).item() == pytest.approx((2 * first + third + 0) / 4, rel=1e-12)
+    assert supcon(FOUR, y, tau=1.0).item() == pytest.approx(
+        (2 * expected + third + 0) / 4, rel=1e-12
+    )
 
 
 def test_an_anchor_without_positives_contributes_nothing():

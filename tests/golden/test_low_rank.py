@@ -50,29 +50,29 @@ def test_kernels_of_convolutions_are_matrices_of_outputs_and_all_else():
     assert torch.allclose(unpack(pack({"k": last}, 0.999), {"k": last})["k"], kernel, atol=1e-5)
 
 
-def twin(own: torch.Tensor, proxy: torch.Tensor) -> SimpleNamespace:
+def twin(private: torch.Tensor, proxy: torch.Tensor) -> SimpleNamespace:
     """A pair whose representations are these logits."""
-    parts = (SimpleNamespace(body=lambda x, z=z: z, head=lambda z: z) for z in (own, proxy))
+    parts = (SimpleNamespace(body=lambda x, z=z: z, head=lambda z: z) for z in (private, proxy))
     return SimpleNamespace(**dict(zip(("own", "proxy"), parts, strict=True)))
 
 
 def test_fedkds_terms_are_divided_by_both_cross_entropies_which_are_constants_there():
-    own = torch.zeros(1, 2, requires_grad=True)
+    private = torch.zeros(1, 2, requires_grad=True)
     proxy = tensor([[math.log(3.0), 0.0]], requires_grad=True)  # soft (.75, .25)
-    pair, y = twin(own, proxy), tensor([0])
+    pair, y = twin(private, proxy), tensor([0])
     value = FedKD(hidden="none").loss(None, Params(), pair, None, y)
     supervised = math.log(2) + math.log(4 / 3)
     to_proxy = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     to_own = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert value.item() == pytest.approx(supervised + (to_proxy + to_own) / supervised)
-    slopes = torch.autograd.grad(value, (own, proxy))
+    slopes = torch.autograd.grad(value, (private, proxy))
     assert slopes[0][0, 1].item() == pytest.approx(0.5 + 0.25 / supervised)  # no term of 1 / L
     assert slopes[1][0, 1].item() == pytest.approx(0.25 - 0.25 / supervised)
 
 
 def test_fedkds_hidden_term_maps_the_common_representation():
-    own, proxy = torch.zeros(1, 2), torch.full((1, 2), 1.0)
-    pair, y = twin(own, proxy), tensor([0])
+    private, proxy = torch.zeros(1, 2), torch.full((1, 2), 1.0)
+    pair, y = twin(private, proxy), tensor([0])
     values = {
         hidden: FedKD(hidden=hidden)
         .loss(None, Params(projection=3 * torch.eye(2)), pair, None, y)

@@ -19,17 +19,17 @@ CLASSES, SURVIVAL_TASK = Classification(), make("survival")
 ALL = tuple(Classification.metrics)
 
 
-def compute(names: Sequence[str], given: Answers) -> tuple[float, ...]:
-    return (SURVIVAL_TASK if "risk" in given else CLASSES).compute(names, given)
+def compute(names: Sequence[str], answers: Answers) -> tuple[float, ...]:
+    return (SURVIVAL_TASK if "risk" in answers else CLASSES).compute(names, answers)
 
 
 def answers(y: list[int], predicted: list[int], margin: list[float] | None = None) -> Answers:
-    made = {"y": np.array(y, np.uint8), "predicted": np.array(predicted, np.uint8)}
-    return made if margin is None else made | {"margin": np.array(margin, np.float32)}
+    columns = {"y": np.array(y, np.uint8), "predicted": np.array(predicted, np.uint8)}
+    return columns if margin is None else columns | {"margin": np.array(margin, np.float32)}
 
 
-def of(name: str, given: Answers) -> float:
-    return compute([name], given)[0]
+def of(name: str, answers: Answers) -> float:
+    return compute([name], answers)[0]
 
 
 # by margin: + + - - + -, of which the first three are taken for positive
@@ -81,8 +81,8 @@ def test_c_index_counts_comparable_pairs_and_a_tie_of_risks_as_half():
 def test_c_index_is_the_area_under_the_curve_where_all_events_are_at_one_time():
     g = np.random.default_rng(0)
     event, risk = g.integers(0, 2, 40), g.integers(0, 9, 40).astype(np.float32)
-    given = {"time": np.where(event, 1.0, 2.0), "event": event, "risk": risk}
-    assert of("c_index", given) == pytest.approx(library.roc_auc_score(event, risk), abs=1e-15)
+    answers = {"time": np.where(event, 1.0, 2.0), "event": event, "risk": risk}
+    assert of("c_index", answers) == pytest.approx(library.roc_auc_score(event, risk), abs=1e-15)
 
 
 def test_a_tie_of_scores_counts_half_in_the_area_under_the_curve():
@@ -92,9 +92,9 @@ def test_a_tie_of_scores_counts_half_in_the_area_under_the_curve():
 def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second():
     g = np.random.default_rng(1)
     y, margin = g.integers(0, 2, 200), g.normal(size=200).astype(np.float32)
-    given = answers(y.tolist(), (margin > 0).tolist(), margin.tolist())
+    scored = answers(y.tolist(), (margin > 0).tolist(), margin.tolist())
     probability = 1 / (1 + np.exp(-margin.astype(np.float64)))
-    assert compute(ALL, given) == (
+    assert compute(ALL, scored) == (
         library.accuracy_score(y, margin > 0),
         library.f1_score(y, margin > 0),
         library.f1_score(y, margin > 0, average="macro"),
@@ -106,19 +106,19 @@ def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second():
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "scored"),
     [
         ("roc_auc", answers([1, 1], [1, 0], [1, -1])),  # no pair
         ("pr_auc", answers([0, 0], [1, 0], [1, -1])),  # no positive
-        ("f1", answers([0, 0], [0, 0], [-1, -1])),  # neither a positive nor one taken for it
+        ("f1", answers([0, 0], [0, 0], [-1, -1])),  # neither a positive nor one predicted
         ("kappa", answers([1, 1], [1, 1], [1, 1])),  # chance alone is always right
         ("roc_auc", answers([0, 1], [0, 1], [-1, np.nan])),
         ("accuracy", answers([], [])),
         ("c_index", SURVIVAL | {"event": np.zeros(4)}),  # nothing was seen
     ],
 )
-def test_undefined_metrics_are_nan_without_a_warning(name, given, recwarn):
-    assert np.isnan(of(name, given))
+def test_undefined_metrics_are_nan_without_a_warning(name, scored, recwarn):
+    assert np.isnan(of(name, scored))
     assert not recwarn.list
 
 

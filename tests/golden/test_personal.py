@@ -24,7 +24,7 @@ def rows(*values: tuple[float, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "given, want",
+    "row, want",
     [
         ((0.2, 0.3, 0.5), (0.2, 0.3, 0.5)),  # is there already
         ((1.0, 1.0, 1.0), (1 / 3, 1 / 3, 1 / 3)),
@@ -33,8 +33,8 @@ def rows(*values: tuple[float, ...]) -> torch.Tensor:
         ((0.0, -1.0, 0.0), (0.5, 0.0, 0.5)),
     ],
 )
-def test_the_nearest_row_that_sums_to_one(given: tuple[float, ...], want: tuple[float, ...]):
-    assert simplex(rows(given))[0].tolist() == pytest.approx(want, abs=1e-15)
+def test_the_nearest_row_that_sums_to_one(row: tuple[float, ...], want: tuple[float, ...]):
+    assert simplex(rows(row))[0].tolist() == pytest.approx(want, abs=1e-15)
 
 
 def test_a_cohort_mixes_its_own_members_alone_and_the_other_coefficients_stay():

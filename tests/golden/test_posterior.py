@@ -40,18 +40,18 @@ def test_directions_have_length_one_and_equal_weights(fed: Federation):
 
 def test_samples_without_variance_are_the_mean(fed: Federation):
     mean, variance = at(1.0, 2.0), at(3.0, 4.0)
-    drawn = [
+    samples = [
         posterior.draw(fed, mean, variance, scale, 0, i) for scale in (0.0, 1.0) for i in (0, 1)
     ]
-    assert torch.equal(drawn[0]["w"], mean["w"]) and torch.equal(drawn[1]["w"], mean["w"])
-    assert not torch.equal(drawn[2]["w"], drawn[3]["w"])
+    assert torch.equal(samples[0]["w"], mean["w"]) and torch.equal(samples[1]["w"], mean["w"])
+    assert not torch.equal(samples[2]["w"], samples[3]["w"])
 
 
 def test_a_gaussian_sample_is_as_far_from_the_mean_as_it_should_be(fed: Federation):
     mean, variance = Params(w=torch.zeros(20000)), Params(w=torch.full((20000,), 4.0))
-    drawn = posterior.draw(fed, mean, variance, 0.25, 0, 0)["w"]
-    assert drawn.mean().item() == pytest.approx(0, abs=0.03)
-    assert drawn.std().item() == pytest.approx(0.25 * 2, abs=0.01)  # scale * sqrt(variance)
+    sample = posterior.draw(fed, mean, variance, 0.25, 0, 0)["w"]
+    assert sample.mean().item() == pytest.approx(0, abs=0.03)
+    assert sample.std().item() == pytest.approx(0.25 * 2, abs=0.01)  # scale * sqrt(variance)
 
 
 def test_the_authors_draw_with_a_tenth_of_the_standard_deviation_of_directions():
@@ -60,8 +60,8 @@ def test_the_authors_draw_with_a_tenth_of_the_standard_deviation_of_directions()
 
 
 def test_mixtures_lie_between_the_clients_and_differ(fed: Federation):
-    made = posterior.mixtures(fed, SENT, at(0.0, 0.0), 1.0, 0, 3)
-    values = [model["w"].tolist() for model in made]
+    mixtures = posterior.mixtures(fed, SENT, at(0.0, 0.0), 1.0, 0, 3)
+    values = [model["w"].tolist() for model in mixtures]
     assert all(0 <= v[0] <= 4 and v[1] == pytest.approx(1) for v in values)
     assert len({v[0] for v in values}) == 3
 

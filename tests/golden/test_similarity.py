@@ -104,9 +104,9 @@ def test_procrustes_by_hand():
 @each_measure
 def test_the_same_rotated_scaled_and_shifted_is_the_same(like):
     a = draw(40, 5)
-    moved = -3.0 * a @ rotation(5) + draw(1, 5, key=2)
+    rotated = -3.0 * a @ rotation(5) + draw(1, 5, key=2)
     assert like(a, a).item() == pytest.approx(1, rel=1e-9) and like(
-        a, moved
+        a, rotated
     ).item() == pytest.approx(1, rel=1e-9)
 
 

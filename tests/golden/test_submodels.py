@@ -99,14 +99,16 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.participants.begin(0, [4], keep_stragglers=False)
     weights = rounds.state.weights
-    found = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
+    measured = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
     x = fed.prepare(client.train.batch(np.arange(client.n))[0])
     maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1).double()
-    assert torch.allclose(found["small@0.5/body.1.running_mean"], maps.mean((0, 2, 3)), atol=1e-6)
     assert torch.allclose(
-        found["small@0.5/body.1.running_var"], maps.var((0, 2, 3), correction=0), atol=1e-6
+        measured["small@0.5/body.1.running_mean"], maps.mean((0, 2, 3)), atol=1e-6
     )
-    assert set(found) == {
+    assert torch.allclose(
+        measured["small@0.5/body.1.running_var"], maps.var((0, 2, 3), correction=0), atol=1e-6
+    )
+    assert set(measured) == {
         f"small@0.5/body.{i}.running_{what}" for i in (1, 6) for what in ("mean", "var")
     }
     alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"]).terms[0].value
@@ -130,9 +132,9 @@ def test_the_pooled_variance_is_that_of_all_clients_values_together():
     def moments(values: list[float]) -> Mean:
         x, hook = torch.tensor(values), submodels.Moments()
         hook(nn.BatchNorm1d(1), (x[:, None],), x)
-        found = Params({"a/n.running_mean": hook.total / hook.count})
-        found["a/n.running_var"] = hook.squares / hook.count
-        return Mean.of(found, Params(dict.fromkeys(found, torch.tensor(float(hook.count)))))
+        totals = Params({"a/n.running_mean": hook.total / hook.count})
+        totals["a/n.running_var"] = hook.squares / hook.count
+        return Mean.of(totals, Params(dict.fromkeys(totals, torch.tensor(float(hook.count)))))
 
     got = statistics(moments([1.0, 3.0]), moments([10.0]))
     assert got["a/n.running_mean"].tolist() == pytest.approx([14 / 3], rel=1e-12)
@@ -143,12 +145,12 @@ def test_static_statistics_are_those_of_the_cohorts_pooled_values():
     rounds = toy.start(Serial(), toy.job("heterofl", "--participation", "1", "--rounds", "1"))
     fed = rounds.fed
     rounds.step()
-    weights, found = rounds.state.weights, rounds.state.statistics
+    weights, stats = rounds.state.weights, rounds.state.statistics
     x = torch.cat([fed.prepare(c.train.batch(np.arange(c.n))[0]) for c in fed.clients.values()])
     maps = F.conv2d(x, weights["body.0.weight"], weights["body.0.bias"], padding=1).double()
     want = {"mean": maps.mean((0, 2, 3)), "var": maps.var((0, 2, 3), correction=0)}
     for what, value in want.items():
-        assert torch.allclose(found[f"small/body.1.running_{what}"].double(), value, rtol=1e-5)
+        assert torch.allclose(stats[f"small/body.1.running_{what}"].double(), value, rtol=1e-5)
 
 
 def test_statistics_of_a_layer_that_saw_no_batch_stay_as_they_were():
@@ -196,8 +198,8 @@ def test_a_step_of_ordered_dropout_is_the_loss_at_the_width_drawn_with_kd_of_the
     kd: str,
 ):
     rounds = toy.start(Serial(), toy.job("fjord", "--models.widths", "1,0.5", "--algorithm.kd", kd))
-    whole, slim, y = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([0])
-    nets = [lambda x: whole, lambda x: slim]
+    full, slim, y = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([0])
+    nets = [lambda x: full, lambda x: slim]
 
     def step(i: int) -> float:
         draws = SimpleNamespace(integers=lambda n: i)

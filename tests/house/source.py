@@ -49,16 +49,16 @@ def imports(path: Path, typing: bool = False) -> set[str]:
 
     typing: those imported for type checkers alone too.
     """
-    found = set()
+    modules = set()
     for node in ast.walk(tree(path)) if typing else executed(tree(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == "hpcfed":
-            found |= {module_of(alias.name) for alias in node.names}
+            modules |= {module_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             full = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (full & MODULES.keys()) | ({node.module} if full - MODULES.keys() else set())
-    return found
+            modules |= (full & MODULES.keys()) | ({node.module} if full - MODULES.keys() else set())
+    return modules
 
 
 def module_of(name: str) -> str:

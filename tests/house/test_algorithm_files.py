@@ -34,13 +34,13 @@ def test_every_method_has_a_file_of_its_name_in_the_folder_of_its_kind():
 
 
 def test_each_names_its_paper_and_its_deviations_or_says_that_it_is_a_baseline():
-    known = references()
+    keys = references()
     wrong = []
     for path in source.ALGORITHMS:
         text, entry = ast.get_docstring(source.tree(path)), ALGORITHMS[path.stem]
         if entry.cite:
             right = SOURCE.search(text) and "Deviations:" in text
-            right = right and set(entry.cite.split(",")) <= set(known)
+            right = right and set(entry.cite.split(",")) <= set(keys)
         else:
             right = WITHOUT.search(text)
         wrong += [] if right else [path.stem]

@@ -92,10 +92,13 @@ def test_nothing_is_unpickled_or_evaluated():
     assert modules == []
 
     def unsafe(call: str, node: ast.Call) -> bool:
-        given = keywords(node)
-        if call == "torch.load" and given.get("weights_only") == "True":
+        arguments = keywords(node)
+        if call == "torch.load" and arguments.get("weights_only") == "True":
             return False  # tensors alone, of a file that the user names
-        return call in UNSAFE_CALLS or "True" in (given.get("shell"), given.get("allow_pickle"))
+        return call in UNSAFE_CALLS or "True" in (
+            arguments.get("shell"),
+            arguments.get("allow_pickle"),
+        )
 
     assert offenders(OURS, unsafe) == []
 

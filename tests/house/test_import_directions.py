@@ -44,9 +44,11 @@ def test_a_module_imports_only_from_its_own_room_and_earlier_ones():
     """What is imported for type checkers alone counts too."""
     wrong = []
     for path in PACKAGE:
-        own = room(module(path))
-        wanted = {room(full) for full in imports(path, typing=True) if full in MODULES} - {own}
-        wrong += [f"{name(path)}: {other}" for other in wanted if LEVEL[other] >= LEVEL[own]]
+        this_room = room(module(path))
+        wanted = {room(full) for full in imports(path, typing=True) if full in MODULES} - {
+            this_room
+        }
+        wrong += [f"{name(path)}: {other}" for other in wanted if LEVEL[other] >= LEVEL[this_room]]
     assert wrong == []
 
 

@@ -80,13 +80,13 @@ def test_all_that_is_printed_is_made_printable():
 
 
 def test_texts_speak_of_the_project_alone():
-    own = Path(__file__).resolve()
-    found = {
+    this_file = Path(__file__).resolve()
+    places = {
         name(path): FOREIGN.findall(path.read_text(encoding="utf-8"))
         for path in TEXTS
-        if path != own
+        if path != this_file
     }
-    assert {path: words for path, words in found.items() if words} == {}
+    assert {path: words for path, words in places.items() if words} == {}
 
 
 QUOTED = re.compile(r"`([\w./*]+\.(?:py|md|toml))\b")

@@ -165,19 +165,19 @@ def bcast_gives_the_roots_item_to_all(comm: Comm) -> None:
 @law
 def move_gives_to_one_rank_and_none_to_the_others(comm: Comm) -> None:
     pairs = [(src, dst) for src in range(comm.size) for dst in range(comm.size)]
-    moved = [comm.move([comm.rank, "x" * 20], src, dst) for src, dst in pairs]
-    for (src, dst), item in zip(pairs, moved, strict=True):
+    received = [comm.move([comm.rank, "x" * 20], src, dst) for src, dst in pairs]
+    for (src, dst), item in zip(pairs, received, strict=True):
         assert item == ([src, "x" * 20] if comm.rank == dst else None)
 
 
 @law
 def what_comes_back_is_a_copy(comm: Comm) -> None:
-    own = np.zeros(3)
-    back = [comm.gather({comm.rank: own})[comm.rank], comm.bcast(own), comm.move(own, 0, 0)]
+    zeros = np.zeros(3)
+    back = [comm.gather({comm.rank: zeros})[comm.rank], comm.bcast(zeros), comm.move(zeros, 0, 0)]
     for array in back:
         if array is not None:
             array += 1
-    assert own.tolist() == [0, 0, 0]
+    assert zeros.tolist() == [0, 0, 0]
 
 
 @law

@@ -126,7 +126,7 @@ def test_open_mpis_launcher_with_another_library_is_known_before_mpi_starts(libr
 
 def test_worlds_of_one_rank_say_so_once():
     code = "import sys; from hpcfed.main import main; sys.exit(main(['--dry_run']))"
-    said = []
+    messages = []
     for rank in ("0", "1"):
         env = environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank})
         done = subprocess.run(
@@ -137,8 +137,8 @@ def test_worlds_of_one_rank_say_so_once():
             timeout=limits.COMMAND,
         )
         assert done.returncode == 2
-        said.append(done.stderr.count("hpcfed: the launcher started 2 processes"))
-    assert said == [1, 0]
+        messages.append(done.stderr.count("hpcfed: the launcher started 2 processes"))
+    assert messages == [1, 0]
 
 
 def test_shared_memory_of_dead_processes_is_removed_and_no_other(tmp_path, monkeypatch):
@@ -160,9 +160,9 @@ def test_shared_memory_of_dead_processes_is_removed_and_no_other(tmp_path, monke
     new = tmp_path / f"sm_segment.node7.{uid}.2f5d0001.9"
     new.write_bytes(b"x")
     with open(tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1", "r+b") as file:
-        held = mmap.mmap(file.fileno(), 4096)
+        pages = mmap.mmap(file.fileno(), 4096)
         removed = stale_segments.remove(tmp_path)
-        held.close()
+        pages.close()
     assert {path.name for path in removed} == {name for name, dead in old.items() if dead} - {
         f"sm_segment.node7.{uid}.2f5d0001.1"
     }

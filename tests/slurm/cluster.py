@@ -188,12 +188,12 @@ def end(daemon: subprocess.Popen[bytes]) -> None:
 
 def free_ports(n: int) -> int:
     """The first of n ports in a row that nobody listens on now."""
-    for first in range(20000, 30000, 50):
+    for start in range(20000, 30000, 50):
         with ExitStack() as stack:
             try:
-                for port in range(first, first + n):
+                for port in range(start, start + n):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return first
+            return start
     raise RuntimeError("no free ports from 20000 to 30000")

@@ -77,14 +77,14 @@ class Live:
 
     def ends(self, status: int) -> None:
         """The job ends with this status; fails with all that it said where it does not."""
-        found = self.finish()
-        if found != status:
-            self._fail(f"ended with status {found}, not {status}")
+        outcome = self.finish()
+        if outcome != status:
+            self._fail(f"ended with status {outcome}, not {status}")
 
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
         return dict(
-            sorted(found for entry in Path("/proc").glob("[0-9]*") for found in self._rank(entry))
+            sorted(pid for entry in Path("/proc").glob("[0-9]*") for pid in self._rank(entry))
         )
 
     def _rank(self, entry: Path) -> Iterator[tuple[int, int]]:

@@ -40,10 +40,10 @@ FETCHED = re.compile(
 
 def lines(page: Path, *languages: str) -> list[str]:
     """All commands of a page."""
-    found = BLOCK.findall(page.read_text())
+    blocks = BLOCK.findall(page.read_text())
     return [
         line
-        for language, _, text in found
+        for language, _, text in blocks
         if language in languages
         for line in text.splitlines()
         if line
@@ -110,7 +110,7 @@ def test_the_pages_fetch_nothing_from_anywhere(site):
     texts = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(texts) > len(ALGORITHMS)
     assert {
-        path.name: found for path in texts if (found := FETCHED.findall(path.read_text()))
+        path.name: matches for path in texts if (matches := FETCHED.findall(path.read_text()))
     } == {}
 
 
@@ -143,8 +143,12 @@ def test_the_method_of_the_tutorial_is_lg_fedavg_if_keep_is_zero(tmp_path, monke
     blocks = BLOCK.findall((DOCS / "pages/tutorial.md").read_text())
     [(name, text)] = [(title, text) for _, title, text in blocks if title]
     (tmp_path / name).write_text(text)
-    kept = ["--algorithm.name", "headmix:HeadMix", "--algorithm.keep"]
-    methods = {"lg": ["--algorithm.name", "lgfedavg"], "zero": [*kept, "0"], "half": [*kept, "0.5"]}
+    flags = ["--algorithm.name", "headmix:HeadMix", "--algorithm.keep"]
+    methods = {
+        "lg": ["--algorithm.name", "lgfedavg"],
+        "zero": [*flags, "0"],
+        "half": [*flags, "0.5"],
+    }
     for folder, method in methods.items():
         short = ["--models.mix", "mlp", "--clients", "2", "--rounds", "2", "--out", folder]
         assert main([*method, *short, *FEW, "--quiet"]) == 0
@@ -166,9 +170,9 @@ def test_the_examples_of_the_page_from_python_run_and_it_has_every_public_name(
     (tmp_path / name).write_text(job)
     script = "\n".join(body for language, title, body in blocks if language == "python")
     (tmp_path / "script.py").write_text(script)
-    found = runpy.run_path("script.py")
-    assert (len(found["run"]), len(found["own"]), found["two"].header["ranks"]) == (4, 2, 2)
-    assert found["natural"].label_counts.sum() == 480
+    names = runpy.run_path("script.py")
+    assert (len(names["run"]), len(names["own"]), names["two"].header["ranks"]) == (4, 2, 2)
+    assert names["natural"].label_counts.sum() == 480
 
 
 def call(words: list[str]) -> None:

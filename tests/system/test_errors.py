@@ -151,9 +151,9 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
     ]
     done = mpirun(2, *MAIN, *words, check=False, timeout=LIMIT)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    said = ours(done.stderr)
-    assert said
-    for line in said:  # of each rank that met it
+    message = ours(done.stderr)
+    assert message
+    for line in message:  # of each rank that met it
         assert line.startswith("hpcfed: rank ")
         assert [
             w
@@ -162,8 +162,8 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
         ] == []
         assert "last checkpoint: " in line
     assert any(
-        f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in said
-    ), said
+        f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in message
+    ), message
 
 
 def test_an_error_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
@@ -182,7 +182,7 @@ def test_an_error_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
         names.results_file(tmp_path).unlink()
         names.results_file(tmp_path).mkdir()
         job.ends(2)
-    *_, said = ours(job.err)  # before it a warning that they were to be written again
-    assert said.startswith(
+    *_, message = ours(job.err)  # before it a warning that they were to be written again
+    assert message.startswith(
         f"hpcfed: rank 0 of 2: {names.results_file(tmp_path)}: cannot be written"
     )

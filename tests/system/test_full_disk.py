@@ -73,6 +73,6 @@ def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
 def test_a_disk_that_is_too_small_from_the_start_is_no_mistake_of_the_job(disk, tmp_path):
     """It may have room later: status 75, after which the run is started again."""
     words = [*JOB, "--rounds", "4", "--out", str(disk / "run")]
-    (said,) = together(1, tmp_path, {"run": words})["run"]
-    assert said.status == RESUME_ME, said.err
-    assert "No space left on device" in said.err and "Traceback" not in said.err
+    (outcome,) = together(1, tmp_path, {"run": words})["run"]
+    assert outcome.status == RESUME_ME, outcome.err
+    assert "No space left on device" in outcome.err and "Traceback" not in outcome.err

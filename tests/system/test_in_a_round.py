@@ -35,7 +35,7 @@ def turns(run: Path) -> dict[int, int]:
 
 
 def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, unbroken = tmp_path / "run", tmp_path / "whole"
     words = [*SIGNALLED, "--algorithm.sign", str(tmp_path / "sign")]
     with started(3, *words, "--out", str(run)) as job:
         job.ends(RESUME_ME)
@@ -43,9 +43,12 @@ def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
     together(
         2,
         tmp_path,
-        {"again": ["--resume", str(run), *SIGNALLED[-2:]], "whole": [*words, "--out", str(whole)]},
+        {
+            "again": ["--resume", str(run), *SIGNALLED[-2:]],
+            "whole": [*words, "--out", str(unbroken)],
+        },
     )
-    assert digest(run) == digest(whole)
+    assert digest(run) == digest(unbroken)
 
 
 def test_a_long_first_round_counts_as_progress_and_the_current_client_is_abandoned(tmp_path):
@@ -80,12 +83,13 @@ def test_a_client_that_fails_leaves_every_round_on_one_rank_and_on_three(tmp_pat
             tmp_path / str(ranks),
             {"run": [*job, *flags, "--out", str(tmp_path / f"run-{ranks}")]},
         )
-        told = [outcome.err for outcome in done["run"]]
-        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in told[
+        messages = [outcome.err for outcome in done["run"]]
+        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in messages[
             0
-        ] and not any(told[1:])
+        ] and not any(messages[1:])
         assert (
-            told[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it") == 1
+            messages[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it")
+            == 1
         )
     assert digest(tmp_path / "run-1") == digest(tmp_path / "run-3")
     record = results.load(tmp_path / "run-1")

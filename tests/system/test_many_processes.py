@@ -84,9 +84,9 @@ def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_
 def test_after_any_rank_dies_in_any_verb_the_others_continue():
     done = mpirun(9, "-c", DEATHS, timeout=limits.COMMAND, options=ulfm())
     lines = done.stdout.splitlines()
-    told = [line.split() for line in lines if " left of " not in line]
-    assert {verb for _, verb, *_ in told} == {"sum", "gather", "bcast", "move", "share", "barrier"}
-    assert [line for line in told if line[2:] != ["True"] * 5] == []
+    rows = [line.split() for line in lines if " left of " not in line]
+    assert {verb for _, verb, *_ in rows} == {"sum", "gather", "bcast", "move", "share", "barrier"}
+    assert [line for line in rows if line[2:] != ["True"] * 5] == []
     assert [line.split()[1:] for line in lines if " left of " in line] == [
         ["left", "of", "2", "7"]
     ] * 2

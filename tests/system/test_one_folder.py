@@ -29,16 +29,16 @@ def test_a_running_run_keeps_its_folder_against_a_second_run(tmp_path):
     }
     with started(2, *JOB, *SLOW, "--seed", "1", "--out", str(run)) as job:
         job.until("round 3/")
-        said = together(1, tmp_path / "others", others)
+        outcomes = together(1, tmp_path / "others", others)
         job.until(f"round {results.load(run).rounds + 1}/")
         os.kill(job.job.pid, signal.SIGUSR1)
         job.ends(75)
-        first = job.out
+        stdout = job.out
     for name in others:
-        (other,) = said[name]
+        (other,) = outcomes[name]
         assert other.status == 2 and other.err.count("hpcfed: ") == 1, other.err
         assert f"out: {run}: another run has this folder: process " in other.err
-    assert "stopped by a signal" in first and not names.lock_file(run).exists()
+    assert "stopped by a signal" in stdout and not names.lock_file(run).exists()
     alone = [*JOB, *SLOW, "--seed", "1", "--rounds", "3", "--out", str(tmp_path / "alone")]
     assert together(1, tmp_path, {"alone": alone})["alone"][0].status == 0
     ours, clean = results.load(run), results.load(tmp_path / "alone")
@@ -63,8 +63,10 @@ def test_of_two_that_begin_at_once_one_runs_and_all_files_are_of_that_one(tmp_pa
     assert digest(run) == digest(tmp_path / "alone")
 
 
-@pytest.mark.parametrize(("place", "told"), [("enter", "has waited"), ("setup", "rank 1 of 2 is")])
-def test_a_rank_that_stops_at_the_start_ends_the_run_with_one_message(tmp_path, place, told):
+@pytest.mark.parametrize(
+    ("place", "message"), [("enter", "has waited"), ("setup", "rank 1 of 2 is")]
+)
+def test_a_rank_that_stops_at_the_start_ends_the_run_with_one_message(tmp_path, place, message):
     done = mpirun(
         2,
         str(ROOT / "tests/system/fatal.py"),
@@ -74,5 +76,5 @@ def test_a_rank_that_stops_at_the_start_ends_the_run_with_one_message(tmp_path, 
         timeout=LIMIT,
     )
     assert done.returncode == 70 and done.stderr.count("hpcfed: ") == 1, done.stderr
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
     assert "the run ends with status 70" in done.stderr

@@ -119,12 +119,12 @@ def fields(model: type[Section], prefix: str = ""):
 
 
 def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(said):
-    listed = " ".join(said["help"][0].out.split())
+    text = " ".join(said["help"][0].out.split())
     job = load([])  # with the variables that the run has too
-    found = dict(fields(type(job)))
-    assert len(found) > 50 and "algorithm.rho" in found
-    for name, field in found.items():
-        entry = re.search(rf"{flag(name)} (?P<text>.*?)(?= --(?!no-)|$)", listed)
+    all_fields = dict(fields(type(job)))
+    assert len(all_fields) > 50 and "algorithm.rho" in all_fields
+    for name, field in all_fields.items():
+        entry = re.search(rf"{flag(name)} (?P<text>.*?)(?= --(?!no-)|$)", text)
         assert entry, name
         bounds = limits(field)
         meaning = field.description.removesuffix(f" [{bounds}]") if bounds else field.description
@@ -185,13 +185,13 @@ def test_flags_override_the_environment_of_rank_0_which_overrides_the_file_on_al
         "[data]\ntrain_limit = 60\n"
     )
     program = [sys.executable, "-m", "hpcfed.main", str(tmp_path / "job.toml"), "--seed", "3"]
-    given = [
+    lines = [
         "HPCFED_ROUNDS=2",
         "HPCFED_SEED=2",
         f"HPCFED_OUT={tmp_path / 'run'}",
         "HPCFED_MODELS__MIX=mlp,cnn",
     ]
-    mpirun(1, "env", *given, *program, ":", "-np", "1", *program, timeout=LIMIT)
+    mpirun(1, "env", *lines, *program, ":", "-np", "1", *program, timeout=LIMIT)
     record = results.load(tmp_path / "run")
     job = record.header["job"]
     assert (job["rounds"], job["seed"], job["clients"], job["models"]["d"]) == (2, 3, 2, 8)

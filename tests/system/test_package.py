@@ -23,9 +23,9 @@ BUILD = "import sys; from setuptools import build_meta; print(build_meta.{}(sys.
 
 def unused(folder: str, names: list[str]) -> set[str]:
     """What a package does not need of this tree: hidden, made, or measured."""
-    made = {name for name in names if name.startswith((".", "__pycache__"))}
+    generated = {name for name in names if name.startswith((".", "__pycache__"))}
     return (
-        made
+        generated
         | {name for name in names if name.endswith(".egg-info")}
         | {*UNUSED.get(Path(folder), ())}
     )
@@ -53,10 +53,10 @@ def archives(tmp_path_factory) -> tuple[Path, Path]:
 
 def files(folder: str, *endings: str) -> set[str]:
     """The files of this tree in a folder, from its root."""
-    found = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+    paths = (path for path in (ROOT / folder).rglob("*") if path.is_file())
     return {
         path.relative_to(ROOT).as_posix()
-        for path in found
+        for path in paths
         if "__pycache__" not in path.parts and (not endings or path.suffix in endings)
     }
 
@@ -71,11 +71,11 @@ def test_the_wheel_has_every_file_of_the_package_and_the_archive_of_sources_all_
         assert [name for name in names if name.endswith("LICENSE")]
     assert inside == files("hpcfed")
     with tarfile.open(source) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
+        names_in_archive = {name.partition("/")[2] for name in archive.getnames()}
     wanted = files("hpcfed") | files("jobs") | files("slurm") | files("tests", ".py")
     wanted |= files("docs", ".py", ".md", ".yml", ".css")
     more = {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "constraints.txt", "Makefile"}
-    assert (wanted | more) - held == set()
+    assert (wanted | more) - names_in_archive == set()
 
 
 @pytest.mark.timeout(300)
@@ -118,8 +118,8 @@ def test_a_container_has_the_versions_of_constraints_and_files_that_there_are(na
     for package, version in re.findall(r"\b([\w-]+)==([\w.]+)", text):
         assert pinned[package] == version
     extras = re.findall(r"/opt/hpcfed\[(.+)\]", text)[0].split(",")
-    known = re.findall(r'^        "(\w+)": \[', (ROOT / "setup.py").read_text(), re.MULTILINE)
-    assert set(extras) <= set(known)
+    declared = re.findall(r'^        "(\w+)": \[', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert set(extras) <= set(declared)
     lowest = re.search(r'python_requires=">=(.+)"', (ROOT / "setup.py").read_text())[1]
     assert re.search(r"python:([\d.]+)-slim", text)[1] == lowest
     copied = set(re.findall(r"\b[\w.]+\.(?:toml|py|md|txt)\b(?= )", text)) | {"LICENSE", "hpcfed"}

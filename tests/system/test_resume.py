@@ -171,20 +171,20 @@ def test_without_usable_results_a_run_continues_from_its_checkpoint_and_names_lo
     desk, outcomes
 ):
     """With the job that its checkpoint has, and the weights of a run that lost nothing."""
-    said, path = outcomes["blank"], names.results_file(desk / "blank")
-    assert said.status == 0 and f"the records of rounds 1 to {DONE} are lost" in said.err
+    outcome, path = outcomes["blank"], names.results_file(desk / "blank")
+    assert outcome.status == 0 and f"the records of rounds 1 to {DONE} are lost" in outcome.err
     assert results.set_aside(path).exists()
-    record, whole = results.load(desk / "blank"), results.load(desk / "longer")
-    assert record.header["job"]["data"] == whole.header["job"]["data"]
+    record, longer = results.load(desk / "blank"), results.load(desk / "longer")
+    assert record.header["job"]["data"] == longer.header["job"]["data"]
     np.testing.assert_array_equal(
-        record.column("clients/train_loss")[DONE:], whole.column("clients/train_loss")[DONE:]
+        record.column("clients/train_loss")[DONE:], longer.column("clients/train_loss")[DONE:]
     )
     assert np.isnan(record.column("clients/train_loss")[:DONE]).all()
     assert record.column("rounds/lost")[:DONE].tolist() == DONE * [1]
-    assert "partition.h5: damaged or missing; it is written again" in said.err
+    assert "partition.h5: damaged or missing; it is written again" in outcome.err
     again, first = (
         Partition.load(names.partition_file(desk / run), results.header["run_id"])
-        for run, results in (("blank", record), ("longer", whole))
+        for run, results in (("blank", record), ("longer", longer))
     )
     for ours, theirs in zip([*again.train, *again.test], [*first.train, *first.test], strict=True):
         np.testing.assert_array_equal(ours, theirs)

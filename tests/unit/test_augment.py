@@ -124,8 +124,8 @@ def test_crop_flip_shifts_by_integers_and_pads_with_black():
     shifted = crop_flip(x, torch_stream(3, "f"), flip=0.0)
     padded = torch.nn.functional.pad(x, [4] * 4)
     windows = padded.unfold(2, 12, 1).unfold(3, 12, 1)  # [B, C, 9, 9, 12, 12]
-    found = (windows == shifted[:, :, None, None]).all(-1).all(-1).all(1)  # [B, 9, 9]
-    assert found.flatten(1).any(1).all() and len(found.nonzero()[:, 1:].unique(dim=0)) > 25
+    matches = (windows == shifted[:, :, None, None]).all(-1).all(-1).all(1)  # [B, 9, 9]
+    assert matches.flatten(1).any(1).all() and len(matches.nonzero()[:, 1:].unique(dim=0)) > 25
     assert torch.equal(crop_flip(x, torch_stream(3, "f"), flip=1.0), shifted.flip(3))
 
 

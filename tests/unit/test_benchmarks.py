@@ -41,14 +41,14 @@ def test_each_benchmark_can_be_imported_and_has_a_main():
         "import importlib, sys; print([callable(importlib.import_module(name).main) for name "
         "in sys.argv[1:]])"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code, *report.CPU],
         cwd=FOLDER,
         capture_output=True,
         text=True,
         timeout=limits.COMMAND,
     )
-    assert said.stdout.strip() == str([True] * len(report.CPU)), said.stderr
+    assert output.stdout.strip() == str([True] * len(report.CPU)), output.stderr
 
 
 def test_make_bench_runs_the_rows_of_the_table():
@@ -63,7 +63,7 @@ def test_the_table_is_composed_of_the_files():
 
 def test_a_row_comes_back_from_its_file():
     row = Row("a over b", Ratio(1.5, 1.0, 2.0), most=1.4, details={"n": 3})
-    kept = {
+    stored = {
         "what": "a over b",
         "ratio": [1.5, 1.0, 2.0],
         "most": 1.4,
@@ -71,7 +71,7 @@ def test_a_row_comes_back_from_its_file():
         "details": {"n": 3},
         "met": False,
     }
-    assert report.row(json.loads(json.dumps(kept))) == row and not row.met
+    assert report.row(json.loads(json.dumps(stored))) == row and not row.met
 
 
 def test_work_in_a_separate_process_does_not_change_this_one():
@@ -93,10 +93,10 @@ def unpacked():
 
 @pytest.mark.parametrize("name", remake.SHOWN)
 def test_results_that_are_shown_are_of_the_jobs_that_their_command_would_run(unpacked, name: str):
-    made = {run.kept.resolve(): run for run in remake.SHOWN[name][0]()}
-    there = {path.resolve() for path in (remake.RESULTS / name).glob("*.h5")}
-    assert there <= set(made) if name in remake.GROWS else there == set(made)
-    assert {path.name: lines for path in there if (lines := remake.stale(made[path]))} == {}
+    planned = {run.kept.resolve(): run for run in remake.SHOWN[name][0]()}
+    existing = {path.resolve() for path in (remake.RESULTS / name).glob("*.h5")}
+    assert existing <= set(planned) if name in remake.GROWS else existing == set(planned)
+    assert {path.name: lines for path in existing if (lines := remake.stale(planned[path]))} == {}
 
 
 def test_a_result_of_another_job_is_stale_with_the_fields_that_differ(unpacked):
@@ -113,13 +113,15 @@ def test_the_readmes_sweep_is_the_one_that_remakes_its_table():
     *words, rounds, number = remake.HEART
     values = f"--algorithm.name local,fedavg,ditto --seed 0,1,2 {rounds} {number}"
     assert f"hpcfed sweep {' '.join(words)} {values}" in readme
-    kept = [run.kept.stem for run in remake.SHOWN["heart"][0]()]
-    assert kept == [f"{name}-seed{s}" for name in ("local", "fedavg", "ditto") for s in (0, 1, 2)]
+    stems = [run.kept.stem for run in remake.SHOWN["heart"][0]()]
+    assert stems == [f"{name}-seed{s}" for name in ("local", "fedavg", "ditto") for s in (0, 1, 2)]
 
 
 def test_every_folder_of_results_can_be_remade(unpacked):
-    there = {str(path.parent.relative_to(remake.RESULTS)) for path in remake.RESULTS.rglob("*.h5")}
-    assert set(remake.SHOWN) - set(remake.GROWS) <= there <= set(remake.SHOWN)
+    folders = {
+        str(path.parent.relative_to(remake.RESULTS)) for path in remake.RESULTS.rglob("*.h5")
+    }
+    assert set(remake.SHOWN) - set(remake.GROWS) <= folders <= set(remake.SHOWN)
 
 
 class InProcess(runs.Processes):
@@ -140,21 +142,21 @@ TINY += ["--evaluate.every", "1"]
 
 def test_a_run_that_was_stopped_is_gone_on_with_and_has_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "kept")
-    begun, whole = (
+    begun, complete = (
         runs.Run(EMBEDDED, (*TINY, "--rounds", "2"), tmp_path / "kept" / f"{name}.h5")
         for name in ("begun", "whole")
     )
     out = tmp_path / "doing" / "begun"
     main([str(EMBEDDED), *TINY, "--rounds", "1", "--out", str(out)])
     processes = InProcess()
-    for it in (begun, whole, whole):  # what is kept already is not run again
+    for it in (begun, complete, complete):  # what is kept already is not run again
         assert runs.run(it, tmp_path / "doing", processes) is None
     assert [("--resume" in words) for words in processes.words] == [True, False]
     assert not out.exists() and not list((tmp_path / "kept").glob("*.part"))
-    found = [read(it.kept).columns for it in (begun, whole)]
-    assert found[0].keys() == found[1].keys()
+    columns = [read(it.kept).columns for it in (begun, complete)]
+    assert columns[0].keys() == columns[1].keys()
     for name in ("clients/accuracy", "clients/train_loss", "clients/up"):
-        assert np.array_equal(found[0][name], found[1][name], equal_nan=True)
+        assert np.array_equal(columns[0][name], columns[1][name], equal_nan=True)
 
 
 def test_a_signal_is_handed_on_to_the_runs_and_no_other_is_started():
@@ -199,9 +201,9 @@ def test_each_method_has_a_row_that_hpcfed_takes_or_a_reason_why_not():
     for row in rows:
         job = load_job([str(methods.JOB), *methods.flags(row, "cifar10", 0)], environ={})
         kinds = {"one": (1, 1), "five": (5, 1), "three widths": (1, 3), "two depths": (2, 1)}
-        own = job.models.mix == (row.models,)  # one architecture that other rows do not have
-        found = len(set(job.models.mix)), len(job.models.widths)
-        assert own or found == kinds[row.models], row.label
+        is_single = job.models.mix == (row.models,)  # one architecture that other rows do not have
+        counts = len(set(job.models.mix)), len(job.models.widths)
+        assert is_single or counts == kinds[row.models], row.label
 
 
 def test_each_row_of_the_tables_on_own_data_is_a_job_that_hpcfed_takes():
@@ -215,9 +217,9 @@ def test_a_table_on_own_data_shows_its_cells_beside_the_papers_numbers(tmp_path,
     monkeypatch.setattr(own, "KEPT", tmp_path)
     (tmp_path / "fesem").mkdir()
     for seed, accuracy in enumerate((0.5, 0.75)):
-        kept = own.path("fesem", "FedAvg", seed)
-        kept.write_text(str(accuracy))
-    monkeypatch.setattr(own, "last", lambda kept, column: 100 * float(kept.read_text()))
+        path = own.path("fesem", "FedAvg", seed)
+        path.write_text(str(accuracy))
+    monkeypatch.setattr(own, "last", lambda path, column: 100 * float(path.read_text()))
     lines = own.markdown("fesem").splitlines()
     assert "| FedAvg | 62.50 ± 17.68 | 84.9 |" in lines
     assert "| FedProx | not run yet | 72.6 |" in lines
@@ -235,17 +237,17 @@ def test_beside_htfllib_each_client_has_its_classes_and_no_example_is_dealt_twic
 
 def test_a_row_is_compared_with_fedavg_seed_by_seed():
     row = methods.row("fedprox")
-    own, base = (
+    method_path, base = (
         [{"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k} for a in accuracies]
         for k, accuracies in ((2, (0.5, 0.75)), (1, (0.25, 0.25, 0.0)))
     )
-    found = methods.entry(row, own, base)
-    assert (found["gain"], found["bytes_ratio"], found["seconds_ratio"]) == (0.375, 2.0, 2.0)
+    entry = methods.entry(row, method_path, base)
+    assert (entry["gain"], entry["bytes_ratio"], entry["seconds_ratio"]) == (0.375, 2.0, 2.0)
 
 
 def test_the_last_examples_of_each_class_are_moved_to_the_tests(tmp_path):
-    made = prepare_in_the_benchmark(tmp_path)
-    with h5py.File(made) as file:
+    folder = prepare_in_the_benchmark(tmp_path)
+    with h5py.File(folder) as file:
         assert file["train/labels"][()].tolist() == [0] * 3 + [1] * 3
         assert file["test/labels"][()].tolist() == [0, 0, 1, 1, 7]
         assert file["test/images"][()].ravel().tolist() == [3, 4, 8, 9, 77]

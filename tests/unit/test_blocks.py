@@ -132,5 +132,5 @@ def test_a_row_of_two_models_has_copies_of_their_tensors_and_new_stitches():
     assert not torch.equal(params["0.1.weight"], one.view("body.0.weight"))
     wider = Row([cut(one, examples())[0], *cut(made("fedhenn-5"), examples())[2:]])
     assert stitches(wider) == {1: (64, 32)}
-    drawn = wider.initial([s.items(lambda name: True) for s in (one, *[made("fedhenn-5")] * 4)])
-    assert drawn["1.0.linear.weight"].shape == (64, 32) and drawn["1.0.linear.bias"].any()
+    tensors = wider.initial([s.items(lambda name: True) for s in (one, *[made("fedhenn-5")] * 4)])
+    assert tensors["1.0.linear.weight"].shape == (64, 32) and tensors["1.0.linear.bias"].any()

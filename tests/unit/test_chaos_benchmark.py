@@ -67,7 +67,7 @@ def test_a_supervised_run_ends_with_the_same_bits_after_all_ranks_are_killed_at_
     ulfm()
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "8"]
-    said = subprocess.run(
+    output = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -75,7 +75,7 @@ def test_a_supervised_run_ends_with_the_same_bits_after_all_ranks_are_killed_at_
         check=True,
         env=environment({}),
     ).stdout
-    assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in said
+    assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in output
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before
 
 

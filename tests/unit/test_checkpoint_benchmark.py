@@ -12,8 +12,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 def test_it_runs_small_and_writes_nothing():
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "checkpoint.py"), "--check", "--passes", "1"]
-    said = subprocess.run(
+    output = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=limits.COMMAND
     ).stdout
-    assert "with a checkpoint of" in said and "'peak_with'" in said
+    assert "with a checkpoint of" in output and "'peak_with'" in output
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before

@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def choosing(monkeypatch):
     """docs/choosing.py, whose modules are called as others of the tests are."""
-    own = {path.stem for path in (ROOT / "docs").glob("*.py")}
-    for name in own:
+    modules = {path.stem for path in (ROOT / "docs").glob("*.py")}
+    for name in modules:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import choosing
 
     yield choosing
-    for name in own:
+    for name in modules:
         sys.modules.pop(name, None)
 
 

@@ -45,9 +45,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_deleted_without_delete_and_results_and_the_last_checkpoint_stay(run):
-    listed, before = text(run.parent), digest.digest(run)
-    assert "checkpoint of round 1" in listed and "values beside memory" in listed
-    assert "can be deleted; nothing has been yet: add --delete" in listed and "5.0 kB" in listed
+    listing, before = text(run.parent), digest.digest(run)
+    assert "checkpoint of round 1" in listing and "values beside memory" in listing
+    assert "can be deleted; nothing has been yet: add --delete" in listing and "5.0 kB" in listing
     assert len(saved(run)) == 5
     size = bytes_of(run)
     assert text(run.parent, delete=True).split("\n")[-2].endswith("deleted")

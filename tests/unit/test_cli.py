@@ -71,16 +71,16 @@ def test_algorithms_are_listed_by_the_folders_of_their_kinds(capsys):
 
 def test_list_names_all_four_kinds_and_each_of_their_names(capsys):
     assert cli.main(["list"]) == 0
-    first = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert {*commands.KINDS, *ALGORITHMS, *MODELS, "digits", "dirichlet"} <= first
+    listing = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {*commands.KINDS, *ALGORITHMS, *MODELS, "digits", "dirichlet"} <= listing
     cli.main(["list", "--json"])
     assert set(json.loads(capsys.readouterr().out)) == set(commands.KINDS)
 
 
 def test_summary_as_json_is_complete(run, capsys):
     assert cli.main(["summary", str(run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found) == {
+    listing = json.loads(capsys.readouterr().out)
+    assert set(listing) == {
         "run",
         "algorithm",
         "rounds",
@@ -90,13 +90,13 @@ def test_summary_as_json_is_complete(run, capsys):
         "traffic",
         "time",
     }
-    assert (found["run"], found["algorithm"], found["rounds"]) == (str(run), "local", 1)
-    accuracy = found["accuracy"]
+    assert (listing["run"], listing["algorithm"], listing["rounds"]) == (str(run), "local", 1)
+    accuracy = listing["accuracy"]
     later = {"before", "received", "final", "final_received"}
     spread = {"mean", "std", "min", "max", "clients", "pooled", "best"}
     assert set(accuracy) == spread | {"by_architecture"} | later
     assert (accuracy["mean"], accuracy["std"], accuracy["before"]["mean"]) == (0.5, 0.25, None)
-    assert set(found["traffic"]) == {
+    assert set(listing["traffic"]) == {
         "down_per_client_round",
         "up_per_client_round",
         "down_total",
@@ -139,10 +139,10 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     other.
     """
     (tmp_path / "mine.py").write_text("from hpcfed import RoundBased as Mine\n")
-    own = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
+    flags = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
     ways = [
         subprocess.run(
-            [sys.executable, "-m", *way, *own], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-m", *way, *flags], cwd=tmp_path, capture_output=True, text=True
         )
         for way in (["hpcfed.cli", "run"], ["hpcfed.main"])
     ]
@@ -152,7 +152,7 @@ def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatc
     assert ways[0].stdout and ways[0].returncode == 0
     started = []
     monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 2)
-    for words in (own, ["--rounds", "2"]):
+    for words in (flags, ["--rounds", "2"]):
         assert cli.main(["run", *words]) == 2 and started.pop() == words
 
 
@@ -190,12 +190,12 @@ def test_run_without_arguments_explains_itself_and_suggests_three_existing_comma
     started = []
     monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 0)
     assert cli.run([]) == 0 and started == [[]]
-    first, _, following = capsys.readouterr().out.partition("Next:")
-    assert "embedded" in first
+    text, _, following = capsys.readouterr().out.partition("Next:")
+    assert "embedded" in text
     commands = [line.split("   ")[0].split() for line in following.strip().splitlines()]
     assert [words[:2] for words in commands] == [["hpcfed", w] for w in ("run", "compare", "plot")]
-    own, other = commands[1][2:]
-    assert own == str(load([]).folder) and other == str(load(commands[0][2:]).folder)
+    name, other = commands[1][2:]
+    assert name == str(load([]).folder) and other == str(load(commands[0][2:]).folder)
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_a_reader_that_goes_away_is_no_traceback():
 def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_called(
     tmp_path, monkeypatch, capsys
 ):
-    own = "from hpcfed.algorithms.base import RoundBased\n\nclass Here(RoundBased):\n    pass\n"
-    (tmp_path / "own_method.py").write_text(own)
+    source = "from hpcfed.algorithms.base import RoundBased\n\nclass Here(RoundBased):\n    pass\n"
+    (tmp_path / "own_method.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     fields = ["--algorithm.name", "own_method:Here", "--models.mix", "mlp", "--seed", "0,1"]

@@ -33,10 +33,10 @@ def test_a_batch_is_the_rows_that_are_asked_for(clients):
 
 def test_batches_gathered_on_a_device_equal_those_gathered_on_the_host(clients, monkeypatch):
     """The device's way, forced on the CPU."""
-    own = clients[2].train
-    soft = Paired(own, torch.arange(12.0).reshape(6, 2), with_labels=True)
+    whole_shard = clients[2].train
+    soft = Paired(whole_shard, torch.arange(12.0).reshape(6, 2), with_labels=True)
     plan = [np.array([3, 0]), np.array([5]), np.zeros(0, dtype=np.int64)]
-    for shard in (own, soft, Extended(own, clients[1].train)):
+    for shard in (whole_shard, soft, Extended(whole_shard, clients[1].train)):
         host = list(shard.batches(plan))
         with monkeypatch.context() as patch:
             patch.setattr(Shard, "gathers_on_device", True)
@@ -47,12 +47,12 @@ def test_batches_gathered_on_a_device_equal_those_gathered_on_the_host(clients, 
 
 def test_batches_on_a_device_follow_new_labels_and_belong_to_one_part(clients, monkeypatch):
     monkeypatch.setattr(Shard, "gathers_on_device", True)
-    own = clients[2].train
-    want = own.labels[:2].tolist()
-    assert own.batch(np.array([0, 1]))[1].tolist() == want
-    assert own.pick(np.array([4, 1])).batch(np.array([1]))[1].tolist() == [want[1]]
-    own.labels = own.labels + 1
-    assert own.batch(np.array([0, 1]))[1].tolist() == [y + 1 for y in want]
+    shard = clients[2].train
+    want = shard.labels[:2].tolist()
+    assert shard.batch(np.array([0, 1]))[1].tolist() == want
+    assert shard.pick(np.array([4, 1])).batch(np.array([1]))[1].tolist() == [want[1]]
+    shard.labels = shard.labels + 1
+    assert shard.batch(np.array([0, 1]))[1].tolist() == [y + 1 for y in want]
 
 
 def test_the_positions_of_a_client_s_batches_go_to_the_device_in_one_copy(clients, monkeypatch):

@@ -44,10 +44,10 @@ def test_of_equally_near_centres_the_first_is_taken():
 
 
 def test_an_empty_cluster_gets_the_farthest_client_that_is_not_alone():
-    found = {0: (0, 1.0), 1: (0, 5.0), 2: (2, 9.0), 3: (0, 5.0)}
-    assert clusters.reseed(found, 3) == {0: 0, 1: 1, 2: 2, 3: 0}
-    assert clusters.reseed(found, 0) == {0: 0, 1: 0, 2: 2, 3: 0}
-    assert clusters.reseed(found, 4) == {0: 0, 1: 1, 2: 2, 3: 3}
+    by_client = {0: (0, 1.0), 1: (0, 5.0), 2: (2, 9.0), 3: (0, 5.0)}
+    assert clusters.reseed(by_client, 3) == {0: 0, 1: 1, 2: 2, 3: 0}
+    assert clusters.reseed(by_client, 0) == {0: 0, 1: 0, 2: 2, 3: 0}
+    assert clusters.reseed(by_client, 4) == {0: 0, 1: 1, 2: 2, 3: 3}
     assert clusters.reseed({0: (0, 3.0)}, 2) == {0: 0}
 
 

@@ -51,22 +51,22 @@ def code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def make(text: str = MINE, helper: str = HELPER) -> str:
-        own, other = (f"code_{next(NUMBER)}_{name}" for name in ("mine", "helper"))
+        mine, other = (f"code_{next(NUMBER)}_{name}" for name in ("mine", "helper"))
         (tmp_path / f"{other}.py").write_text(helper)
-        (tmp_path / f"{own}.py").write_text(text.replace("HELPER", other))
+        (tmp_path / f"{mine}.py").write_text(text.replace("HELPER", other))
         invalidate_caches()
-        found = load("algorithm.name", f"{own}:Mine", "module:Class")
-        return normalised(found, own, other)
+        cls = load("algorithm.name", f"{mine}:Mine", "module:Class")
+        return normalised(cls, mine, other)
 
     return make
 
 
-def normalised(thing, own: str, other: str) -> str:
+def normalised(thing, mine: str, other: str) -> str:
     """The digest of a class in modules whose names say nothing."""
     parts: dict[str, str] = {}
     code_digest.add(thing, parts)
-    told = repr(sorted(parts.items()))
-    return told.replace(own, "own").replace(other, "other")
+    parts_text = repr(sorted(parts.items()))
+    return parts_text.replace(mine, "own").replace(other, "other")
 
 
 @pytest.mark.parametrize(

@@ -251,10 +251,10 @@ def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
 
 def test_runs_of_different_code_are_noted_below_tables_and_comparisons(tmp_path):
     def of(name: str, version: str, code: str) -> Path:
-        made = records.header(2, 1, 2, versions={"hpcfed": version}, commit="c" * 40)
-        made["own"] = {"mine:Mine": code}
-        made["job"]["algorithm"]["name"] = name
-        results = Results(tmp_path / name, made, {})
+        header = records.header(2, 1, 2, versions={"hpcfed": version}, commit="c" * 40)
+        header["own"] = {"mine:Mine": code}
+        header["job"]["algorithm"]["name"] = name
+        results = Results(tmp_path / name, header, {})
         for t in (1, 2):
             results.append(records.row(t, 2, 1))
         results.finish()

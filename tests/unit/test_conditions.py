@@ -242,5 +242,5 @@ def test_a_field_of_another_partition_is_refused_as_without_effect(
 ):
     path = tmp_path / "job.toml"
     path.write_text(file)
-    found = list(fields_in_vain(load([str(path), *words.split()], environ=environ)))
-    assert [one[: len(line)] for one, line in zip(found, lines, strict=True)] == lines
+    reasons = list(fields_in_vain(load([str(path), *words.split()], environ=environ)))
+    assert [one[: len(line)] for one, line in zip(reasons, lines, strict=True)] == lines

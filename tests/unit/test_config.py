@@ -111,8 +111,8 @@ def test_an_option_without_effect_is_refused_with_the_reason(job_file):
         "local.momentum = 0.9 has no effect: local.optimiser = 'adam'\n"
         "  remove it, or set its default, 0.0; it is used only if local.optimiser = 'sgd'"
     )
-    said = message("--algorithm.contrastive", "false", "--algorithm.tau", "1", "--local.decay", "2")
-    assert said.count("has no effect") == 2
+    text = message("--algorithm.contrastive", "false", "--algorithm.tau", "1", "--local.decay", "2")
+    assert text.count("has no effect") == 2
     preset = ["--preset", "authors", "--algorithm.contrastive", "false"]
     assert load(preset).algorithm.tau == 100.0  # the preset's, which is nobody's wish
     stored = {"algorithm": {"name": "fedsgd"}, "models": {"mix": ["mlp"]}}
@@ -123,9 +123,9 @@ def test_an_option_without_effect_is_refused_with_the_reason(job_file):
 
 
 def test_a_field_of_an_own_method_may_have_no_default(monkeypatch):
-    own = ["--algorithm.name", "tests.system.faulty:Signalled"]
-    assert message(*own) == "algorithm.sign: must be given; the method has no default for it"
-    job = load([*own, "--algorithm.sign", "here", "--models.mix", "mlp"])
+    flags = ["--algorithm.name", "tests.system.faulty:Signalled"]
+    assert message(*flags) == "algorithm.sign: must be given; the method has no default for it"
+    job = load([*flags, "--algorithm.sign", "here", "--models.mix", "mlp"])
     assert job.algorithm.sign == Path("here")
 
 
@@ -275,11 +275,11 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch):
 def test_a_mistake_in_an_extended_file_names_that_file(job_file):
     below = job_file("[data]\nalpha = -1.0\n[local]\nepoch = 3\n", "below.toml")
     path = job_file("extends = ['below.toml']\nrounds = 0\n")
-    said = message(path)
-    assert f"{path}: rounds: input should be greater than 0, got 0" in said
-    assert f"{below}: data.alpha: input should be greater than 0, got -1.0" in said
+    text = message(path)
+    assert f"{path}: rounds: input should be greater than 0, got 0" in text
+    assert f"{below}: data.alpha: input should be greater than 0, got -1.0" in text
     assert (
-        f"{below}: local.epoch: no field 'epoch'; did you mean 'epochs'?\n  Local takes: " in said
+        f"{below}: local.epoch: no field 'epoch'; did you mean 'epochs'?\n  Local takes: " in text
     )
 
 
@@ -289,10 +289,10 @@ def test_a_mistake_in_the_stored_job_names_the_run():
 
 
 def test_a_rule_between_parameters_has_its_own_message():
-    said = message(
+    text = message(
         "--algorithm.name", "fedprox", "--models.mix", "mlp", "--algorithm.sampling", "size"
     )
-    assert said.startswith(
+    assert text.startswith(
         "algorithm: sampling = 'size' with weighting = 'samples' counts sizes twice"
     )
 
@@ -312,50 +312,50 @@ def test_job_files_come_before_all_flags():
 
 def test_of_several_job_files_later_ones_win_as_over_files_that_they_extend(job_file):
     job_file("clients = 3\nseed = 5\n[data]\nalpha = 0.1\n", "base.toml")
-    first = job_file("rounds = 1\nclients = 4\n[local]\nlr = 0.5\n", "a.toml")
+    base = job_file("rounds = 1\nclients = 4\n[local]\nlr = 0.5\n", "a.toml")
     second = job_file("extends = ['base.toml']\nrounds = 2\n[local]\nbatch = 8\n", "b.toml")
     last = job_file("rounds = 3\n", "c.toml")
-    job = load([first, second, last, "--seed", "6"])
+    job = load([base, second, last, "--seed", "6"])
     # b.toml lies over a.toml with all that it extends
     assert (job.rounds, job.clients, job.seed, job.data.alpha) == (3, 3, 6, 0.1)
     assert (job.local.lr, job.local.batch) == (0.5, 8)
-    assert load([last, first]).rounds == 1
+    assert load([last, base]).rounds == 1
     extending = job_file("extends = ['a.toml', 'b.toml']\nrounds = 3\n", "d.toml")
     assert load([extending, "--seed", "6"]).plain() == job.plain()
 
 
 def test_a_later_job_file_of_another_algorithm_leaves_the_earlier_ones_fields_behind(job_file):
     mlp, name = 'models.mix = ["mlp"]\n', "[algorithm]\nname = "
-    first = job_file(f'{mlp}{name}"fedprox"\nmu = 0.5\nweighting = "uniform"\n', "a.toml")
+    base = job_file(f'{mlp}{name}"fedprox"\nmu = 0.5\nweighting = "uniform"\n', "a.toml")
     other = job_file(f'{name}"fedavg"\n', "b.toml")
     unnamed = job_file("[algorithm]\nmu = 0.25\n", "c.toml")
-    assert load([first, other]).algorithm.weighting == "samples"
+    assert load([base, other]).algorithm.weighting == "samples"
     extending = job_file("extends = ['b.toml']\n", "d.toml")  # which names it
-    assert load([first, extending]).algorithm.weighting == "samples"
-    changed = load([first, unnamed]).algorithm
+    assert load([base, extending]).algorithm.weighting == "samples"
+    changed = load([base, unnamed]).algorithm
     assert (changed.mu, changed.weighting) == (0.25, "uniform")
 
 
 def test_a_mistake_in_one_of_several_job_files_names_that_file(job_file):
-    first = job_file("rounds = 0\n[data]\nalpha = -1.0\n", "a.toml")
+    base = job_file("rounds = 0\n[data]\nalpha = -1.0\n", "a.toml")
     second = job_file("rounds = -1\n", "b.toml")
-    said = message(first, second)
-    assert f"{second}: rounds: input should be greater than 0, got -1" in said
-    assert f"{first}: data.alpha: input should be greater than 0, got -1.0" in said
-    assert f"{first}: rounds" not in said
-    assert message(first, f"{first}.toml").startswith(f"{first}.toml: cannot read the job file: ")
+    text = message(base, second)
+    assert f"{second}: rounds: input should be greater than 0, got -1" in text
+    assert f"{base}: data.alpha: input should be greater than 0, got -1.0" in text
+    assert f"{base}: rounds" not in text
+    assert message(base, f"{base}.toml").startswith(f"{base}.toml: cannot read the job file: ")
 
 
 def test_a_job_knows_the_file_flag_or_variable_of_each_value(job_file, monkeypatch):
     monkeypatch.setenv("HPCFED_LOCAL__BATCH", "8")
     below = job_file("clients = 3\nseed = 1\n[data]\nalpha = 0.1\n", "below.toml")
-    first = job_file("extends = ['below.toml']\nrounds = 1\npreset = 'authors'\n", "a.toml")
+    base = job_file("extends = ['below.toml']\nrounds = 1\npreset = 'authors'\n", "a.toml")
     second = job_file("rounds = 2\nseed = 2\n", "b.toml")
-    job = load([first, second, "--local.lr", "0.5", "--models.mix=mlp"])
+    job = load([base, second, "--local.lr", "0.5", "--models.mix=mlp"])
     expected = {
         "rounds": second,
         "seed": second,
-        "preset": first,
+        "preset": base,
         "clients": below,
         "data.alpha": below,
         "local.lr": "command line: --local.lr",
@@ -385,8 +385,8 @@ def test_files_that_cannot_be_used_are_named(job_file, tmp_path):
 
 
 def test_a_method_is_refused_with_models_that_it_does_not_accept():
-    said = message("--algorithm.name", "fedavg", "--models.mix", "mlp,cnn")
-    assert said.startswith(
+    text = message("--algorithm.name", "fedavg", "--models.mix", "mlp,cnn")
+    assert text.startswith(
         "fedavg needs one architecture, but models.mix has cnn, mlp\n  use local or fedclassavg"
     )
     assert "needs one architecture" in message(
@@ -475,9 +475,9 @@ def test_help_fits_a_screen_and_shows_the_values_of_the_command(job_file):
     assert "--rounds 40 " in text and "--local.lr 0.0005 " in text  # of the embedded job
     assert len(MAIN) == 10 and all(f"--{name} " in text for name in MAIN)
     path = job_file("rounds = 7\n")
-    given = help([path, "--help", "--local.lr", "0.5"])
-    assert "--rounds 7 " in given and "--local.lr 0.5 " in given and path in given
-    assert help(["--help", path, "--local.lr", "0.5"]) == given
+    page = help([path, "--help", "--local.lr", "0.5"])
+    assert "--rounds 7 " in page and "--local.lr 0.5 " in page and path in page
+    assert help(["--help", path, "--local.lr", "0.5"]) == page
     other = job_file("rounds = 8\n", "other.toml")
     both = help([path, other, "--local.lr", "0.5", "--help"])
     assert "--rounds 8 " in both and f"({path}, {other})" in both
@@ -551,12 +551,12 @@ def test_a_path_of_2000_parts_is_refused():
 def test_a_chain_of_3000_files_is_refused_before_they_are_read(tmp_path, monkeypatch):
     for i in range(3000):
         (tmp_path / f"{i}.toml").write_text(f'extends = ["{i + 1}.toml"]\n')
-    seen, parse = [], files.parse
-    monkeypatch.setattr(files, "parse", lambda path, by: seen.append(path) or parse(path, by))
+    paths, parse = [], files.parse
+    monkeypatch.setattr(files, "parse", lambda path, by: paths.append(path) or parse(path, by))
     assert message(str(tmp_path / "0.toml")).startswith(
         f"{tmp_path / '0.toml'}: extends more than 100 files"
     )
-    assert len(seen) == 101
+    assert len(paths) == 101
 
 
 def test_a_chain_of_100_files_is_read(tmp_path):

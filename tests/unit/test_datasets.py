@@ -191,8 +191,8 @@ def test_a_label_outside_the_named_classes_is_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", pickle.dumps([1, 2]), "half"])
 def test_foreign_truncated_and_pickled_files_are_refused(tmp_path, name, content):
     if content == "half":
-        made = save_npz(tmp_path) if name == "a.npz" else save_hdf5(tmp_path / "whole.h5")
-        content = made.read_bytes()[: made.stat().st_size // 2]
+        path = save_npz(tmp_path) if name == "a.npz" else save_hdf5(tmp_path / "whole.h5")
+        content = path.read_bytes()[: path.stat().st_size // 2]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         load(name, tmp_path)

@@ -110,9 +110,9 @@ def test_a_score_that_was_not_due_is_caught_up_later():
 def test_from_the_step_of_a_round_to_the_loss_there_are_eight_frames_in_five_files(monkeypatch):
     stacks, loss = [], Method.loss
 
-    def noted(self, *given):
+    def noted(self, *args):
         stacks.append(traceback.extract_stack()[:-1])
-        return loss(self, *given)
+        return loss(self, *args)
 
     monkeypatch.setattr(Method, "loss", noted)
     started("fedavg", "--training.engine", "eager").step()
@@ -191,8 +191,8 @@ def test_a_cohort_that_holds_no_weights_is_dealt_out_evenly(method: str, even: b
         rounds = started(method, *flags, comm=comm)
         return [len(rounds.evaluation.cohort) for _ in range(6) if rounds.step()]
 
-    found = np.array(spmd(2, loads))  # [ranks, rounds]
-    assert (found.sum(0) == 6).all() and (found == 3).all() == even
+    loads_by_rank = np.array(spmd(2, loads))  # [ranks, rounds]
+    assert (loads_by_rank.sum(0) == 6).all() and (loads_by_rank == 3).all() == even
 
 
 def assigned(*flags: str) -> tuple[str, ...]:
@@ -201,11 +201,11 @@ def assigned(*flags: str) -> tuple[str, ...]:
 
 def test_architectures_are_dealt_out_drawn_or_listed():
     assert assigned("mlp,cnn") == ("mlp", "cnn") * 3
-    drawn = assigned("mlp,cnn", "--models.assign", "random")
-    assert drawn == assigned("mlp,cnn", "--models.assign", "random")
-    assert set(drawn) == {"mlp", "cnn"}
-    listed = "mlp,mlp,cnn,cnn,mlp,cnn"
-    assert assigned(listed, "--models.assign", "listed") == tuple(listed.split(","))
+    mix = assigned("mlp,cnn", "--models.assign", "random")
+    assert mix == assigned("mlp,cnn", "--models.assign", "random")
+    assert set(mix) == {"mlp", "cnn"}
+    names = "mlp,mlp,cnn,cnn,mlp,cnn"
+    assert assigned(names, "--models.assign", "listed") == tuple(names.split(","))
 
 
 def test_the_world_is_the_same_on_all_ranks_and_costs_grow_with_examples():
@@ -254,8 +254,8 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
             ~np.isnan(rounds.balance.seconds)
         ).tolist()  # who was in a cohort
         assert torch.equal(file.get("clients/4")["weights"], rounds.fed.store.flat(4))
-    kept = sorted((tmp_path / "checkpoints").glob("*.h5"))
-    assert [path.name for path in kept] == ["round-000002.h5", "round-000003.h5"]
+    files = sorted((tmp_path / "checkpoints").glob("*.h5"))
+    assert [path.name for path in files] == ["round-000002.h5", "round-000003.h5"]
     assert "round-000003.h5" in rounds.fed.warnings.last_checkpoint
 
 
@@ -267,12 +267,12 @@ def test_a_restored_run_knows_scores_costs_and_clients_to_be_scored(tmp_path):
     save_restore.save(rounds, tmp_path)
     save_restore.restore(again, tmp_path)
     assert again.t == rounds.t
-    for kept in (
+    for flags in (
         lambda run: run.evaluation.scores,
         lambda run: run.evaluation.stale,
         lambda run: run.balance.seconds,
     ):
-        assert toy.differences(kept(again), kept(rounds)) == []
+        assert toy.differences(flags(again), flags(rounds)) == []
 
 
 @dataclass(frozen=True)

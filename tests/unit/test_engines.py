@@ -64,34 +64,36 @@ def trained(loss, *flags: str, k: int = 5) -> Tensor:
 
 @pytest.mark.parametrize("name", MIXED)
 def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
-    own = skeleton(name)
+    model = skeleton(name)
     x = torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    inputs, before = [x[0], x[1], torch.tensor([0, 1, 0, 2])], own.flat.clone()
-    step = RecordedStep(own, of_a_batch, inputs, own.layout.params)
+    inputs, before = [x[0], x[1], torch.tensor([0, 1, 0, 2])], model.flat.clone()
+    step = RecordedStep(model, of_a_batch, inputs, model.layout.params)
     outcomes = []
     for eagerly in (True, False, False):
-        own.load(before)
+        model.load(before)
         with scoped(0, "dropout"):
-            value = of_a_batch(own.model, inputs) if eagerly else None
-            found = (
-                (value, gradient(value, list(own.parameters.values()))) if eagerly else step(inputs)
+            value = of_a_batch(model.model, inputs) if eagerly else None
+            values = (
+                (value, gradient(value, list(model.parameters.values())))
+                if eagerly
+                else step(inputs)
             )
-        outcomes.append([found[0], *found[1], own.flat.clone()])  # flat: batch statistics moved
+        outcomes.append([values[0], *values[1], model.flat.clone()])  # flat: batch statistics moved
     assert all(
         torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other, strict=True)
     )
 
 
 def test_recording_computes_nothing_and_draws_nothing():
-    own, state = skeleton("googlenet"), torch.get_rng_state()
-    before = own.flat.clone()
+    net, state = skeleton("googlenet"), torch.get_rng_state()
+    before = net.flat.clone()
     RecordedStep(
-        own,
-        lambda model, given: model(given[0]).sum(),
+        net,
+        lambda model, inputs: model(inputs[0]).sum(),
         [torch.zeros(4, 3, 32, 32)],
-        own.layout.params,
+        net.layout.params,
     )
-    assert torch.equal(own.flat, before) and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(net.flat, before) and torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_recording_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own():
@@ -105,15 +107,15 @@ def test_downloads_are_inputs_of_a_recording_and_not_constants():
     def run(engine: str) -> Tensor:
         fed = federation("--training.engine", engine)
         for k, anchor in ((4, 0.0), (5, 1.0)):
-            there = Params({"head.bias": torch.full((4,), anchor)})
-            sgd(fed, fed.clients[k], 0, partial(anchored, there))
+            anchor_params = Params({"head.bias": torch.full((4,), anchor)})
+            sgd(fed, fed.clients[k], 0, partial(anchored, anchor_params))
         return fed.clients[5].skeleton.flat.clone()
 
     assert torch.equal(run("traced"), run("eager"))
 
 
-def anchored(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
+def anchored(anchor_params: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x, y) + proximal(model, anchor_params, mu=1.0)
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,9 @@ def test_an_objective_that_reads_the_client_trains_eagerly_and_says_so_once(
     fed = federation("--training.engine", "traced")
     for k in (3, 4, 5):
         sgd(fed, fed.clients[k], 0, partial(own_size, fed.clients[k]))
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert (
-        said.count(
+        err.count(
             "own_size cannot be recorded (it asks for the client's n); it trains with the eager "
             "engine"
         )
@@ -172,10 +174,8 @@ def test_auto_records_many_short_steps_of_objectives_that_are_not_a_users(
     rounds: str, loss, wanted: str, monkeypatch: pytest.MonkeyPatch
 ):
     fed, chosen = federation("--rounds", rounds), []
-    first = engines.engine
-    monkeypatch.setattr(
-        engines, "engine", lambda *given: chosen.append(first(*given)) or chosen[-1]
-    )
+    engine = engines.engine
+    monkeypatch.setattr(engines, "engine", lambda *args: chosen.append(engine(*args)) or chosen[-1])
     sgd(fed, fed.clients[5], 0, partial(loss, fed.clients[5], Params()))
     assert [getattr(step, "func", type(step)).__name__ for step in chosen] == [wanted]
 
@@ -199,8 +199,8 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
     fed = federation("--training.engine", "traced")
     SEEN.clear()
     count = sgd(fed, fed.clients[5], 0, loss)
-    said = capsys.readouterr().err
-    assert f"{loss.__name__} cannot be recorded (its replay has other bits" in said
+    err = capsys.readouterr().err
+    assert f"{loss.__name__} cannot be recorded (its replay has other bits" in err
     assert loss is draws or len(SEEN) >= count  # every step has called it
 
 
@@ -208,8 +208,8 @@ def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(l
     "loss, why",
     [
         *(
-            (partial(cross_entropy, held), f"it holds a {type(held).__name__}, which can change")
-            for held in ([], np.zeros(1), SimpleNamespace(), torch.Generator())
+            (partial(cross_entropy, value), f"it holds a {type(value).__name__}, which can change")
+            for value in ([], np.zeros(1), SimpleNamespace(), torch.Generator())
         ),
         (partial(cross_entropy, ([],)), "it holds a list"),
         ((lambda n: lambda model, x, y: model(x).sum() * n)(2), "nor a function without variables"),
@@ -250,14 +250,14 @@ def test_a_number_in_a_model_is_part_of_what_is_recorded():
 
 @pytest.mark.parametrize("engine", ["eager", "traced"])
 def test_a_hook_on_a_model_runs_in_every_step(engine: str, capsys):
-    fed, seen = federation("--training.engine", engine), []
+    fed, batches = federation("--training.engine", engine), []
     body = fed.clients[5].model.body
-    handle = body.register_forward_hook(lambda module, x, z: seen.append(z.detach()))
+    handle = body.register_forward_hook(lambda module, x, z: batches.append(z.detach()))
     steps = sgd(fed, fed.clients[5], 0, cross_entropy)
     handle.remove()
-    assert len(seen) == steps
-    said = "its model's Sequential has a hook" in capsys.readouterr().err
-    assert said == (engine == "traced")
+    assert len(batches) == steps
+    notice = "its model's Sequential has a hook" in capsys.readouterr().err
+    assert notice == (engine == "traced")
 
 
 class Collects(FedAvg):

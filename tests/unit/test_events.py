@@ -69,11 +69,13 @@ def test_a_fast_client_completes_more_tasks_and_waits_for_no_other():
 
 
 def test_in_two_pieces_with_a_save_between_it_is_the_same():
-    whole, first = trace(agenda(dropout=0.3, reach=0.7), 40), agenda(dropout=0.3, reach=0.7)
+    complete, first = trace(agenda(dropout=0.3, reach=0.7), 40), agenda(dropout=0.3, reach=0.7)
     begun = trace(first, 15)
     again = agenda(dropout=0.3, reach=0.7)
     again.from_tree(first.to_tree())
-    assert begun + [(e.job.finish, e.job.client, e.job.number) for e in again.advance(25)] == whole
+    assert (
+        begun + [(e.job.finish, e.job.client, e.job.number) for e in again.advance(25)] == complete
+    )
 
 
 def test_one_job_at_once_leaves_the_others_free_and_all_are_drawn():
@@ -110,17 +112,17 @@ def test_an_unreachable_client_starts_later_by_the_time_of_complete_tasks():
 def test_tasks_start_when_the_trace_makes_the_client_available_at_its_speed():
     """Client 0 is there for half of every 25 seconds, with another speed each time."""
     times = np.arange(2000) * 12.5
-    there, speeds = np.arange(2000) % 2 == 0, 1.0 + np.arange(2000) % 7
-    there[-1] = True
+    available, speeds = np.arange(2000) % 2 == 0, 1.0 + np.arange(2000) % 7
+    available[-1] = True
     ends = np.array([0, 2000, 2000, 2000])
     going = agenda(reach=0.4)
-    profiles = replace(going.draws.profiles, trace=Trace(ends, times, there, speeds))
+    profiles = replace(going.draws.profiles, trace=Trace(ends, times, available, speeds))
     going.draws = replace(going.draws, profiles=profiles)
     going.seconds = profiles.compute
     going.fill()
     jobs = [e.job for e in going.advance(300) if e.job.client == 0]
     lines = [profiles.trace.line(0, job.start) for job in jobs]
-    assert len(jobs) > 50 and all(there[i] for i in lines)
+    assert len(jobs) > 50 and all(available[i] for i in lines)
     want = [10 / speeds[i] for i in lines]
     assert [job.finish - job.start for job in jobs] == pytest.approx(want)
 
@@ -170,11 +172,11 @@ def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.Monke
         "--evaluate.before",
         "false",
     )
-    rounds, seen = started("fedasync", *flags), []
+    rounds, merges = started("fedasync", *flags), []
     merge = FedAsync.merge
 
     def noted(self, fed, job, current, up, near):
-        seen.append((job.finish, job.client, job.staleness, current["x"].item()))
+        merges.append((job.finish, job.client, job.staleness, current["x"].item()))
         return merge(self, fed, job, current, up, near)
 
     monkeypatch.setattr(FedAsync, "merge", noted)
@@ -183,7 +185,7 @@ def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.Monke
     after = rounds.schedule.round(rounds.fed, rounds.state, [0, 1], 0)
     # x_1 = 0.5 * 0 + 0.5 * 1, x_2 = 0.5 * x_1 + 0.5 * 1; client 0 comes before 1 at time 3: s = 2,
     # alpha = 0.5 / 3
-    assert seen == [(1.0, 1, 0, 0.0), (2.0, 1, 0, 0.5), (3.0, 0, 2, 0.75)]
+    assert merges == [(1.0, 1, 0, 0.0), (2.0, 1, 0, 0.5), (3.0, 0, 2, 0.75)]
     assert after["x"].item() == pytest.approx(5 / 6 * 0.75 + 10 / 6)
 
 
@@ -221,10 +223,10 @@ def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
     job = toy.job(
         "fedasync", "--models.mix", "mlp", "--rounds", "10", "--system.availability", "0.3"
     )
-    merges, seen, merge = [], [], Events.merge
+    merges, events, merge = [], [], Events.merge
 
     def noted(self, work, state):
-        seen.append(
+        events.append(
             (work.staleness, sum(work.start < time for time in merges))
         )  # those after it had started
         merges.append(work.finish)
@@ -234,8 +236,8 @@ def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
         patch.setattr(Events, "merge", noted)
         want = toy.run(Serial(), job)
     assert (
-        all(staleness == after for staleness, after in seen)
-        and len({after for _, after in seen}) > 1
+        all(staleness == after for staleness, after in events)
+        and len({after for _, after in events}) > 1
     )
     for t in range(1, 10):
         toy.run(Serial(), job, rounds=t, save=tmp_path / str(t))
@@ -353,8 +355,8 @@ def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.
     monkeypatch.setattr(FedBuff, "init", lambda self, fed: fedbuff.State(zero, zero, Params()))
     monkeypatch.setattr(FedBuff, "seconds", lambda self, fed, k, examples: (3.0, 1.0)[k])
     two = ("--clients", "2", "--data.train_limit", "20", "--evaluate.before", "false")
-    own = ("--algorithm.merges", "4", "--algorithm.K", "2", "--algorithm.a", "1")
-    rounds = started("fedbuff", *two, *own, "--evaluate.every", "9", "--algorithm.lr", "0.5")
+    flags = ("--algorithm.merges", "4", "--algorithm.K", "2", "--algorithm.a", "1")
+    rounds = started("fedbuff", *two, *flags, "--evaluate.every", "9", "--algorithm.lr", "0.5")
     rounds.begin(0)
     after = rounds.schedule.round(rounds.fed, rounds.state, [0, 1], 0)
     # -0.5 (1 + 1) / 2 = -0.5; then client 0 with staleness 1, so half of 10, and client 1 with 0
@@ -406,9 +408,9 @@ def compass_trace(queue: EventQueue, reports: int) -> list[tuple]:
 
 
 def test_clients_of_equal_speed_are_one_group_and_do_all_steps():
-    first = [(100.0, k, 100, FIRST, FIRST) for k in range(3)]
+    jobs = [(100.0, k, 100, FIRST, FIRST) for k in range(3)]
     then = [(200.0, k, 100, 1, 1 if k == 2 else None) for k in range(3)]
-    assert compass_trace(compass((1.0, 1.0, 1.0)), 6) == first + then
+    assert compass_trace(compass((1.0, 1.0, 1.0)), 6) == jobs + then
 
 
 def test_a_client_four_times_slower_does_a_quarter_and_arrives_with_the_fast_one():
@@ -422,9 +424,9 @@ def test_a_client_four_times_slower_does_a_quarter_and_arrives_with_the_fast_one
 def test_a_group_closes_after_its_slack_and_late_clients_get_work_at_once():
     queue = compass((1.0, 1.0), slower={(1, 1): 1.5})
     events = compass_trace(queue, 4)
-    first = [(100.0, 0, 100, FIRST, FIRST), (100.0, 1, 100, FIRST, FIRST)]
+    jobs = [(100.0, 0, 100, FIRST, FIRST), (100.0, 1, 100, FIRST, FIRST)]
     # both expected at 200; client 0 waits until 100 + 1.2 * 100
-    assert events[:4] == [*first, (200.0, 0, 100, 1, None), (220.0, None, None, None, 1)]
+    assert events[:4] == [*jobs, (200.0, 0, 100, 1, None), (220.0, None, None, None, 1)]
     # client 0's next group is expected at 320, and client 1, now known as slower, comes at 250
     assert events[4] == (250.0, 1, 100, LATE, None)
     job = queue.going[1]
@@ -432,13 +434,13 @@ def test_a_group_closes_after_its_slack_and_late_clients_get_work_at_once():
 
 
 def test_a_save_in_the_middle_of_a_group_changes_nothing():
-    whole, first = compass_trace(compass((4.0, 1.0, 0.9)), 30), compass((4.0, 1.0, 0.9))
+    complete, first = compass_trace(compass((4.0, 1.0, 0.9)), 30), compass((4.0, 1.0, 0.9))
     begun = compass_trace(first, 11)
     again = compass((4.0, 1.0, 0.9))
     again.from_tree(first.to_tree())
     assert again.coordinator.groups == first.coordinator.groups
-    assert begun + compass_trace(again, 19) == whole
-    steps = [steps for _, client, steps, group, _ in whole if client is not None and group > 0]
+    assert begun + compass_trace(again, 19) == complete
+    steps = [steps for _, client, steps, group, _ in complete if client is not None and group > 0]
     assert all(20 <= n <= 100 for n in steps)
 
 

@@ -48,8 +48,8 @@ def test_a_tenth_of_thirty_clients_is_three_in_spite_of_rounding():
 
 def test_every_client_is_drawn_about_equally_often():
     fed = federation("--participation", "0.5")
-    drawn = np.bincount(np.concatenate([fed.sample(t) for t in range(400)]), minlength=6)
-    assert (abs(drawn - 200) < 50).all()  # five standard deviations
+    counts = np.bincount(np.concatenate([fed.sample(t) for t in range(400)]), minlength=6)
+    assert (abs(counts - 200) < 50).all()  # five standard deviations
 
 
 def test_clients_without_probability_are_never_drawn():
@@ -85,9 +85,9 @@ def test_with_one_epoch_a_straggler_does_it():
 
 def test_stragglers_are_left_out_unless_the_method_keeps_them():
     fed = federation("--local.stragglers", "0.5")
-    kept = fed.participants.begin(0, [0, 1, 2, 3], True)
+    cohort = fed.participants.begin(0, [0, 1, 2, 3], True)
     left = fed.participants.begin(0, [0, 1, 2, 3], False)
-    assert kept == [0, 1, 2, 3] and len(left) == 2
+    assert cohort == [0, 1, 2, 3] and len(left) == 2
     assert not set(left) & set(fed.participants.partial)
 
 
@@ -115,8 +115,8 @@ def test_only_tensors_and_arrays_have_bytes():
 
 
 def test_tensors_in_nested_dicts_go_to_the_device_and_types_stay():
-    moved = on_device({"a": Params(b=torch.zeros(2)), "n": 3}, torch.device("cpu"))
-    assert type(moved["a"]) is Params and moved["n"] == 3
+    copy = on_device({"a": Params(b=torch.zeros(2)), "n": 3}, torch.device("cpu"))
+    assert type(copy["a"]) is Params and copy["n"] == 3
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -173,7 +173,7 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
             sorted(fed.clients),
         )
 
-    left, arrived = sorted(spmd(2, move), key=lambda seen: not isinstance(seen[0], bool))
+    left, arrived = sorted(spmd(2, move), key=lambda arrival: not isinstance(arrival[0], bool))
     assert left == (False, None, True)
     assert arrived[:2] == ([0.0, 1.0, 2.0, 3.0], 3.0) and 5 in arrived[2]
 
@@ -181,7 +181,7 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
 def test_clients_without_state_move_without_a_message_and_others_with_all_their_state(
     monkeypatch,
 ):
-    moved = []
+    messages = []
 
     def move(comm):
         fed = toy.start(comm, toy.job("local", "--models.mix", "mlp")).fed
@@ -189,7 +189,7 @@ def test_clients_without_state_move_without_a_message_and_others_with_all_their_
             fed.clients[5].load({"head.bias": torch.arange(4.0)})
         full = fed.placement.move
         monkeypatch.setattr(
-            fed.placement, "move", lambda k, *ranks: moved.append(k) or full(k, *ranks)
+            fed.placement, "move", lambda k, *ranks: messages.append(k) or full(k, *ranks)
         )
         balance.move(fed, {k: 1 - fed.placement.ranks[k] for k in (2, 4, 5)})
         return [k for k in (2, 4, 5) if k in fed.clients], 5 in fed.store and fed.store.flat(5)[
@@ -199,7 +199,7 @@ def test_clients_without_state_move_without_a_message_and_others_with_all_their_
     (a, first), (b, second) = spmd(2, move)
     assert (
         sorted(a + b) == [2, 4, 5]
-        and moved == [5, 5]
+        and messages == [5, 5]
         and sorted([first, second], key=bool) == [False, [0, 1, 2, 3]]
     )
 
@@ -224,7 +224,7 @@ def test_server_work_is_spread_over_the_ranks_to_the_same_results():
     ranks = spmd(3, on_rank)
     assert [done for _, done in ranks] == [["c", "d"], ["a"], ["b"]]
     assert all(
-        toy.differences(found, want) == [] and list(found) == list(want) for found, _ in ranks
+        toy.differences(state, want) == [] and list(state) == list(want) for state, _ in ranks
     )
 
 

@@ -50,13 +50,13 @@ def test_runs_are_named_by_the_fewest_distinguishing_folders(tmp_path):
     for name in ("a/run", "b/run", "run-0.1", "run-0.2"):
         (tmp_path / name).mkdir(parents=True)
         run_of(tmp_path / name, [])
-    found = runs.load_runs([tmp_path / "run-0.1", tmp_path / "run-0.2"])
-    assert [one.name for one in found] == ["run-0.1", "run-0.2"]
-    found = runs.load_runs(
+    loaded = runs.load_runs([tmp_path / "run-0.1", tmp_path / "run-0.2"])
+    assert [one.name for one in loaded] == ["run-0.1", "run-0.2"]
+    loaded = runs.load_runs(
         [tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"]
     )
-    assert [one.name for one in found] == ["a/run", "b/run"]
-    assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
+    assert [one.name for one in loaded] == ["a/run", "b/run"]
+    assert [one.folder for one in loaded] == [tmp_path / "a/run", tmp_path / "b/run"]
 
 
 def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
@@ -76,11 +76,11 @@ def test_all_skips_figures_without_data_and_names_them(run, tmp_path, monkeypatc
     def absent(runs: object) -> None:
         raise ConfigError("topology: no run recorded it\n  more")
 
-    given = {"labels": FIGURES["labels"], "topology": SimpleNamespace(load=lambda: absent)}
-    monkeypatch.setattr("hpcfed.report.figures.registry.FIGURES", given)
-    monkeypatch.setattr("hpcfed.report.figures.command.FIGURES", given)
-    told = plot([run], "all", tmp_path / "a.png").split("\n")
-    assert told == [str(tmp_path / "a-labels.png"), "left out: topology: no run recorded it"]
+    figures = {"labels": FIGURES["labels"], "topology": SimpleNamespace(load=lambda: absent)}
+    monkeypatch.setattr("hpcfed.report.figures.registry.FIGURES", figures)
+    monkeypatch.setattr("hpcfed.report.figures.command.FIGURES", figures)
+    lines = plot([run], "all", tmp_path / "a.png").split("\n")
+    assert lines == [str(tmp_path / "a-labels.png"), "left out: topology: no run recorded it"]
     with pytest.raises(ConfigError, match="topology: no run recorded it"):
         plot([run], "topology,labels", tmp_path / "b.png")
 
@@ -98,11 +98,11 @@ def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
 
 def test_labels_are_shown_once_per_partition(tmp_path):
     paths = [run_of(tmp_path / name, []) for name in ("a", "b")]
-    found = labels.numbers(runs.load_runs([*paths, run_of(tmp_path / "c", [], data="mnist")]))
-    assert [one.title for one in found] == [
+    numbers = labels.numbers(runs.load_runs([*paths, run_of(tmp_path / "c", [], data="mnist")]))
+    assert [one.title for one in numbers] == [
         f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")
     ]
-    assert found[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
+    assert numbers[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):
@@ -116,10 +116,10 @@ def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_p
 
 def test_seeds_of_a_method_are_one_curve_whose_label_defines_the_band(tmp_path):
     rows = [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])]
-    found = runs.load_runs([run_of(tmp_path / str(seed), rows) for seed in (0, 1)])
-    for seed, one in enumerate(found):
-        found[seed] = one.with_fields(one.fields | {"seed": seed})
-    curves_, names, seeds = curves.by_method(found)
+    loaded = runs.load_runs([run_of(tmp_path / str(seed), rows) for seed in (0, 1)])
+    for seed, one in enumerate(loaded):
+        loaded[seed] = one.with_fields(one.fields | {"seed": seed})
+    curves_, names, seeds = curves.by_method(loaded)
     assert (len(curves_), seeds) == (1, 2) and len(names) == 1
-    assert figure(found).axes[0].get_ylabel().endswith("mean ± std\nover clients of 2 seeds")
-    assert figure(found[:1]).axes[0].get_ylabel().endswith("mean ± std over clients")
+    assert figure(loaded).axes[0].get_ylabel().endswith("mean ± std\nover clients of 2 seeds")
+    assert figure(loaded[:1]).axes[0].get_ylabel().endswith("mean ± std over clients")

@@ -60,17 +60,17 @@ TWO = answers([[0, 1, 1, 0], [0, 0, 1, 2]], labels=[0, 0, 1, 1])
 
 
 def test_confusion_counts_the_answers_of_all_clients_and_rows_sum_to_one():
-    found = models.count_confusions("a", TWO)
-    assert found.counts.tolist() == [[3, 1, 0], [1, 2, 1], [0, 0, 0]]
+    confusion = models.count_confusions("a", TWO)
+    assert confusion.counts.tolist() == [[3, 1, 0], [1, 2, 1], [0, 0, 0]]
     assert (
-        found.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]]
-        and np.isnan(found.shares[2]).all()
+        confusion.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]]
+        and np.isnan(confusion.shares[2]).all()
     )
 
 
 def test_the_mean_of_the_cka_is_over_pairs_of_different_clients():
-    found = models.compare_clients("a", TWO)
-    assert found.means.tolist() == [0.0, 0.5] and found.rounds.tolist() == [1, 3]
+    similarity = models.compare_clients("a", TWO)
+    assert similarity.means.tolist() == [0.0, 0.5] and similarity.rounds.tolist() == [1, 3]
 
 
 def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
@@ -84,8 +84,8 @@ def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
 
 
 def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share_theirs():
-    found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
-    ranks = models_conductance.rank_units("a", found, 0)
+    probe = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
+    ranks = models_conductance.rank_units("a", probe, 0)
     # 4, 1, 2.5, 2.5 and 1, 2, 3, 4 of 4 units, which come in the order of their means
     assert (4 * ranks.shares).T.tolist() == [[1, 4, 2.5, 2.5], [2, 1, 3, 4]]
     assert ranks.clients.tolist() == [0, 2] and ranks.right == 2
@@ -95,16 +95,16 @@ def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share
 
 def test_clients_are_sorted_by_architecture_in_the_similarity_matrix():
     up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
-    found = answers([[0], [1], [0]], [0], (4,) * 3, [up, down, up], ["cnn", "mlp", "cnn"])
-    ranks = models_conductance.rank_units("a", found, 0)
+    probe = answers([[0], [1], [0]], [0], (4,) * 3, [up, down, up], ["cnn", "mlp", "cnn"])
+    ranks = models_conductance.rank_units("a", probe, 0)
     assert ranks.clients.tolist() == [0, 4, 2] and ranks.kinds.tolist() == ["cnn", "cnn", "mlp"]
     assert (ranks.agreement(same=True), ranks.agreement(same=False)) == (1.0, -1.0)
     assert ranks.right == 2  # of cat; the client that is wrong is compared too
 
 
 def test_only_clients_of_the_common_width_are_ranked():
-    found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
-    assert models_conductance.rank_units("a", found, 0).clients.tolist() == [0, 2]
+    probe = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
+    assert models_conductance.rank_units("a", probe, 0).clients.tolist() == [0, 2]
     with pytest.raises(ConfigError, match="its inputs are not images"):
         models_conductance.rank_units("a", answers([[1], [2]], [0]), 0)
 
@@ -151,9 +151,9 @@ def test_conductance_of_a_linear_model_is_unit_times_weight():
     }
     model.model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     x = torch.tensor([[[2.0, 4.0]]])  # normalised: 1 and 3, so the units are 7 and -3
-    found = conductance(model, torch.stack([x, x]), np.array([1, 0]))
-    assert found[0] == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
-    assert found[1] == pytest.approx([7, 0], rel=2e-3)
+    values = conductance(model, torch.stack([x, x]), np.array([1, 0]))
+    assert values[0] == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
+    assert values[1] == pytest.approx([7, 0], rel=2e-3)
 
 
 def test_a_model_with_others_tensors_is_refused():
@@ -167,20 +167,20 @@ def test_a_model_with_others_tensors_is_refused():
 
 
 def test_a_plane_has_a_point_for_each_image_and_client_and_is_the_same_each_time():
-    found = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 3))
-    plane = models_tsne.plane("a", found, seed=0)
+    probe = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 3))
+    plane = models_tsne.plane("a", probe, seed=0)
     assert plane.xy.shape == (12, 2) and plane.labels.tolist() == [0, 1, 2] * 4
     assert plane.whose.tolist() == [0] * 6 + [2] * 6 and "2 of 3 clients" in plane.title
-    assert (models_tsne.plane("a", found, seed=0).xy == plane.xy).all()
+    assert (models_tsne.plane("a", probe, seed=0).xy == plane.xy).all()
     with pytest.raises(ConfigError, match="2 points are too few"):
         models_tsne.plane("a", answers([[0], [0]], [0]), seed=0)
 
 
 def test_of_many_clients_some_are_in_the_plane_and_its_title_says_of_how_many(monkeypatch):
     monkeypatch.setattr(models_tsne, "CLIENTS", 2)
-    found = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 4))
-    found.header["of"] = 100
-    plane = models_tsne.plane("a", found, seed=0)
+    probe = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 4))
+    probe.header["of"] = 100
+    plane = models_tsne.plane("a", probe, seed=0)
     assert plane.clients.tolist() == [0, 4] and "2 of 100 clients" in plane.title
 
 
@@ -189,11 +189,11 @@ def test_of_many_clients_some_are_in_the_plane_and_its_title_says_of_how_many(mo
 )
 @pytest.mark.parametrize("n", [1, 4])
 def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
-    found = answers([[0, 1, 2, 0, 1]] * 2, [0, 1, 2, 0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
+    probe = answers([[0, 1, 2, 0, 1]] * 2, [0, 1, 2, 0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
     late = replace(
-        found, rounds=found.rounds[1:], cka=found.cka[1:]
+        probe, rounds=probe.rounds[1:], cka=probe.cka[1:]
     )  # the first checkpoint is gone
-    runs = [run_with(tmp_path / f"run{i}", late if i == 1 else found) for i in range(n)]
+    runs = [run_with(tmp_path / f"run{i}", late if i == 1 else probe) for i in range(n)]
     picture = figure(runs)
     picture.canvas.draw()
     assert len(picture.axes) > n  # panels, and what their colours mean
@@ -207,10 +207,10 @@ def test_seeds_of_a_method_are_one_matrix_of_confusion():
     np.testing.assert_array_equal(both.shares, first.shares)
 
 
-def run_with(folder: Path, found: Probe) -> Run:
-    probe.write(folder, found)
+def run_with(folder: Path, answers_of: Probe) -> Run:
+    probe.write(folder, answers_of)
     job = {"seed": 0, "algorithm": {"name": "local"}, "clients": 2}
     job |= {"data": {"name": "digits", "partition": "iid"}}
-    made = Run(folder, record=Record({"job": job}, {}, {}, 0))
-    made.name = folder.name
-    return made
+    run = Run(folder, record=Record({"job": job}, {}, {}, 0))
+    run.name = folder.name
+    return run

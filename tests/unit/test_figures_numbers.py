@@ -47,30 +47,30 @@ def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Run:
         (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[
             field
         ] = value
-    made = Run(run.path, record=run.record)
-    made.name = run.name
-    return made
+    copy = Run(run.path, record=run.record)
+    copy.name = run.name
+    return copy
 
 
 def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path):
-    made = [
+    runs = [
         one(tmp_path / "a", [], seed=0),
         one(tmp_path / "b", [], seed=1),
         one(tmp_path / "c", [], algorithm_name="fedprox", algorithm_mu=0.1),
         one(tmp_path / "d", [], algorithm_name="fedprox", algorithm_mu=1.0),
         one(tmp_path / "e", [], data_name="mnist", data_alpha=0.1, quiet=True),
     ]
-    found = [
+    numbers = [
         (group.panel.split(",")[0], group.label, [run.name for run in group.runs])
-        for group in groups(made)
+        for group in groups(runs)
     ]
-    assert found == [
+    assert numbers == [
         ("digits", "fedclassavg", ["a", "b"]),
         ("digits", "fedprox, mu 0.1", ["c"]),
         ("digits", "fedprox, mu 1", ["d"]),
         ("mnist", "fedclassavg", ["e"]),
     ]
-    assert groups(made)[3].panel == "mnist, dirichlet(0.1), 4 clients"
+    assert groups(runs)[3].panel == "mnist, dirichlet(0.1), 4 clients"
 
 
 def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all_have(tmp_path):
@@ -116,15 +116,15 @@ def test_a_strip_has_the_clients_of_an_architecture_as_they_were_last_evaluated(
 
 def test_a_curve_over_halved_data_is_the_mean_over_seeds_by_share(tmp_path):
     shares = [(0.4, 0, 0.6), (0.4, 1, 0.8), (0.0, 0, 0.9)]
-    made = [
+    runs = [
         one(tmp_path / f"r{i}", [row([accuracy] * 4, FOUR)], data_halve=share, seed=seed)
         for i, (share, seed, accuracy) in enumerate(shares)
     ]
-    [curve] = halved.numbers(made)
+    [curve] = halved.numbers(runs)
     assert (curve.share.tolist(), curve.mean.tolist()) == ([0.0, 0.4], pytest.approx([0.9, 0.7]))
     assert curve.std.tolist() == pytest.approx([0.0, np.sqrt(0.02)])  # of 0.6 and 0.8, n - 1
     with pytest.raises(ConfigError, match=r"do not differ in data\.halve"):
-        halved.numbers(made[:2])
+        halved.numbers(runs[:2])
 
 
 def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest(tmp_path):
@@ -140,14 +140,14 @@ def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest
     run = one(
         tmp_path / "a", [row([0.5] * 4, FOUR), row([0.5] * 4, FOUR, **alone)]
     )  # 5 s each; then one rank died
-    [found] = phases.numbers([run])
-    assert found.seconds["train"].tolist() == [3.5, 1.0] and found.seconds["wait"].tolist() == [
+    [numbers] = phases.numbers([run])
+    assert numbers.seconds["train"].tolist() == [3.5, 1.0] and numbers.seconds["wait"].tolist() == [
         0.0,
         2.0,
     ]
-    assert found.seconds["server"].tolist() == [0.0, 0.0]
-    assert found.seconds["other"].tolist() == [0.75, 0.5]  # (0.5 + 1) / 2 and 5 - 1 - 0.5 - 1 - 2
-    assert found.wait_share == pytest.approx(2.0 / 10.0)
+    assert numbers.seconds["server"].tolist() == [0.0, 0.0]
+    assert numbers.seconds["other"].tolist() == [0.75, 0.5]  # (0.5 + 1) / 2 and 5 - 1 - 0.5 - 1 - 2
+    assert numbers.wait_share == pytest.approx(2.0 / 10.0)
 
 
 def test_phases_of_all_runs_have_one_scale(tmp_path):
@@ -167,9 +167,9 @@ def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path)
         row([0.5] * 4, FOUR, **{"ranks/peak_bytes": peak, "ranks/peak_device_bytes": 0 * peak})
         for peak in peaks
     ]
-    [found] = memory.numbers([run := one(tmp_path / "a", rows)], "host")
-    assert found.final.tolist() == [20, 30]
-    assert [bound.tolist() for bound in found.spread] == [[10, 20], [30, 20]]
+    [numbers] = memory.numbers([run := one(tmp_path / "a", rows)], "host")
+    assert numbers.final.tolist() == [20, 30]
+    assert [bound.tolist() for bound in numbers.spread] == [[10, 20], [30, 20]]
     assert memory.numbers([run], "device") == []
 
 
@@ -193,12 +193,12 @@ def timed(folder: Path, *staleness: list[float]) -> Run:
 
 
 def test_staleness_is_between_the_least_and_the_most_of_the_clients(tmp_path):
-    [found] = virtual.numbers([timed(tmp_path / "a", [0.5, 3.0, NAN, 1.0], [NAN] * 4)])
-    assert found.seconds.tolist() == [1.5, 3.0] and found.mean.tolist() == [1.25, 1.25]
-    assert (found.least[0], found.most[0]) == (0.5, 3.0) and np.isnan(
-        [found.least[1], found.most[1]]
+    [numbers] = virtual.numbers([timed(tmp_path / "a", [0.5, 3.0, NAN, 1.0], [NAN] * 4)])
+    assert numbers.seconds.tolist() == [1.5, 3.0] and numbers.mean.tolist() == [1.25, 1.25]
+    assert (numbers.least[0], numbers.most[0]) == (0.5, 3.0) and np.isnan(
+        [numbers.least[1], numbers.most[1]]
     ).all()
-    assert found.done.tolist() == [[0, 0], [1, 2], [2, 4]]  # fewest, mean, most
+    assert numbers.done.tolist() == [[0, 0], [1, 2], [2, 4]]  # fewest, mean, most
     with pytest.raises(ConfigError, match="methods in rounds"):
         virtual.numbers([one(tmp_path / "b", [row([0.5] * 4, FOUR)])])
 
@@ -220,9 +220,9 @@ def test_a_graph_has_its_links_places_and_distances(tmp_path):
     with pytest.raises(ConfigError, match="no run recorded who are neighbours"):
         topology.numbers([run])
     run.record.arrays["links"] = np.array([[0, 1], [1, 2], [2, 3], [0, 3]])
-    [found] = topology.numbers([run])
-    assert np.allclose(found.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
-    assert (found.rounds.tolist(), found.distance.tolist()) == ([2], [2.0])
+    [numbers] = topology.numbers([run])
+    assert np.allclose(numbers.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
+    assert (numbers.rounds.tolist(), numbers.distance.tolist()) == ([2], [2.0])
     assert np.allclose(topology.circular_layout("star", 3), [[0, 0], [0, 1], [0, -1]])
 
 
@@ -259,8 +259,8 @@ def test_titles_name_own_data_consistently_and_distinguish_them_from_others(tmp_
         if name.endswith("y.npz"):
             about["job"]["data"]["label"] = "my birds"
         run_of(Path(path), [], job=about["job"])
-    found = load_runs(list(map(Path, paths)))
-    assert [setting(run).split(",")[0] for run in found] == [
+    loaded = load_runs(list(map(Path, paths)))
+    assert [setting(run).split(",")[0] for run in loaded] == [
         "left/x.npz",
         "right/x.npz",
         "my birds",

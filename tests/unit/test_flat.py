@@ -136,10 +136,10 @@ def test_the_flat_vector_holds_every_value_once_and_parameters_first():
     assert layout.size == layout.n_params + sum(
         b.numel() for b in model.buffers() if b.is_floating_point()
     )
-    seen = torch.zeros(layout.size)
-    for view in layout.views(seen).values():
+    covered = torch.zeros(layout.size)
+    for view in layout.views(covered).values():
         view += 1
-    assert torch.equal(seen, torch.ones(layout.size))
+    assert torch.equal(covered, torch.ones(layout.size))
     assert layout.params == tuple(name for name, _ in model.named_parameters())
     assert all(name.endswith("num_batches_tracked") for name in layout.integers)
     assert set(layout.names) | set(layout.integers) == set(model.state_dict())

@@ -31,10 +31,10 @@ def test_a_shared_folder_is_accepted_and_left_clean(tmp_path: Path):
 
 def test_a_run_without_a_round_or_a_checkpoint_may_be_replaced_and_no_other(tmp_path: Path):
     for name, rounds in (("none", 0), ("one", 1)):
-        made = Results(tmp_path / name, {}, {})
+        results = Results(tmp_path / name, {}, {})
         for _ in range(rounds):
-            made.append({"rounds/seconds": 1.0})
-        made.write()
+            results.append({"rounds/seconds": 1.0})
+        results.write()
     (tmp_path / "damaged").mkdir()
     names.results_file(tmp_path / "damaged").write_bytes(b"no HDF5")
     folder.claim(load([], environ={}), tmp_path / "none")
@@ -56,10 +56,10 @@ def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(
             enter(comm, tmp_path / "run")
         return str(error.value)
 
-    said = spmd(4, refused, nodes=2)
+    messages = spmd(4, refused, nodes=2)
     assert (
-        len(set(said)) == 1
-        and said[0].startswith("rank 2: out: ")
-        and "that all nodes share" in said[0]
+        len(set(messages)) == 1
+        and messages[0].startswith("rank 2: out: ")
+        and "that all nodes share" in messages[0]
     )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]

@@ -31,10 +31,10 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def data_set(data, tmp_path, **columns):
     """Return what a run reads of the data of a call, and the fields that they set."""
-    given, how = convert(data), Reading(columns=Columns(**columns))
-    given.check(how)
-    assert given.write(tmp_path) and not given.write(tmp_path)
-    return datasets.load(given.file, tmp_path, how=how), given.fields
+    converted, how = convert(data), Reading(columns=Columns(**columns))
+    converted.check(how)
+    assert converted.write(tmp_path) and not converted.write(tmp_path)
+    return datasets.load(converted.file, tmp_path, how=how), converted.fields
 
 
 def test_labels_in_words_are_numbered_and_their_names_are_the_classes(tmp_path):
@@ -177,23 +177,23 @@ def test_a_model_for_several_inputs_is_called_by_the_names_of_its_parameters():
 
 def test_refused_data_leave_no_file_in_the_data_folder():
     scan = {"x_train": {"scan": IMAGES, "table": TABLE}, "y_train": LABELS}
-    for error, message, given in (
+    for error, message, arguments in (
         (DataError, "y_train: shape", {"data": (IMAGES[:3], LABELS), "model": "mlp"}),
         (ConfigError, "no model 'mlpp'", {"data": (IMAGES, LABELS), "model": "mlpp"}),
         (ConfigError, "takes table, image, but the modalities are scan", {"data": scan}),
     ):
         with pytest.raises(error, match=message):
-            hpcfed.run(**TINY | {"model": Two} | given, out="runs/refused")
+            hpcfed.run(**TINY | {"model": Two} | arguments, out="runs/refused")
     assert not os.path.isdir("data") or not os.listdir("data")
 
 
 def test_the_job_names_the_axis_of_channels_if_it_is_ambiguous():
     bands = np.random.default_rng(0).random((N, 6, 8, 7), np.float32)
-    given = convert((bands, LABELS))
+    converted = convert((bands, LABELS))
     with pytest.raises(DataError, match=r"set data.channels = 'first' \(6 channels of 8x7\) or"):
-        given.check(Reading())
+        converted.check(Reading())
     for channels, x in (("first", bands), ("last", np.moveaxis(bands, 3, 1))):
-        assert given.check(Reading(channels=channels)) is None
+        assert converted.check(Reading(channels=channels)) is None
         arrays = {"x_train": bands, "y_train": LABELS, "x_test": bands, "y_test": LABELS}
         data = files.from_arrays("arrays", arrays, Reading(channels=channels))
         assert np.array_equal(data.train.x, x)
@@ -205,13 +205,13 @@ def test_the_job_names_the_axis_of_channels_if_it_is_ambiguous():
 def test_a_file_of_this_name_with_other_content_is_rewritten(tmp_path, kind):
     if kind == "table":
         frame = pytest.importorskip("pandas").DataFrame({"age": range(4), "label": list("abab")})
-        given, other = convert(frame), convert(frame[:2])
+        converted, other = convert(frame), convert(frame[:2])
     else:
-        given, other = convert((IMAGES, LABELS)), convert((IMAGES * 2, LABELS))
-    for what in (given, other):
+        converted, other = convert((IMAGES, LABELS)), convert((IMAGES * 2, LABELS))
+    for what in (converted, other):
         assert what.write(tmp_path) and not what.write(tmp_path)
-    path = tmp_path / given.file
+    path = tmp_path / converted.file
     content = path.read_bytes()
     for harm in ((tmp_path / other.file).read_bytes(), content[:9]):
         path.write_bytes(harm)
-        assert given.write(tmp_path) and path.read_bytes() == content
+        assert converted.write(tmp_path) and path.read_bytes() == content

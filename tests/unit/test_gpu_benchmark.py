@@ -41,12 +41,12 @@ def gpu(*flags: str) -> str:
 
 def test_every_part_runs_on_the_cpu_and_writes_nothing():
     before = sorted((FOLDER / "results" / "bench").glob("*"))
-    said = gpu("--check")
-    assert "naive loop over hpcfed, graphed bf16" in said and "2 ranks on one GPU" in said
-    assert said.count("'eager and graphed have the same bits': True") == 2
-    assert "'losses do not depend on ranks': True" in said
-    assert "{'fedhenn-1': 1, 'mlp': 1}" in said and "one model, all of it averaged" in said
-    assert "this Python has no module pfl" in said
+    output = gpu("--check")
+    assert "naive loop over hpcfed, graphed bf16" in output and "2 ranks on one GPU" in output
+    assert output.count("'eager and graphed have the same bits': True") == 2
+    assert "'losses do not depend on ranks': True" in output
+    assert "{'fedhenn-1': 1, 'mlp': 1}" in output and "one model, all of it averaged" in output
+    assert "this Python has no module pfl" in output
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before
 
 
@@ -88,11 +88,11 @@ def step(name: str, *words: str) -> subprocess.CompletedProcess:
 
 def test_a_step_writes_its_findings_on_an_emulated_device(tmp_path: Path):
     done = step("step4_methods", str(tmp_path), "--pretend", "--only", "fedavg", "no-method")
-    found = json.loads((tmp_path / "step4_methods.json").read_text())
-    assert found["pretended"] and found["ended"] == "done"
+    outcome = json.loads((tmp_path / "step4_methods.json").read_text())
+    assert outcome["pretended"] and outcome["ended"] == "done"
     captured = "fedavg: its steps are captured"
-    assert found["checks"] == {"fedavg": True, captured: True, "no-method": False}
-    assert "no-method" in found["values"]["no-method: error"] and done.returncode == 1
+    assert outcome["checks"] == {"fedavg": True, captured: True, "no-method": False}
+    assert "no-method" in outcome["values"]["no-method: error"] and done.returncode == 1
 
 
 def test_all_tensors_of_two_runs_on_a_gpu_are_compared(tmp_path: Path, monkeypatch):

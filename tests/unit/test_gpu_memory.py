@@ -63,9 +63,9 @@ def test_auto_drops_graphs_if_only_they_do_not_fit(share, graphs, capsys, monkey
     monkeypatch.setattr(engines, "worth", lambda steps, loss, gpu: True)
     with LocalSteps(fed, fed.clients[5], 0) as steps:
         fed.device = torch.device("cuda", 0)
-        made = engines.engine(steps, fed.job.algorithm.loss)
+        engine = engines.engine(steps, fed.job.algorithm.loss)
         fed.device = torch.device("cpu")
-    assert isinstance(made, engines.Graphed) == graphs
+    assert isinstance(engine, engines.Graphed) == graphs
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_moments_count_of_every_optimiser_and_of_each_client_that_keeps_them(fla
     assert need(world(job, Serial()), fed).modules == copies * one
     assert need(world(job, Serial()), fed).resting == 6 * one
     if copies > 1:
-        kept = toy.job("local", "--models.mix", "mlp", "--local.keep_optimiser", "true", *flags)
-        fed = toy.start(Serial(), kept).fed
-        assert need(world(kept, Serial()), fed).resting == 6 * copies * one
+        keeps = toy.job("local", "--models.mix", "mlp", "--local.keep_optimiser", "true", *flags)
+        fed = toy.start(Serial(), keeps).fed
+        assert need(world(keeps, Serial()), fed).resting == 6 * copies * one
 
 
 def test_too_large_jobs_are_refused_with_the_numbers_and_a_batch_that_may_fit():
@@ -98,11 +98,11 @@ def test_too_large_jobs_are_refused_with_the_numbers_and_a_batch_that_may_fit():
 
 def test_the_estimate_is_what_autograd_keeps():
     model = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid(), nn.Linear(4, 2))
-    found = estimate_activations(
+    estimate = estimate_activations(
         lambda n: model(torch.zeros(n, 8)).sum(), model.parameters(), 2, 10
     )
     assert (
-        found == 10 * (8 + 4) * 4
+        estimate == 10 * (8 + 4) * 4
     )  # the input and the sigmoid's output, float32; weights are not counted
 
 

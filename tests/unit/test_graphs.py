@@ -88,9 +88,9 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
     fed = federation(*GRAPHED)
     for k in (3, 4, 5):  # 17, 21 and 32 examples: last batches of 1, 5 and 8
         sgd(fed, fed.clients[k], 0, cross_entropy)
-    kept = fed.store.skeletons["mlp", "clients"].captured.values()
-    assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
-    assert not any(isinstance(found, RecordedStep) for found in kept)
+    captured = fed.store.skeletons["mlp", "clients"].captured.values()
+    assert len(captures) == 1 == sum(isinstance(graph, Graph) for graph in captured)
+    assert not any(isinstance(graph, RecordedStep) for graph in captured)
 
 
 @pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
@@ -112,9 +112,9 @@ def test_a_step_that_cannot_be_captured_is_eager_and_the_run_says_so_once(
         return fed.clients[5].skeleton.flat.clone()
 
     assert torch.equal(run(*GRAPHED), run(*EAGER))
-    said = capsys.readouterr().err
+    err = capsys.readouterr().err
     assert (
-        said.count(
+        err.count(
             "cross_entropy cannot be captured (the device is not a GPU); it trains with the eager "
             "engine"
         )
@@ -219,22 +219,22 @@ def test_a_pool_has_a_graph_that_outlives_those_of_a_run(monkeypatch):
 
 def test_every_stream_is_entered_and_left_on_the_device_that_it_is_of(monkeypatch):
     """Elsewhere torch sets the thread to GPU 0 as it leaves one, which takes a context there."""
-    cuda, device, found = Pretended(monkeypatch), torch.device("cuda", 1), []
+    cuda, device, devices = Pretended(monkeypatch), torch.device("cuda", 1), []
     on = cuda.on
 
     @contextmanager
     def noted(stream: SimpleNamespace):
-        found.append(cuda.index)
+        devices.append(cuda.index)
         with on(stream):
             yield
 
     monkeypatch.setattr(torch.cuda, "stream", noted)
     monkeypatch.setattr(torch, "empty_like", lambda tensor, **how: torch.zeros(2))
-    graphs.capture(lambda: found.append(cuda.index), device)
+    graphs.capture(lambda: devices.append(cuda.index), device)
     ferry = Transfer(device)
     assert torch.equal(ferry.up(torch.ones(2)), torch.ones(2))
     assert torch.equal(ferry.down(torch.ones(2)), torch.ones(2))
-    assert set(found) == {1} and len(found) == 1 + graphs.WARM + 1 + 2 and cuda.index == 0
+    assert set(devices) == {1} and len(devices) == 1 + graphs.WARM + 1 + 2 and cuda.index == 0
 
 
 def test_a_warm_up_that_fails_leaves_the_stream_as_it_was(monkeypatch):
@@ -310,16 +310,16 @@ def test_bf16_has_the_same_bits_in_every_engine(
 
 
 def test_a_distance_of_representations_is_computed_in_float32_whatever_the_precision():
-    fed, seen = federation("--run.precision", "bf16", *EAGER), []
+    fed, dtypes = federation("--run.precision", "bf16", *EAGER), []
     client = fed.clients[5]
 
     def distance(z: Tensor) -> Tensor:
-        seen.append((z.dtype, (z.T @ z).dtype))
+        dtypes.append((z.dtype, (z.T @ z).dtype))
         return z.sum()
 
     loss = add_alignment(fed, client, cross_entropy, client.train, distance, 1.0)
     sgd(fed, client, 0, loss)
-    assert set(seen) == {(torch.float32, torch.float32)}
+    assert set(dtypes) == {(torch.float32, torch.float32)}
 
 
 def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():

@@ -57,9 +57,9 @@ def overlays(readme: Path) -> list[tuple[str, list[str]]]:
     shell expands the patterns.
     """
     lines = re.findall(r"^\| `(jobs/.+)` \| `(jobs/.+)` \|$", readme.read_text(), re.MULTILINE)
-    found = []
+    jobs = []
     for patterns, files in lines:
-        said = subprocess.run(
+        output = subprocess.run(
             ["bash", "-O", "failglob", "-c", f"echo {patterns}"],
             cwd=JOBS.parent,
             capture_output=True,
@@ -67,15 +67,15 @@ def overlays(readme: Path) -> list[tuple[str, list[str]]]:
             check=True,
         )
         over = [str(JOBS.parent / file) for file in files.split()]
-        found += [(str(JOBS.parent / name), over) for name in said.stdout.split()]
-    return found
+        jobs += [(str(JOBS.parent / name), over) for name in output.stdout.split()]
+    return jobs
 
 
 def cell(name: str) -> tuple[str, ...]:
     """Table, row, column and number of the paper, from the first line of the file."""
-    found = HEAD.match((JOBS / name).read_text())
-    assert found, f"{name}: the first line names no table, row, column and number"
-    return found.groups()
+    head = HEAD.match((JOBS / name).read_text())
+    assert head, f"{name}: the first line names no table, row, column and number"
+    return head.groups()
 
 
 def test_each_table_is_complete_and_has_no_cell_twice():
@@ -143,10 +143,10 @@ def test_the_sweep_of_a_table_takes_no_overlay():
     commands = re.findall(r"`hpcfed sweep (.+?) --out", (JOBS / "README.md").read_text())
     assert len(commands) >= 7
     for words in commands:
-        said = subprocess.run(
+        output = subprocess.run(
             ["bash", "-c", f"echo {words}"], cwd=JOBS.parent, capture_output=True, text=True
         ).stdout
-        assert ".toml" in said and "/small" not in said, words
+        assert ".toml" in output and "/small" not in output, words
 
 
 def test_the_table_of_the_jobs_agrees_with_the_jobs():
@@ -161,5 +161,5 @@ def test_the_table_of_the_jobs_agrees_with_the_jobs():
 
 @pytest.mark.parametrize("name", NATURAL)
 def test_a_job_of_natural_clients_is_named_for_its_data(name: str):
-    found = job(f"natural/{name}.toml")
-    assert found.data.name == name and found.algorithm.name == "fedavg"
+    natural = job(f"natural/{name}.toml")
+    assert natural.data.name == name and natural.algorithm.name == "fedavg"

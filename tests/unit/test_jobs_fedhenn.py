@@ -51,13 +51,13 @@ def job(name: str, *overlays: str) -> Job:
 
 def cell(name: str) -> tuple[str, ...]:
     """Where in the paper, row, column and number, from the first line of the file."""
-    found = HEAD.match((JOBS / name).read_text())
-    assert found, f"{name}: the first line names no table, row, column and number"
-    return found.groups()
+    head = HEAD.match((JOBS / name).read_text())
+    assert head, f"{name}: the first line names no table, row, column and number"
+    return head.groups()
 
 
-def setting(made: Job) -> tuple[str, int, int]:
-    return made.data.name, made.clients, made.data.classes_per_client
+def setting(job: Job) -> tuple[str, int, int]:
+    return job.data.name, job.clients, job.data.classes_per_client
 
 
 def test_tables_1_and_2_are_complete():
@@ -128,13 +128,13 @@ def test_the_table_of_the_jobs_agrees_with_the_jobs():
 def test_the_authors_preset_is_that_of_fedhenns_code(tmp_path: Path):
     path = tmp_path / "job.toml"
     path.write_text('preset = "authors"\n[algorithm]\nname = "fedhenn"\n[data]\npublic = 100\n')
-    made = load([str(path)], environ={})
-    assert (made.algorithm.eta0, made.algorithm.rad_size, made.algorithm.mean_over) == (
+    loaded = load([str(path)], environ={})
+    assert (loaded.algorithm.eta0, loaded.algorithm.rad_size, loaded.algorithm.mean_over) == (
         0.01,
         1000,
         "previous",
     )
-    assert (made.local.optimiser, made.local.momentum, made.local.batch) == ("sgd", 0.5, 10)
+    assert (loaded.local.optimiser, loaded.local.momentum, loaded.local.batch) == ("sgd", 0.5, 10)
     assert (
-        not made.models.relu_head and made.data.sizes == "equal"
+        not loaded.models.relu_head and loaded.data.sizes == "equal"
     )  # those are what FedClassAvg's authors have

@@ -104,10 +104,10 @@ def test_a_row_stops_at_a_clear_first_seed_and_else_runs_all(monkeypatch):
     assert ran == [("fedprox", 0), ("fedavg", 0)]
     assert values["accuracy"] == [0.9] and values["references"] == {"fedavg": [0.5]}
     accuracy["fedavg"] = 0.89
-    first = jobs.measure("fedprox", small, Path(), {}, 1, {})
-    assert first["accuracy"] == [0.9] and first["references"] == {"fedavg": [0.89]}
+    measured = jobs.measure("fedprox", small, Path(), {}, 1, {})
+    assert measured["accuracy"] == [0.9] and measured["references"] == {"fedavg": [0.89]}
     ran.clear()
-    assert jobs.measure("fedprox", small, Path(), {}, 3, first)["accuracy"] == [0.9] * 3
+    assert jobs.measure("fedprox", small, Path(), {}, 3, measured)["accuracy"] == [0.9] * 3
     assert [seed for _, seed in ran] == [1, 1, 2, 2]  # the first is not run again
 
 

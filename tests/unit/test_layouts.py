@@ -22,12 +22,12 @@ LINE = re.compile(
 COMMANDS = LINE.findall((ROOT / "jobs/README.md").read_text())
 
 
-def cells(run: Run, made: Layout) -> list[tuple[str, str, str]]:
+def cells(run: Run, layout: Layout) -> list[tuple[str, str, str]]:
     """Row, column and the paper's number of the cells that a run has."""
     return [
         (", ".join(row.label), ", ".join(column.label), number.replace("±", "+-"))
-        for row in made.rows
-        for column, number in zip(made.columns, row.paper, strict=True)
+        for row in layout.rows
+        for column, number in zip(layout.columns, row.paper, strict=True)
         if fits(run, row, column)
     ]
 
@@ -52,13 +52,13 @@ def defined(words: str) -> list[Run]:
     """Runs of a command line of jobs/README.md, whose patterns a shell expands; each under the name
     of its job file.
     """
-    said = subprocess.run(
+    output = subprocess.run(
         ["bash", "-c", f"echo {words}"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    expanded = [f"{ROOT}/{word}" if word.startswith("jobs/") else word for word in said.split()]
-    found = define(expanded[: expanded.index("--out")], Path("s"), 1, "").runs
+    expanded = [f"{ROOT}/{word}" if word.startswith("jobs/") else word for word in output.split()]
+    planned = define(expanded[: expanded.index("--out")], Path("s"), 1, "").runs
     runs = []
-    for member in found:
+    for member in planned:
         record = Record({}, {}, {}, member.fields["rounds"])
         run = Run(member.words[0], record=record).with_fields(member.fields)
         runs.append(run)
@@ -85,9 +85,9 @@ def test_the_sweep_of_a_table_fills_each_cell_once_with_the_runs_of_the_job_file
 
 def test_no_cell_depends_on_the_files_that_make_a_job_small():
     small = (test_jobs.SCALE | test_jobs_fedhenn.SCALE) - {"models.mix"}
-    made = [layout(name) for name in papers()]
+    layouts = [layout(name) for name in papers()]
     assert {
-        field for one in made for slot in (*one.rows, *one.columns) for field in slot.where
+        field for one in layouts for slot in (*one.rows, *one.columns) for field in slot.where
     } & small == set()
 
 

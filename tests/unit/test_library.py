@@ -27,10 +27,10 @@ def images(n, shape=SHAPE):
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(2))
 
 
-def theirs(classes, **given):
+def theirs(classes, **options):
     with scoped(5, "theirs"):
         net = import_torchvision().models.get_model(
-            NAME.partition(":")[2], weights=None, num_classes=classes, **given
+            NAME.partition(":")[2], weights=None, num_classes=classes, **options
         )
     return net.eval()
 
@@ -62,8 +62,8 @@ def test_a_head_of_other_classes_is_left_as_it_is_drawn(tmp_path):
     torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")
     model = ours(tmp_path / "w.pt", 4)
     with scoped(1, "init"):
-        drawn = build(NAME, SHAPE, 4)
-    assert torch.equal(model.head.weight, drawn.head.weight)
+        weights = build(NAME, SHAPE, 4)
+    assert torch.equal(model.head.weight, weights.head.weight)
     assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
 
 
@@ -151,9 +151,9 @@ def test_models_of_libraries_in_a_mix_get_a_projection_to_one_width(tmp_path, mo
     assert hpcfed.load("run").architectures == [f"{NAME}~project_16", "cnn"]
     model = hpcfed.load_model("run", client=0)
     assert model.represent(images(2, (1, 16, 16))).shape == (2, 16)
-    first = Finetuning(weights={NAME: "w.pt"})
+    settings = Finetuning(weights={NAME: "w.pt"})
     model = build(f"{NAME}~project_16", (1, 16, 16), 4, 16)
-    first.start(model, f"{NAME}~project_16")
+    settings.start(model, f"{NAME}~project_16")
     assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
 
 

@@ -28,54 +28,56 @@ def run(tmp_path) -> Path:
 
 
 def test_a_run_gives_its_numbers_by_round_and_client(run):
-    found = hpcfed.load(run)
-    assert (len(found), found.rounds.tolist()) == (3, [1, 2, 3])
-    assert (found.job["seed"], found.header["ranks"], found.architectures) == (
+    loaded = hpcfed.load(run)
+    assert (len(loaded), loaded.rounds.tolist()) == (3, [1, 2, 3])
+    assert (loaded.job["seed"], loaded.header["ranks"], loaded.architectures) == (
         0,
         2,
         ["cnn", "mlp"] * 2,
     )
-    assert found.accuracy.shape == found.loss.shape == found.up.shape == (3, 4)
-    assert (found.accuracy[1, 0], found.accuracy[1, 3]) == (1 - 1 / 3, (1 - 1 / 3) / 2)
-    assert (found.down.sum(), found.up[2].tolist()) == (4 * (10 + 20 + 30), [3, 4, 5, 6])
-    assert found.seconds.tolist() == [2.1] * 3 and found.phases["wait"].tolist() == [[0.5, 0.0]] * 3
-    assert (found.label_counts.tolist()[1], found.classes) == ([2, 3], ["a", "b"])
-    assert found.state.word == "finished" and found.summary()["rounds"] == 3
+    assert loaded.accuracy.shape == loaded.loss.shape == loaded.up.shape == (3, 4)
+    assert (loaded.accuracy[1, 0], loaded.accuracy[1, 3]) == (1 - 1 / 3, (1 - 1 / 3) / 2)
+    assert (loaded.down.sum(), loaded.up[2].tolist()) == (4 * (10 + 20 + 30), [3, 4, 5, 6])
+    assert (
+        loaded.seconds.tolist() == [2.1] * 3 and loaded.phases["wait"].tolist() == [[0.5, 0.0]] * 3
+    )
+    assert (loaded.label_counts.tolist()[1], loaded.classes) == ([2, 3], ["a", "b"])
+    assert loaded.state.word == "finished" and loaded.summary()["rounds"] == 3
 
 
 def test_unrecorded_values_are_nan(run):
-    found = hpcfed.load(str(run))
-    assert np.isnan(found.accuracy_before).all() and found.accuracy_before.shape == (3, 4)
-    assert np.isnan(found.virtual_seconds).all() and found.virtual_seconds.shape == (3,)
+    loaded = hpcfed.load(str(run))
+    assert np.isnan(loaded.accuracy_before).all() and loaded.accuracy_before.shape == (3, 4)
+    assert np.isnan(loaded.virtual_seconds).all() and loaded.virtual_seconds.shape == (3,)
     with pytest.raises(CheckpointError, match="did you mean 'clients/up'"):
-        found.column("clients/uq")
+        loaded.column("clients/uq")
 
 
 def test_a_run_is_read_only(run):
-    found = hpcfed.load(run)
-    for array in (found.accuracy, found.seconds, found.label_counts):
+    loaded = hpcfed.load(run)
+    for array in (loaded.accuracy, loaded.seconds, loaded.label_counts):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     with pytest.raises(AttributeError):
-        found.accuracy = None
+        loaded.accuracy = None
 
 
 def test_refresh_reads_new_rounds_and_returns_whether_there_were_any(tmp_path):
     writer = records.run(tmp_path, 2, total=5)
-    found = hpcfed.load(tmp_path)
-    assert (found.refresh(), len(found)) == (False, 2)
+    loaded = hpcfed.load(tmp_path)
+    assert (loaded.refresh(), len(loaded)) == (False, 2)
     writer.append(records.row(3, 4, 2))
     writer.finish()
-    assert (len(found), found.refresh(), len(found)) == (2, True, 3)
+    assert (len(loaded), loaded.refresh(), len(loaded)) == (2, True, 3)
 
 
 def test_a_notebook_shows_a_run_in_a_few_words_and_no_name_is_taken_for_html(tmp_path):
     run = records.run(tmp_path / "<b>x", 2, total=5).path.parent
-    found = hpcfed.load(run)
-    assert "local on digits, iid, 4 clients, seed 0" in repr(found) and "rounds 2 of 5" in repr(
-        found
+    loaded = hpcfed.load(run)
+    assert "local on digits, iid, 4 clients, seed 0" in repr(loaded) and "rounds 2 of 5" in repr(
+        loaded
     )
-    page = found._repr_html_()
+    page = loaded._repr_html_()
     assert "&lt;b&gt;x" in page and "<b>" not in page and "<th>accuracy</th><td>0.5000 (std" in page
 
 
@@ -113,11 +115,11 @@ def test_of_very_many_clients_a_table_has_those_that_were_there(tmp_path):
     writer.header["architectures"] = ["cnn", "mlp"]  # those that occur
     writer.arrays.clear()
     for ids in ([1, 3], [2]):
-        there = {
+        columns = {
             "clients__id": np.array(ids),
             "clients__architecture": np.array([i % 2 for i in ids]),
         }
-        writer.append(records.row(1, len(ids), 1, **there))
+        writer.append(records.row(1, len(ids), 1, **columns))
     writer.finish()
     rows = table(load(tmp_path), "clients")
     assert [rows[name].tolist() for name in ("round", "client")] == [[1, 1, 2], [1, 3, 2]]
@@ -152,9 +154,9 @@ def test_export_writes_tables_job_and_header(run, capsys):
     files = {"rounds.csv", "clients.csv", "ranks.csv", "labels.csv", "job.json", "header.json"}
     files |= {"job.toml"}
     assert set(os.listdir(run / "export")) == files
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert (
-        all(str(run / "export" / name) in said for name in files) and "clients.csv: 12 rows" in said
+        all(str(run / "export" / name) in out for name in files) and "clients.csv: 12 rows" in out
     )
     assert json.loads((run / "export" / "job.json").read_text()) == load(run).header["job"]
     lines = (run / "export" / "ranks.csv").read_text().splitlines()
@@ -164,16 +166,16 @@ def test_export_writes_tables_job_and_header(run, capsys):
 def test_parquet_and_frames_hold_the_same_bits(run):
     pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
     export.export(run, format="parquet")
-    found = hpcfed.load(run)
+    loaded = hpcfed.load(run)
     for name in TABLES:
-        frame, rows = found.frame(name), table(load(run), name)
+        frame, rows = loaded.frame(name), table(load(run), name)
         stored = parquet.read_table(run / "export" / f"{name}.parquet")
         assert list(frame) == stored.column_names == list(rows)
         for column, values in rows.items():
             assert (
                 frame[column].to_numpy().tolist() == stored[column].to_pylist() == values.tolist()
             )
-    assert isinstance(found.frame(), pandas.DataFrame) and len(found.frame()) == 12
+    assert isinstance(loaded.frame(), pandas.DataFrame) and len(loaded.frame()) == 12
 
 
 def test_pandas_reads_csv_to_the_bit(run):

@@ -48,8 +48,8 @@ def unsupported(*_: object) -> None:
 
 def owner(run: Path) -> str:
     """The ranks that have the folder."""
-    found = lock.read(names.lock_file(run))
-    return found.holder.world if found else ""
+    holder = lock.read(names.lock_file(run))
+    return holder.holder.world if holder else ""
 
 
 FAR = replace(this_process("theirs"), host="node7", machine="another boot", job="", restart=0)
@@ -101,8 +101,10 @@ def test_on_another_machine_signs_of_life_decide_and_in_between_force(
 ):
     put(tmp_path, FAR, silent)
     if not taken:
-        told = "--force" if silent > ALIVE else "wait for its end"
-        with pytest.raises(ConfigError, match=f"of {FAR.user} on node7, last heard of at .*{told}"):
+        advice = "--force" if silent > ALIVE else "wait for its end"
+        with pytest.raises(
+            ConfigError, match=f"of {FAR.user} on node7, last heard of at .*{advice}"
+        ):
             Lock(tmp_path, "ours").take(force)
     else:
         Lock(tmp_path, "ours").take(force)

@@ -28,19 +28,21 @@ TINY = [
 
 
 def test_open_files_and_objects_do_not_grow_with_rounds(tmp_path, monkeypatch):
-    seen = {}
+    samples = {}
 
     def look(loop: Checkpoints) -> bool:
         if loop.rounds.t in (60, 110):
             gc.collect()
-            seen[loop.rounds.t] = len(os.listdir("/proc/self/fd")), len(gc.get_objects())
+            samples[loop.rounds.t] = len(os.listdir("/proc/self/fd")), len(gc.get_objects())
         return False
 
     due = Checkpoints.due
     monkeypatch.setattr(results, "BUDGET", 1e9)  # no rounds wait in memory
-    monkeypatch.setattr(Checkpoints, "due", lambda own, flags: look(own) or due(own, flags))
+    monkeypatch.setattr(
+        Checkpoints, "due", lambda checkpoints, flags: look(checkpoints) or due(checkpoints, flags)
+    )
     assert main([*TINY, "--rounds", "110", "--out", str(tmp_path / "run")]) == 0
-    (files, objects), (files_later, objects_later) = seen[60], seen[110]
+    (files, objects), (files_later, objects_later) = samples[60], samples[110]
     assert files_later == files
     assert objects_later - objects < 50  # not one per round
 
@@ -53,10 +55,10 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now, self.wrote, fill = 0.0, 0.0, Results._fill
 
-        def slow(made: Results, file: object, columns: object) -> None:
-            fill(made, file, columns)
-            self.now += 1e-5 * made.rounds
-            self.wrote += 1e-5 * made.rounds
+        def slow(results: Results, file: object, columns: object) -> None:
+            fill(results, file, columns)
+            self.now += 1e-5 * results.rounds
+            self.wrote += 1e-5 * results.rounds
 
         monkeypatch.setattr(Results, "_fill", slow)
         monkeypatch.setattr(results, "monotonic", lambda: self.now)
@@ -71,13 +73,13 @@ def row(t: int) -> dict[str, object]:
 
 
 def test_the_cost_of_writing_stays_a_small_share_of_a_long_run(tmp_path, monkeypatch):
-    clock, made = Clock(monkeypatch), Results(tmp_path, {}, {})
+    clock, results = Clock(monkeypatch), Results(tmp_path, {}, {})
     for t in range(3000):
         clock.now += 0.01
-        made.append(row(t))
-        made.write()
+        results.append(row(t))
+        results.write()
     assert 0 < clock.wrote < 0.025 * clock.now
-    made.finish()
+    results.finish()
     record = load(tmp_path)
     assert os.listdir(tmp_path) == ["results.h5"]
     assert record.columns["clients/up"].dtype == np.int64
@@ -85,20 +87,20 @@ def test_the_cost_of_writing_stays_a_small_share_of_a_long_run(tmp_path, monkeyp
 
 
 def test_results_are_not_taken_for_stored_when_their_file_is_gone(tmp_path, monkeypatch):
-    made = Results(tmp_path, {}, {})
+    results = Results(tmp_path, {}, {})
     for t in range(4):
-        made.append(row(t))
-    made.finish()
+        results.append(row(t))
+    results.finish()
     names.results_file(tmp_path).unlink()
-    made.secure(4)
+    results.secure(4)
     assert load(tmp_path).rounds == 4
 
 
 def test_the_number_of_rounds_waiting_in_memory_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "BUDGET", -1.0)  # no time is due
-    made, waiting = Results(tmp_path, {}, {}), []
+    writer, waiting = Results(tmp_path, {}, {}), []
     for t in range(8):
-        made.append(row(t))
-        made.write(most=3)
-        waiting.append(len(made.pending_rows()))
+        writer.append(row(t))
+        writer.write(most=3)
+        waiting.append(len(writer.pending_rows()))
     assert waiting == [0, 1, 2, 0, 1, 2, 0, 1]

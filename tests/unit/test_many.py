@@ -30,9 +30,9 @@ TINY = ("--run.resident", "1e-9")  # of a GiB: nothing but the client in use
 
 @pytest.fixture
 def store(tmp_path):
-    found = LruStore(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
-    yield found
-    found.close()
+    lru = LruStore(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
+    yield lru
+    lru.close()
 
 
 def test_a_spilled_client_comes_back_bit_for_bit(store):

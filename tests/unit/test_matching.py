@@ -19,8 +19,8 @@ def made(kind: str) -> tuple[torch.nn.Module, Params, Units]:
     model, g = build(kind, SHAPE, CLASSES, D), torch.Generator().manual_seed(0)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     floats = {n: v.detach() for n, v in tensors.items() if v.is_floating_point()}
-    drawn = {n: torch.rand(v.shape, generator=g) - 0.4 * (v.dim() > 1) for n, v in floats.items()}
-    return model.eval(), Params(drawn), units(model, SHAPE)
+    weights = {n: torch.rand(v.shape, generator=g) - 0.4 * (v.dim() > 1) for n, v in floats.items()}
+    return model.eval(), Params(weights), units(model, SHAPE)
 
 
 def shuffled(groups: Units, seed: int) -> permutation.Order:

@@ -68,14 +68,14 @@ def old(folder: Path) -> Path:
 
 
 def test_the_summary_has_each_metric_of_clients_and_pooled(tmp_path: Path):
-    found = summary.facts(load(run(tmp_path / "run")))["metrics"]
-    assert [*found] == ["accuracy", "f1", "roc_auc"]
-    f1, auc = found["f1"], found["roc_auc"]
+    metrics = summary.facts(load(run(tmp_path / "run")))["metrics"]
+    assert [*metrics] == ["accuracy", "f1", "roc_auc"]
+    f1, auc = metrics["f1"], metrics["roc_auc"]
     assert (f1["mean"], f1["pooled"], f1["clients"]) == (0.5, 0.5, 2)
     assert f1["received"] == {"mean": 0.25, "std": pytest.approx(0.05), "pooled": 0.1}
     assert f1["best"]["round"] == 2
     assert (auc["mean"], auc["clients"], auc["pooled"]) == (0.7, 1, 0.75)
-    assert json.dumps(found)
+    assert json.dumps(metrics)
 
 
 def test_the_summary_says_how_many_clients_have_no_value(tmp_path: Path):
@@ -88,23 +88,23 @@ def test_the_summary_says_how_many_clients_have_no_value(tmp_path: Path):
 
 def test_an_old_file_has_accuracy_alone(tmp_path: Path):
     path = old(tmp_path / "run")
-    found = summary.facts(load(path))
-    assert [*found["metrics"]] == ["accuracy"] and found["metrics"]["accuracy"]["pooled"] is None
+    facts = summary.facts(load(path))
+    assert [*facts["metrics"]] == ["accuracy"] and facts["metrics"]["accuracy"]["pooled"] is None
     assert hpcfed.load(path).metrics == ["accuracy"]
     assert methods.by_metric([Run("a", record=load(path))], [("a", [0])]) == []
     assert "not recorded" in table([path], metric="f1")
 
 
 def test_a_run_gives_its_metrics_as_arrays(tmp_path: Path):
-    found = hpcfed.load(run(tmp_path / "run"))
-    assert found.metrics == ["accuracy", "f1", "roc_auc"]
-    assert found.metric("f1").shape == (3, 2) and found.metric("f1_pooled").tolist() == [
+    loaded = hpcfed.load(run(tmp_path / "run"))
+    assert loaded.metrics == ["accuracy", "f1", "roc_auc"]
+    assert loaded.metric("f1").shape == (3, 2) and loaded.metric("f1_pooled").tolist() == [
         0.1,
         0.3,
         0.5,
     ]
     with pytest.raises(CheckpointError, match="no column 'clients/kappa'"):
-        found.metric("kappa")
+        loaded.metric("kappa")
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_curves_are_of_the_metric_that_is_asked_for(tmp_path: Path):
     assert Curve.of(load(path), "f1").mean.tolist() == pytest.approx([0.3, 0.6, 0.5])
     assert y(1, "f1_pooled") == "test F1 after local training,\nall test examples together"
     assert y(1, "f1_received") == "test F1 of received models,\nmean ± std over clients"
-    told = plot([path], "curves,accuracies", metric="f1", out=tmp_path / "f1.png")
-    assert all(Path(line).exists() for line in told.splitlines())
+    text = plot([path], "curves,accuracies", metric="f1", out=tmp_path / "f1.png")
+    assert all(Path(line).exists() for line in text.splitlines())
 
 
 def test_a_metric_that_a_run_has_not_or_a_figure_does_not_show_is_refused(tmp_path: Path):

@@ -96,15 +96,15 @@ def test_the_work_of_a_recurrent_encoder_is_counted_for_each_step():
 
 def test_each_modality_is_normalised_by_its_channels_and_tokens_are_left():
     x = {"a": torch.tensor([[1.0, 5.0]]), "b": torch.full((1, 1, 2), 4.0), "c": torch.ones(1, 3)}
-    made = prepare(x, {"a": (1, 3), "b": (2,), "c": ()}, {"a": (1, 2), "b": (4,), "c": ()})
-    assert made["a"].tolist() == [[0, 1]] and made["b"].tolist() == [[[0.5, 0.5]]]
-    assert made["c"].dtype == torch.int64 and x["a"].tolist() == [[1, 5]]
+    examples = prepare(x, {"a": (1, 3), "b": (2,), "c": ()}, {"a": (1, 2), "b": (4,), "c": ()})
+    assert examples["a"].tolist() == [[0, 1]] and examples["b"].tolist() == [[[0.5, 0.5]]]
+    assert examples["c"].dtype == torch.int64 and x["a"].tolist() == [[1, 5]]
 
 
 def test_missing_modalities_do_not_count_in_moments_and_are_zero_after_normalisation():
     x = {"a": np.array([[1.0], [3.0], [99.0]], np.float32), "b": np.ones((3, 2), np.int32)}
-    there = {"a": np.array([True, True, False]), "b": np.array([False, True, True])}
-    split = Split(x, np.array([0, 1, 0]), None, there)
+    present = {"a": np.array([True, True, False]), "b": np.array([False, True, True])}
+    split = Split(x, np.array([0, 1, 0]), None, present)
     data = several("toy", split, split.take(np.array([2])), "01", {"b": 2})
     assert (data.mean["a"], data.std["a"]) == ((2.0,), (1.0,))
     assert data.train.x["a"].ravel().tolist() == [1, 3, 2] and data.test.x["a"].tolist() == [[2]]
@@ -190,36 +190,36 @@ def test_sets_are_drawn_listed_or_natural_and_no_client_has_none():
         return modalities.assign(names, Modalities(**fields), n, 0, natural).own
 
     assert set(own()) == {names} and set(own(clients="natural")) == {("b",)}
-    listed = own(3, clients="listed", sets=("c+a", "b"))
-    assert listed == (("a", "c"), ("b",), ("a", "c"))
-    drawn = own(clients="drawn", rate=0.3)
-    assert min(map(len, drawn)) == 1 and 0.3 < np.mean(["a" in s for s in drawn]) < 0.5
+    listed_sets = own(3, clients="listed", sets=("c+a", "b"))
+    assert listed_sets == (("a", "c"), ("b",), ("a", "c"))
+    drawn_sets = own(clients="drawn", rate=0.3)
+    assert min(map(len, drawn_sets)) == 1 and 0.3 < np.mean(["a" in s for s in drawn_sets]) < 0.5
     shares = own(clients="drawn", sets=("a", "b+c"), shares=(3, 1))
     assert (
         set(shares) == {("a",), ("b", "c")} and 0.68 < np.mean([s == ("a",) for s in shares]) < 0.82
     )
-    assert own(9, clients="drawn", rate=0.3) == drawn[:9]  # each client's draw is its own
+    assert own(9, clients="drawn", rate=0.3) == drawn_sets[:9]  # each client's draw is its own
 
 
 def test_missing_modalities_are_drawn_beside_the_sets():
-    held = modalities.assign(("a", "b"), Modalities(missing=0.4), 400, 0, lambda k: ())
-    assert set(held.own) == {("a", "b")} and min(map(len, held.train)) == 1
-    assert 0.55 < np.mean(["b" in names for names in held.train]) < 0.75  # 0.6 + 0.16 / 2
+    assigned = modalities.assign(("a", "b"), Modalities(missing=0.4), 400, 0, lambda k: ())
+    assert set(assigned.own) == {("a", "b")} and min(map(len, assigned.train)) == 1
+    assert 0.55 < np.mean(["b" in names for names in assigned.train]) < 0.75  # 0.6 + 0.16 / 2
 
 
 def test_trained_models_of_a_run_predict_the_recorded_accuracy_also_from_a_file(tmp_path: Path):
     senses = ("--data.name", str(folder() / "senses.h5"), "--data.partition", "natural")
-    own = ("--modalities.clients", "natural", "--modalities.encoders", "own", "--clients", "6")
+    flags = ("--modalities.clients", "natural", "--modalities.encoders", "own", "--clients", "6")
     mix = ("--models.mix", "concat(motion=conv1d)")
-    run = saved_run(tmp_path / "run", "lgfedavg", *senses, *own, *mix, rounds=1)
+    run = saved_run(tmp_path / "run", "lgfedavg", *senses, *flags, *mix, rounds=1)
     record, data = hpcfed.load(run), load(str(folder() / "senses.h5"), tmp_path)
     accuracy = record.column("clients/accuracy")[0]
     for model in from_newest(run, lambda source: list(Saved(run, source).models())):
         k = model.about.client
         rows = data.test.users == k
         x = {name: torch.from_numpy(v[rows]) for name, v in data.test.x.items()}
-        found = (model(x).argmax(1).numpy() == data.test.y[rows]).mean()
-        assert found == accuracy[k]
+        score = (model(x).argmax(1).numpy() == data.test.y[rows]).mean()
+        assert score == accuracy[k]
     models(run, out=tmp_path / "out")
     again = hpcfed.load_model(tmp_path / "out/client-0005.safetensors")
     assert torch.equal(again(x), model(x)) and again.about == model.about
@@ -262,8 +262,8 @@ def test_utd_mhad_is_eight_people_with_three_sensors_and_tests_of_their_own():
         == np.unique(data.test.users).tolist()
     )
     with h5py.File(shared("utd_mhad.h5")) as file:
-        first = file["train/inertial"][0]
-    assert (data.train.x["gyroscope"][0] == first[:, 3:].T).all()
+        values = file["train/inertial"][0]
+    assert (data.train.x["gyroscope"][0] == values[:, 3:].T).all()
 
 
 def test_utd_mhad_is_read_from_the_authors_files_and_brought_to_one_length(tmp_path: Path):
@@ -293,8 +293,8 @@ def test_a_shard_returns_only_its_modalities_and_shards_with_the_same_ones_are_j
     y, cpu = np.arange(6) % 2, torch.device("cpu")
     one, other = (Shard(x, y, np.array(rows), cpu, ["b"]) for rows in ([1, 3], [4]))
     assert one.modalities == ("b",) and one.values == 2
-    given, labels = one.batch(np.array([1, 0]))
-    assert given["b"].tolist() == [[-6, -7], [-2, -3]] and labels.tolist() == [1, 1]
+    inputs, labels = one.batch(np.array([1, 0]))
+    assert inputs["b"].tolist() == [[-6, -7], [-2, -3]] and labels.tolist() == [1, 1]
     assert one.resident["b"].tolist() == [[-2, -3], [-6, -7]]
     both = concat_shards([one, other])
     assert both.x["b"] is x["b"] and both.rows.tolist() == [1, 3, 4]

@@ -223,16 +223,16 @@ def test_a_convolution_as_one_matrix_product_gives_the_same_maps_and_gradients(
 ):
     for size, padding in product(range(1, 9), range(kernel // 2 + 1)):
         if size + 2 * padding >= kernel:
-            whole = nn.Conv2d(3, 4, kernel, stride, padding).double()
-            as_product = copy.deepcopy(whole)
+            reference = nn.Conv2d(3, 4, kernel, stride, padding).double()
+            as_product = copy.deepcopy(reference)
             as_product.__class__ = Conv2d
             x = torch.linspace(-1, 1, 6 * size * (size + 1), dtype=torch.double).view(
                 2, 3, size, size + 1
             )
-            for conv in (whole, as_product):
+            for conv in (reference, as_product):
                 conv(x).square().sum().backward()
-            torch.testing.assert_close(as_product(x), whole(x))
-            torch.testing.assert_close(as_product.weight.grad, whole.weight.grad)
+            torch.testing.assert_close(as_product(x), reference(x))
+            torch.testing.assert_close(as_product.weight.grad, reference.weight.grad)
 
 
 def test_all_outputs_of_a_3x3_kernel_see_one_pixel_and_two_pixels_but_not_three():

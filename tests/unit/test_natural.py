@@ -58,9 +58,9 @@ def test_heart_disease_is_read_as_flamby_prepares_it(tmp_path: Path):
     assert (data.task.name, data.shape, data.mean) == ("binary", (13,), (0.0,) * 13)
     assert np.bincount(data.test.users).tolist() == [5] * 4
     for k in range(4):
-        own = data.train.x[data.train.users == k]
-        np.testing.assert_allclose(own.mean(0), 0, atol=1e-6)
-        spread = own.std(0, ddof=1)  # all have one sex and one blood pressure
+        x = data.train.x[data.train.users == k]
+        np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
+        spread = x.std(0, ddof=1)  # all have one sex and one blood pressure
         assert (
             np.isclose(spread[0], 1) and spread[1] == 0 and np.isin(spread.round(5), (0, 1)).all()
         )
@@ -214,11 +214,11 @@ def test_uci_har_is_unpacked_from_its_archive_and_wrong_files_are_named(tmp_path
 
 
 def users(folder: Path, train: dict, test: dict) -> None:
-    for part, held in (("train", train), ("test", test)):
+    for part, arrays in (("train", train), ("test", test)):
         (folder / part).mkdir(parents=True)
-        told = {u: {"x": x, "y": y} for u, (x, y) in held.items()}
-        for i, user in enumerate(told):  # a file each
-            content = {"users": [user], "num_samples": [1], "user_data": {user: told[user]}}
+        by_user = {u: {"x": x, "y": y} for u, (x, y) in arrays.items()}
+        for i, user in enumerate(by_user):  # a file each
+            content = {"users": [user], "num_samples": [1], "user_data": {user: by_user[user]}}
             (folder / part / f"all_{i}.json").write_text(json.dumps(content))
 
 
@@ -233,9 +233,9 @@ def test_femnist_is_read_from_leafs_files_by_writer(tmp_path: Path):
     assert data.train.x.shape == (3, 1, 28, 28) and data.train.x[0].ravel()[-2:].tolist() == [51, 0]
     assert data.train.users.tolist() == [0, 0, 1] and data.test.users.tolist() == [1]
     assert [data.classes[c] for c in data.train.y] == ["0", "A", "z"] and data.classes[36] == "a"
-    held = split(data, settings(), 2, 0)
-    assert [part.tolist() for part in held.train] == [[0, 1], [2]]
-    assert [part.tolist() for part in held.test] == [[], [0]]
+    partition = split(data, settings(), 2, 0)
+    assert [part.tolist() for part in partition.train] == [[0, 1], [2]]
+    assert [part.tolist() for part in partition.test] == [[], [0]]
     with pytest.raises(DataError, match="femnist/train/.*json and femnist/test/"):
         load("femnist", tmp_path / "nowhere")
 
@@ -330,8 +330,8 @@ def test_users_with_few_examples_are_left_out_and_labels_that_are_missing(tmp_pa
     faces(tmp_path / "celeba", [7] * 12 + [9] * 5 + [3] * 9)
     data = load("celeba", tmp_path, False)
     assert np.bincount(data.train.users)[[3, 7, 9]].tolist() == [8, 10, 4]
-    held = split(data, settings(least=8), 2, 0)
-    assert [np.unique(data.train.users[part]).tolist() for part in held.train] == [[3], [7]]
+    partition = split(data, settings(least=8), 2, 0)
+    assert [np.unique(data.train.users[part]).tolist() for part in partition.train] == [[3], [7]]
     with pytest.raises(DataError, match="come from 2 users, but the job has 3"):
         split(data, settings(least=8), 3, 0)
     with pytest.raises(ConfigError, match="data.least = 8 is about users"):

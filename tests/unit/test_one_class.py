@@ -39,10 +39,10 @@ def record(one_class: list[float], accuracy: list[float], **more: object) -> Rec
 
 @pytest.mark.quick
 def test_the_warning_names_the_class_or_the_number_of_clients():
-    whole = "all predictions are one class"
-    assert one_class(record([0, 0], [0.9, 1])).startswith(f"{whole} (no), so that accuracy is")
-    assert one_class(record([1, 1], [0.1, 0])).startswith(f"{whole} (yes)")
-    assert one_class(record([1, NAN], [0.1, NAN])).startswith(f"{whole} (yes)")
+    notice = "all predictions are one class"
+    assert one_class(record([0, 0], [0.9, 1])).startswith(f"{notice} (no), so that accuracy is")
+    assert one_class(record([1, 1], [0.1, 0])).startswith(f"{notice} (yes)")
+    assert one_class(record([1, NAN], [0.1, NAN])).startswith(f"{notice} (yes)")
     some = "the models of 1 client predict one class for all test examples"
     assert one_class(record([0, NAN], [0.9, 0.8])) == some
     assert one_class(record([0, 1], [0.9, 1])) == some  # the second client has no other class
@@ -71,9 +71,9 @@ def test_a_table_with_one_rare_class_ends_with_a_warning(method, tmp_path, capsy
     flags = f"--algorithm.name {method} --clients {CLIENTS} --rounds 2 --models.mix mlp"
     words = [*flags.split(), "--data.name", str(table), "--columns.label", "event"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    found = load(tmp_path / "run")
-    assert found.header["metrics"] == ["accuracy"]
-    assert (found.column("clients/one_class")[-1] == 0).all()
+    record = load(tmp_path / "run")
+    assert record.header["metrics"] == ["accuracy"]
+    assert (record.column("clients/one_class")[-1] == 0).all()
     assert "warning: all predictions are one class (no)" in " ".join(
         capsys.readouterr().out.split()
     )

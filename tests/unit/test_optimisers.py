@@ -33,49 +33,57 @@ def start() -> Skeleton:
         return Skeleton(build("fedhenn-4", (3, 16, 16), 10, 24))
 
 
-def step(own: Skeleton, optimiser: Optimiser, i: int) -> None:
+def step(skeleton: Skeleton, optimiser: Optimiser, i: int) -> None:
     """One step on a batch of its own."""
     x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(i))
-    params = [own.parameters[name] for name in optimiser.names]
-    optimiser.step(gradient(F.cross_entropy(own.model(x), torch.arange(6)), params))
+    params = [skeleton.parameters[name] for name in optimiser.names]
+    optimiser.step(gradient(F.cross_entropy(skeleton.model(x), torch.arange(6)), params))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_those_of_torch(kind: str):
     settings, theirs = KINDS[kind]
-    own = start()
-    plain = copy.deepcopy(own.model)
-    ours, descent = Optimiser(own, Local(**settings), 0.1, None, None), theirs(plain.parameters())
+    skeleton = start()
+    plain = copy.deepcopy(skeleton.model)
+    ours, descent = (
+        Optimiser(skeleton, Local(**settings), 0.1, None, None),
+        theirs(plain.parameters()),
+    )
     for i in range(4):
-        step(own, ours, i)
+        step(skeleton, ours, i)
         descent.zero_grad()
         x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(i))
         F.cross_entropy(plain(x), torch.arange(6)).backward()
         descent.step()
     assert all(
-        torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True)
+        torch.equal(p, q)
+        for p, q in zip(plain.parameters(), skeleton.model.parameters(), strict=True)
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kept_moments_continue_from_the_last_round(kind: str):
-    whole, parts, settings = start(), start(), Local(**KINDS[kind][0])
-    one, kept = Optimiser(whole, settings, 0.1, None, None), None
+    at_once, parts, settings = start(), start(), Local(**KINDS[kind][0])
+    one, moments = Optimiser(at_once, settings, 0.1, None, None), None
     for i in range(4):
-        step(whole, one, i)
-        each = Optimiser(parts, settings, 0.1, None, kept)
+        step(at_once, one, i)
+        each = Optimiser(parts, settings, 0.1, None, moments)
         step(parts, each, i)
-        kept = each.moments
-    assert torch.equal(whole.flat, parts.flat)
+        moments = each.moments
+    assert torch.equal(at_once.flat, parts.flat)
 
 
 def test_only_the_wanted_parameters_have_moments_and_move():
-    own = start()
-    before = own.items(lambda name: True).clone()
-    optimiser = Optimiser(own, Local(), 0.1, lambda name: name.startswith("head."), None)
-    step(own, optimiser, 0)
-    moved = {name for name in own.layout.params if not torch.equal(own.view(name), before[name])}
-    assert moved == {"head.weight", "head.bias"} == set(optimiser.names)
+    skeleton = start()
+    before = skeleton.items(lambda name: True).clone()
+    optimiser = Optimiser(skeleton, Local(), 0.1, lambda name: name.startswith("head."), None)
+    step(skeleton, optimiser, 0)
+    changed = {
+        name
+        for name in skeleton.layout.params
+        if not torch.equal(skeleton.view(name), before[name])
+    }
+    assert changed == {"head.weight", "head.bias"} == set(optimiser.names)
     assert optimiser.moments["exp_avg"].numel() == 24 * 10 + 10
 
 
@@ -91,17 +99,18 @@ def test_without_a_gradient_given_it_steps_down_the_flat_one():
 
 @pytest.mark.parametrize("clip", [0.01, 1e6])
 def test_a_clipped_step_is_that_of_torchs_clipped_gradient(clip: float):
-    own = start()
-    plain = copy.deepcopy(own.model)
-    ours = Optimiser(own, Local(optimiser="sgd"), 0.1, None, None, clip)
+    skeleton = start()
+    plain = copy.deepcopy(skeleton.model)
+    ours = Optimiser(skeleton, Local(optimiser="sgd"), 0.1, None, None, clip)
     theirs = torch.optim.SGD(plain.parameters(), 0.1, fused=True)
-    step(own, ours, 0)
+    step(skeleton, ours, 0)
     x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     F.cross_entropy(plain(x), torch.arange(6)).backward()
     torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
     theirs.step()
     assert all(
-        torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True)
+        torch.equal(p, q)
+        for p, q in zip(plain.parameters(), skeleton.model.parameters(), strict=True)
     )
 
 

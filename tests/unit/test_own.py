@@ -123,9 +123,9 @@ def test_a_class_that_cannot_be_a_method_is_refused_with_its_line(module, case):
     name = module(text)
     with pytest.raises(ConfigError) as refusal:
         algorithm_model(f"{name}:Mine")
-    told = str(refusal.value)
-    assert told.startswith(f"algorithm.name = '{name}:Mine': {name}.py, line {line(text, at)}")
-    assert words in told
+    message = str(refusal.value)
+    assert message.startswith(f"algorithm.name = '{name}:Mine': {name}.py, line {line(text, at)}")
+    assert words in message
 
 
 def test_helpers_validators_private_names_and_hooks_that_the_class_calls_itself_are_no_mistakes(
@@ -225,9 +225,9 @@ def test_an_unusable_return_value_of_a_hook_is_reported_before_training(module, 
     body, words = HOOKS[case]
     name = module(method(body))
     assert main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]) == 2
-    told = capsys.readouterr().err
-    assert re.match(rf"hpcfed: {name}\.py, line \d+", told) and words in told
-    assert told.count("hpcfed: ") == 1 and "Traceback" not in told
+    err = capsys.readouterr().err
+    assert re.match(rf"hpcfed: {name}\.py, line \d+", err) and words in err
+    assert err.count("hpcfed: ") == 1 and "Traceback" not in err
 
 
 @pytest.mark.parametrize("case", ["server", "local"])
@@ -239,8 +239,8 @@ def test_a_hook_is_checked_in_the_run_too(module, case, capsys, monkeypatch):
     words_ = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
     with pytest.raises(SystemExit, match="2"):
         main(words_)
-    told = capsys.readouterr().err
-    assert words in told and "Traceback" not in told
+    err = capsys.readouterr().err
+    assert words in err and "Traceback" not in err
 
 
 def test_an_exception_of_the_users_arithmetic_shows_the_users_lines_alone(module, capsys):
@@ -251,9 +251,9 @@ def test_an_exception_of_the_users_arithmetic_shows_the_users_lines_alone(module
     name = module(text)
     with pytest.raises(SystemExit, match="2"):
         main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"])
-    told = capsys.readouterr().err
+    err = capsys.readouterr().err
     first, second = line(text, "return self.share"), line(text, "raise ValueError")
-    assert told.splitlines()[-6:] == [
+    assert err.splitlines()[-6:] == [
         f"hpcfed: {name}.py, line {second}, in share: ValueError: no share",
         "  in your files:",
         f"    {name}.py, line {first}, in weight",
@@ -330,11 +330,11 @@ def test_a_parameter_with_a_default_or_bound_by_partial_keeps_its_value(module):
         + "        assert (dropout, norm) == (0.1, True)\n"
         + "        super().__init__(10, 1)\n"
     )
-    own = import_module(name)
-    own.bound = partial(own.Wide, width=6)
+    imported = import_module(name)
+    imported.bound = partial(imported.Wide, width=6)
     for kind, width in {"Wide": 8, "bound": 6, "Drop": 24}.items():
         assert build(f"{name}:{kind}", (1, 16, 16), 10, d=512).head.in_features == width
-    call = describe_call(own.bound, (1, 16, 16), 10, 512)
+    call = describe_call(imported.bound, (1, 16, 16), 10, 512)
     assert call == "Wide(in_channels=1, num_classes=10, width=6)"
 
 
@@ -360,13 +360,13 @@ def test_a_run_prints_its_input_shape_and_the_call_of_a_users_model(module, caps
 def test_a_plain_module_is_split_into_body_and_head_and_computes_the_same(module, kind):
     name = module(NET)
     with rng.scoped(0, "init"):
-        whole = import_module(name).Net(10, 1)
+        net = import_module(name).Net(10, 1)
     with rng.scoped(0, "init"):
         model = build(f"{name}:{kind}", (1, 16, 16), 10, d=512)
     x = torch.rand(3, 1, 16, 16)
-    assert torch.equal(model(x), whole(x))
+    assert torch.equal(model(x), net(x))
     assert model.body(x).shape == (3, 24)
-    assert torch.equal(model.head.weight, whole.last.weight)
+    assert torch.equal(model.head.weight, net.last.weight)
     assert {n for n, _ in model.named_parameters() if "last" in n} == set()
     assert represents(f"{name}:{kind}", (1, 16, 16), 10, 512) == 24
 

@@ -71,24 +71,24 @@ def test_curves_of_clients_come_back_in_single_precision():
 
 def test_numbers_of_runs_come_back_to_the_bit():
     values = np.array([[0.1, NAN, 1e300], [-0.0, np.inf, 3.0]])
-    found = encode.exact(values)
-    assert found["shape"] == [2, 3]
-    np.testing.assert_array_equal(back(found["data"], "<f8").reshape(2, 3), values)
+    encoded = encode.exact(values)
+    assert encoded["shape"] == [2, 3]
+    np.testing.assert_array_equal(back(encoded["data"], "<f8").reshape(2, 3), values)
 
 
 def test_a_run_is_drawn_as_means_over_its_clients():
-    found = curves.of_run(record(), curves.by_client(record()))
-    assert found["accuracy"] == pytest.approx([0.3, 0.7]) and found[
+    curve = curves.of_run(record(), curves.by_client(record()))
+    assert curve["accuracy"] == pytest.approx([0.3, 0.7]) and curve[
         "accuracy_std"
     ] == pytest.approx([0.1, 0.2])
-    assert found["train_loss"] == pytest.approx([3.0, 2.0]) and found[
+    assert curve["train_loss"] == pytest.approx([3.0, 2.0]) and curve[
         "train_loss_std"
     ] == pytest.approx([1.0, 1.0])
-    assert found["x_round"].tolist() == [1, 2] and found["x_wall"].tolist() == [3.0, 8.0]
-    assert found["x_bytes"] == pytest.approx([10.0, 20.0]) and found["x_epochs"] == pytest.approx(
+    assert curve["x_round"].tolist() == [1, 2] and curve["x_wall"].tolist() == [3.0, 8.0]
+    assert curve["x_bytes"] == pytest.approx([10.0, 20.0]) and curve["x_epochs"] == pytest.approx(
         [2 / 3, 4 / 3]
     )
-    assert np.isnan(found["x_virtual"]).all()
+    assert np.isnan(curve["x_virtual"]).all()
 
 
 def test_a_page_of_another_metric_has_it_in_curves_tables_and_heads_and_the_others_beside():
@@ -170,15 +170,15 @@ def test_a_line_of_the_runs_table():
 
 
 def test_the_clients_table():
-    found = tables.clients(record(placement=[0, 1, 0]), np.arange(3))
-    assert found["architecture"] == ["mlp", "cnn", "mlp"] and found["rank"] == [0, 1, 0]
-    assert found["accuracy"] == [0.5, 0.9, None] and found["train_loss"] == [2, 3, 1]
+    rows = tables.clients(record(placement=[0, 1, 0]), np.arange(3))
+    assert rows["architecture"] == ["mlp", "cnn", "mlp"] and rows["rank"] == [0, 1, 0]
+    assert rows["accuracy"] == [0.5, 0.9, None] and rows["train_loss"] == [2, 3, 1]
     assert (
-        found["rounds"] == [1, 2, 1]
-        and found["lost"] == [0, 0, 1]
-        and found["traffic"] == [15, 30, 15]
+        rows["rounds"] == [1, 2, 1]
+        and rows["lost"] == [0, 0, 1]
+        and rows["traffic"] == [15, 30, 15]
     )
-    assert found["before"] == [None] * 3 and list(found) == list(tables.CLIENTS)
+    assert rows["before"] == [None] * 3 and list(rows) == list(tables.CLIENTS)
 
 
 def test_phases_are_summed_by_rank_for_changing_numbers_of_ranks():
@@ -190,10 +190,10 @@ def test_differences_between_jobs_are_distinguished():
     runs[1] = shown(
         "b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}})
     )
-    found = job.jobs(runs)
-    assert found.differs == ["algorithm.name", "seed", "algorithm.mu"]
-    assert found.values == [["fedavg", "0", ""], ["fedprox", "1", "0.1"]]
-    assert found.tables == [
+    tables = job.jobs(runs)
+    assert tables.differs == ["algorithm.name", "seed", "algorithm.mu"]
+    assert tables.values == [["fedavg", "0", ""], ["fedprox", "1", "0.1"]]
+    assert tables.tables == [
         [
             ("field", "a", "b"),
             ("algorithm.name", "fedavg", "fedprox"),
@@ -201,7 +201,7 @@ def test_differences_between_jobs_are_distinguished():
             ("algorithm.mu", "", "0.1"),
         ]
     ]
-    assert found.same == {
+    assert tables.same == {
         "data.name": "digits",
         "data.partition": "iid",
         "clients": "3",
@@ -214,9 +214,14 @@ def test_differences_of_many_runs_fit_on_paper():
         record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}}
         for i in range(11)
     ]
-    found = job.jobs([shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
-    assert [len(lines[0]) for lines in found] == [9, 4] and found[1][0] == ("field", "8", "9", "10")
-    assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
+    tables = job.jobs([shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
+    assert [len(lines[0]) for lines in tables] == [9, 4] and tables[1][0] == (
+        "field",
+        "8",
+        "9",
+        "10",
+    )
+    assert all(line[0] == other[0] for line, other in zip(*tables, strict=True))
 
 
 def test_warnings_report_the_faults_of_the_record():
@@ -226,10 +231,10 @@ def test_warnings_report_the_faults_of_the_record():
     )
     one.columns["clients/fault"] = np.array([[0, 0, 0], [1, 0, 0]])
     one.header["job"]["rounds"] = 9
-    found = list(notes.of_run(shown("a", one)))
-    assert found[0].startswith("stale, ") and found[0].endswith(", 2 of 9 rounds are done")
-    assert found[1:] == list(notes.of_run(shown("a", one), states=False))
-    assert found[1:] == [
+    lines = list(notes.of_run(shown("a", one)))
+    assert lines[0].startswith("stale, ") and lines[0].endswith(", 2 of 9 rounds are done")
+    assert lines[1:] == list(notes.of_run(shown("a", one), states=False))
+    assert lines[1:] == [
         "hpcfed had changes that were not committed: the commit named below is not all of it",
         "resumed after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks "
         "3, then 2",
@@ -242,11 +247,11 @@ def test_warnings_report_the_faults_of_the_record():
 
 def test_runs_on_different_machines_are_warned_of():
     runs = [shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
-    found = notes.notes(runs, ["c: not started"])
+    lines = notes.notes(runs, ["c: not started"])
     assert (
-        found[0] == ("", "c: not started") and ("a, b", "clients lost: 1 time in 1 round") in found
+        lines[0] == ("", "c: not started") and ("a, b", "clients lost: 1 time in 1 round") in lines
     )
-    assert found[-1][1].startswith("runs differ in hardware.cpu;")
+    assert lines[-1][1].startswith("runs differ in hardware.cpu;")
 
 
 def with_job(name: str, method: str, seed: int, more: float = 0.0, **job: object) -> Run:
@@ -263,14 +268,14 @@ def test_methods_are_compared_as_the_command_compares_them(tmp_path):
         for method, more in (("fedavg", 0.0), ("fedprox", 0.01))
         for seed in range(3)
     ]
-    found = methods.comparison(runs)
+    comparison = methods.comparison(runs)
     folders = [stored(tmp_path / run.name, run.record) for run in runs]
     printed = compare(folders)
-    assert printed.splitlines()[0] == found.caption
-    cells = [[cell for cell in line if cell] for line in found.lines]
+    assert printed.splitlines()[0] == comparison.caption
+    cells = [[cell for cell in line if cell] for line in comparison.lines]
     lines = printed.splitlines()[2 : 2 + len(cells)]
     assert [re.split(r"  +", line.strip()) for line in lines] == cells
-    assert printed.endswith("\n".join(found.notes)) and found.why == ""
+    assert printed.endswith("\n".join(comparison.notes)) and comparison.why == ""
     assert methods.comparison(runs[:3]) == methods.Compared()  # one method
     other = with_job("other", "fedprox", 0, clients=4)
     assert "cannot be paired" in methods.comparison([runs[0], other]).why
@@ -310,10 +315,10 @@ def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
 
 def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
     folder = stored(tmp_path / "a", record(), rounds=1)
-    found, absent = split_runs(find([folder, folder / "results.h5"]))
-    name_runs(found)
-    assert [run.name for run in found] == ["a"] and absent == []
-    assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", next(notes.of_run(found[0])))
+    runs, absent = split_runs(find([folder, folder / "results.h5"]))
+    name_runs(runs)
+    assert [run.name for run in runs] == ["a"] and absent == []
+    assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", next(notes.of_run(runs[0])))
 
 
 def test_a_sweep_shows_its_runs_and_names_those_without_results(tmp_path):
@@ -322,9 +327,11 @@ def test_a_sweep_shows_its_runs_and_names_those_without_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = split_runs(find([sweep.folder, sweep.folder]))  # as a pattern names it again
-    name_runs(found)
-    assert [run.name for run in found] == ["done"]
+    kept_runs, absent = split_runs(
+        find([sweep.folder, sweep.folder])
+    )  # as a pattern names it again
+    name_runs(kept_runs)
+    assert [run.name for run in kept_runs] == ["done"]
     assert absent == [f"{sweep.folder / 'absent'}: not started, 0 of 9 rounds are done"]
 
 

@@ -107,8 +107,8 @@ def test_rows_that_a_client_does_not_have_keep_their_old_value_and_cost_no_bytes
 
 def test_a_piece_fills_the_places_where_its_rows_and_columns_cross():
     part = Mean.of(params(a=[[1.0, 2.0]]), 2.0, at={"a": ([1], [2, 0])})
-    whole = Mean.of(params(a=[[4.0] * 3] * 2), 1.0)
-    got = value(part + whole, keep=params(a=[[9.0] * 3] * 2), per="value")
+    mean = Mean.of(params(a=[[4.0] * 3] * 2), 1.0)
+    got = value(part + mean, keep=params(a=[[9.0] * 3] * 2), per="value")
     assert got["a"].tolist() == [[4.0, 4.0, 4.0], [pytest.approx(8 / 3), 4.0, 2.0]]
 
 

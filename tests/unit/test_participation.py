@@ -50,14 +50,14 @@ def test_the_examples_of_epochs_and_of_steps_are_known_before_they_are_drawn(
 
 
 def test_without_a_deadline_all_report():
-    found = draws().outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
-    assert (found.reports, found.partial, found.lost) == ([0, 1], {}, {})
+    outcome = draws().outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
+    assert (outcome.reports, outcome.partial, outcome.lost) == ([0, 1], {}, {})
 
 
 def test_clients_that_miss_the_deadline_are_left_out_and_their_work_counts():
     # client 0 needs 0.5 + 2 + 3 * 2 + 1 = 9.5 s, client 1 needs 0.5 + 2 + 0.6 + 1 = 4.1 s
-    found = draws(deadline=9.0).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
-    assert found.reports == [1] and found.lost == {
+    outcome = draws(deadline=9.0).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC)
+    assert outcome.reports == [1] and outcome.lost == {
         0: 60
     }  # all the work is done, the upload is too late
     assert draws(deadline=9.5).outcome(0, [0, 1], {}, False, lambda k: TRAFFIC).reports == [
@@ -69,8 +69,8 @@ def test_clients_that_miss_the_deadline_are_left_out_and_their_work_counts():
 
 
 def test_if_partial_work_counts_late_clients_do_the_epochs_that_fit():
-    found = draws(deadline=8.0).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
-    assert (found.reports, found.partial, found.lost) == ([0, 1], {0: 2}, {})  # 7.5 s
+    outcome = draws(deadline=8.0).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
+    assert (outcome.reports, outcome.partial, outcome.lost) == ([0, 1], {0: 2}, {})  # 7.5 s
     none = draws(deadline=5.4).outcome(0, [0, 1], {}, True, lambda k: TRAFFIC)
     assert none.reports == [1] and none.lost == {0: pytest.approx(29)}  # not even one epoch fits
 

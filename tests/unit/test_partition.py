@@ -93,12 +93,12 @@ def equal(some, others) -> bool:
 @pytest.mark.parametrize("name", DRAWS)
 def test_no_example_is_held_twice_and_the_generator_alone_decides(name, clients, labels):
     parts, again = (DRAWS[name](labels, clients, stream(1, "p")) for _ in range(2))
-    held = np.concatenate(parts)
-    assert len(parts) == clients and held.dtype == np.int64
-    assert len(np.unique(held)) == len(held) and 0 <= held.min() and held.max() < len(labels)
+    rows = np.concatenate(parts)
+    assert len(parts) == clients and rows.dtype == np.int64
+    assert len(np.unique(rows)) == len(rows) and 0 <= rows.min() and rows.max() < len(labels)
     assert equal(parts, again)
     if name in COMPLETE:
-        assert len(held) == len(labels)
+        assert len(rows) == len(labels)
 
 
 @pytest.mark.parametrize("name", ["iid", "dirichlet_free", "shards", "quantity", "dirichlet"])
@@ -193,8 +193,8 @@ def test_sizes_by_the_number_of_the_client_by_hand():
 def test_inner_dirichlet_gives_each_client_its_draw_and_then_the_rest():
     y = np.repeat([0, 1], [30, 10])
     parts = schemes.inner_dirichlet(y, 2, 1e-6, [25, 15], stream(0, "one class each"))
-    held = counts(parts, y)
-    assert held.sum(0).tolist() == [30, 10] and held.sum(1).tolist() == [25, 15]
+    amounts = counts(parts, y)
+    assert amounts.sum(0).tolist() == [30, 10] and amounts.sum(1).tolist() == [25, 15]
     y = np.repeat(np.arange(4), 100)
     mild, skewed = (
         counts(schemes.inner_dirichlet(y, 4, alpha, [50] * 4, stream(0, "inner")), y)
@@ -205,18 +205,18 @@ def test_inner_dirichlet_gives_each_client_its_draw_and_then_the_rest():
 
 def test_pathological_classes_and_their_shares_by_hand():
     y = np.repeat([0, 1, 3], [5, 4, 6])  # class 2 does not occur
-    held = counts(schemes.pathological(y, 4, 2, "deterministic", G), y)
+    amounts = counts(schemes.pathological(y, 4, 2, "deterministic", G), y)
     # clients 0 and 3 hold 0 and 1, client 1 holds 1 and 3, client 2 holds 3 and 0
-    assert held.tolist() == [[2, 2, 0, 0], [0, 1, 0, 3], [2, 0, 0, 3], [1, 1, 0, 0]]
+    assert amounts.tolist() == [[2, 2, 0, 0], [0, 1, 0, 3], [2, 0, 0, 3], [1, 1, 0, 0]]
     for how in ("random", "first-deterministic", "deterministic"):
         y = np.repeat(np.arange(5), 40)
         parts = schemes.pathological(y, 15, 2, how, stream(0, how))
-        held = counts(parts, y)
-        assert ((held > 0).sum(1) == 2).all()
-        taken = held.sum(0)
+        amounts = counts(parts, y)
+        assert ((amounts > 0).sum(1) == 2).all()
+        taken = amounts.sum(0)
         assert set(taken.tolist()) <= {0, 40}  # of a class all or nothing
         if how != "random":
-            assert all(held[k, k % 5] > 0 for k in range(15)) and taken.tolist() == [40] * 5
+            assert all(amounts[k, k % 5] > 0 for k in range(15)) and taken.tolist() == [40] * 5
         assert len(np.unique(np.concatenate(parts))) == taken.sum()
 
 
@@ -226,9 +226,9 @@ def test_a_distribution_is_shared_out_by_hand():
     # two clients hold both classes: of 10 each has 1, of the other 8 shares of 3/4 and 1/4; of 20
     # each has 1, of the other 18 shares of 3.6 and 14.4, rounded down; one is left over
     parts = schemes.distribution(y, 2, 2, table, 1, True, 1.0, stream(0, "rest"))
-    held = counts(parts, y)
-    assert held[:, 0].tolist() == [7, 3]
-    assert held[:, 1].tolist() in ([5, 15], [4, 16]) and sorted(np.concatenate(parts)) == [
+    amounts = counts(parts, y)
+    assert amounts[:, 0].tolist() == [7, 3]
+    assert amounts[:, 1].tolist() in ([5, 15], [4, 16]) and sorted(np.concatenate(parts)) == [
         *range(30)
     ]
     parts = schemes.distribution(y, 2, 1, np.array([[10.0], [20.0]]), 0, False, 1.0, G)
@@ -238,10 +238,12 @@ def test_a_distribution_is_shared_out_by_hand():
 def test_clients_of_a_distribution_hold_neighbouring_classes_and_all_examples():
     for y in (LABELS, np.delete(LABELS, np.arange(700))):
         parts = schemes.distribution(y, 20, 3, None, 5, True, 2.0, stream(0, "log-normal"))
-        held = counts(parts, y)
+        amounts = counts(parts, y)
         for k in range(20):
-            assert set(np.flatnonzero(held[k])) == {k % 10, (k + 1) % 10, (k + 2) % 10}
-        assert held[held > 0].min() >= 5 and held.sum(0).tolist() == np.bincount(y).tolist()
+            assert set(np.flatnonzero(amounts[k])) == {k % 10, (k + 1) % 10, (k + 2) % 10}
+        assert (
+            amounts[amounts > 0].min() >= 5 and amounts.sum(0).tolist() == np.bincount(y).tolist()
+        )
         assert len(np.unique(np.concatenate(parts))) == len(y)
 
 
@@ -292,8 +294,8 @@ def test_largest_remainders_add_up():
 
 
 def test_a_limit_is_stratified_and_larger_limits_keep_everything():
-    kept = sampling.limit(UNEVEN, 176, stream(13, "p"))
-    assert len(np.unique(kept)) == 176 and np.bincount(UNEVEN[kept]).tolist() == [100, 50, 20, 5, 1]
+    rows = sampling.limit(UNEVEN, 176, stream(13, "p"))
+    assert len(np.unique(rows)) == 176 and np.bincount(UNEVEN[rows]).tolist() == [100, 50, 20, 5, 1]
     assert (
         len(sampling.limit(UNEVEN, 10**6, G)) == len(sampling.limit(UNEVEN, None, G)) == len(UNEVEN)
     )
@@ -303,9 +305,9 @@ def test_a_limit_is_stratified_and_larger_limits_keep_everything():
 
 def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_others():
     labels = np.repeat(np.arange(5), 1000)
-    kept = sampling.long_tail(labels, 100, stream(13, "p"))
-    assert np.bincount(labels[kept]).tolist() == [1000, 316, 100, 31, 10]  # 100^(-c/4)
-    assert len(np.unique(kept)) == len(kept)
+    rows = sampling.long_tail(labels, 100, stream(13, "p"))
+    assert np.bincount(labels[rows]).tolist() == [1000, 316, 100, 31, 10]  # 100^(-c/4)
+    assert len(np.unique(rows)) == len(rows)
     assert np.bincount(UNEVEN[sampling.long_tail(UNEVEN, 100, G)])[4] == 1  # 7 / 100, at least one
     toy = data(labels)
     part = split(toy, Job("iid", imbalance=100, train_limit=500), 4, seed=3)
@@ -320,13 +322,15 @@ def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_o
 
 def test_sorted_clients_are_the_same_ones_in_the_order_of_their_labels():
     job = Job("classes", classes_per_client=2)
-    drawn, ordered = (
+    random, ordered = (
         split(data(), replace(job, sort_clients=sort), 20, seed=5).train for sort in (False, True)
     )
-    key = {tuple(part): (np.bincount(LABELS[part]).argmax(), LABELS[part].mean()) for part in drawn}
+    key = {
+        tuple(part): (np.bincount(LABELS[part]).argmax(), LABELS[part].mean()) for part in random
+    }
     assert [key[tuple(part)] for part in ordered] == sorted(key.values())
-    assert len(key) == 20 and sorted(map(tuple, ordered)) == sorted(map(tuple, drawn))
-    assert not equal(drawn, ordered)
+    assert len(key) == 20 and sorted(map(tuple, ordered)) == sorted(map(tuple, random))
+    assert not equal(random, ordered)
 
 
 def test_a_test_set_mirrors_the_clients_training_labels_without_repetition():
@@ -353,15 +357,15 @@ def test_small_clients_are_tested_on_one_example_and_unknown_classes_on_none():
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
 def test_a_partition_keeps_training_and_public_examples_apart(name):
     K = 6 if name in ("square", "exponential") else 20
-    own = {"client_sizes": (90,) * 20} if name == "sizes" else {}
-    job = Job(name, public=500, train_limit=2000, halve=0.5, **own)
+    sizes = {"client_sizes": (90,) * 20} if name == "sizes" else {}
+    job = Job(name, public=500, train_limit=2000, halve=0.5, **sizes)
     toy = data(users=np.arange(3000) % 25)
     part = split(toy, job, K, seed=1)
-    held = np.concatenate([*part.train, part.public])
-    assert len(np.unique(held)) == len(held) and len(part.public) == 500
+    rows = np.concatenate([*part.train, part.public])
+    assert len(np.unique(rows)) == len(rows) and len(part.public) == 500
     assert len(part.train) == len(part.test) == K
-    assert len(held) - 500 <= 2000 and all(len(test) for test in part.test)
-    assert part.counts(toy.train.y, Classification(), 10).sum() == len(held) - 500
+    assert len(rows) - 500 <= 2000 and all(len(test) for test in part.test)
+    assert part.counts(toy.train.y, Classification(), 10).sum() == len(rows) - 500
     again, other = split(toy, job, K, seed=1), split(toy, job, K, seed=2)
     assert equal(part.train + part.test, again.train + again.test)
     assert not equal(part.train, other.train)
@@ -492,9 +496,9 @@ def test_damaged_partition_files_are_refused(tmp_path):
 
 def test_no_flipped_bit_of_a_saved_partition_is_another_partition(tmp_path):
     small().save(path := tmp_path / "p.h5")
-    whole, g = path.read_bytes(), stream(0, "test_partition", "bits")
-    for position in g.choice(len(whole), 400):
-        body = bytearray(whole)
+    content, g = path.read_bytes(), stream(0, "test_partition", "bits")
+    for position in g.choice(len(content), 400):
+        body = bytearray(content)
         body[position] ^= 1 << int(g.integers(8))
         path.write_bytes(body)
         with pytest.raises(DataError, match="p.h5: (damaged|not a file of hpcfed).*write a part"):
@@ -504,10 +508,10 @@ def test_no_flipped_bit_of_a_saved_partition_is_another_partition(tmp_path):
 
 
 def test_halved_clients_change_no_other_clients_examples_or_test_set():
-    whole, halved = split(data(), Job(), 20, seed=7), split(data(), Job(halve=0.5), 20, seed=7)
-    same = [np.array_equal(a, b) for a, b in zip(whole.train, halved.train, strict=True)]
+    full, halved = split(data(), Job(), 20, seed=7), split(data(), Job(halve=0.5), 20, seed=7)
+    same = [np.array_equal(a, b) for a, b in zip(full.train, halved.train, strict=True)]
     assert sum(same) == 10
-    assert equal(*([part.test[k] for k in range(20) if same[k]] for part in (whole, halved)))
+    assert equal(*([part.test[k] for k in range(20) if same[k]] for part in (full, halved)))
 
 
 def test_a_field_has_an_effect_with_the_partitions_that_take_it():

@@ -20,26 +20,26 @@ def written(path: Path) -> tuple[bytes, dict[int, int]]:
     """Pieces of all sizes at places here and there, some over others; the bytes that should be
     there, and the sums.
     """
-    g, whole = np.random.default_rng(0), bytearray(8 * CHUNK)
+    g, content = np.random.default_rng(0), bytearray(8 * CHUNK)
     with uncached.new(path) as file:
-        file.write(whole)
+        file.write(content)
         for start in (BLOCK, 0, BLOCK + CHUNK, 3 * CHUNK, BLOCK + 2 * CHUNK + 5):
             for size in SIZES:
                 piece = g.bytes(size)
                 file.seek(start)
                 file.write(piece)
-                whole[start : start + size] = piece
+                content[start : start + size] = piece
         file.flush()
-        return bytes(whole), file.raw.sums
+        return bytes(content), file.raw.sums
 
 
 def test_written_bytes_are_on_disk_and_checksums_of_chunks_are_right(tmp_path):
-    whole, sums = written(tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == whole
-    assert sums == {i: crc32(whole[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
+    content, sums = written(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == content
+    assert sums == {i: crc32(content[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
     assert len(sums) >= 2
     with uncached.open_existing(tmp_path / "a") as file:
-        assert file.read() == whole
+        assert file.read() == content
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_without_the_systems_flag_the_file_is_written_as_usual(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "pwritev", refuse)
     monkeypatch.setattr(os, "preadv", refuse)
-    whole, _ = written(tmp_path / "a")
-    memory = bytearray(len(whole))
+    content, _ = written(tmp_path / "a")
+    memory = bytearray(len(content))
     with Passing(tmp_path / "a", "r") as file:
-        assert file.readinto(memory) == len(whole) and memory == whole
+        assert file.readinto(memory) == len(content) and memory == content
 
 
 def test_a_full_disk_is_not_taken_for_that(tmp_path, monkeypatch):

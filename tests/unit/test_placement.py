@@ -93,28 +93,28 @@ def test_clients_of_equal_cost_do_not_go_to_and_fro_for_ever(cost: float, ranks:
 MODELS = ("--models.mix", "mlp,cnn", "--participation", "1", "--rounds", "2")
 
 
-def calibrated(comm: Comm, monkeypatch: pytest.MonkeyPatch, found: dict[str, float]) -> Rounds:
+def calibrated(comm: Comm, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> Rounds:
     """A run whose GPUs are pretended, on which steps of these models take so many seconds."""
     job = toy.job("local", *MODELS)
     facts = world(job, comm)
     fed = federation(job, comm, facts)
     monkeypatch.setattr(calibration, "on_gpus", lambda fed: True)
-    monkeypatch.setattr(calibration, "measured", lambda fed, kinds: found)
+    monkeypatch.setattr(calibration, "measured", lambda fed, kinds: seconds)
     calibration.calibrate(facts, fed)
     return Rounds(fed)
 
 
 def test_on_gpus_clients_are_placed_by_measured_seconds_and_no_result_depends_on_them(monkeypatch):
     sizes = np.array(toy.SIZES)
-    for found in ({"mlp": 2.0, "cnn": 0.5}, {"mlp": 0.001, "cnn": 1.0}):
+    for seconds in ({"mlp": 2.0, "cnn": 0.5}, {"mlp": 0.001, "cnn": 1.0}):
 
-        def run(comm: Comm, found=found) -> tuple[list[int], toy.Outcome]:
-            going = calibrated(comm, monkeypatch, found)
+        def run(comm: Comm, seconds=seconds) -> tuple[list[int], toy.Outcome]:
+            going = calibrated(comm, monkeypatch, seconds)
             placement = list(going.fed.placement.ranks)
             return placement, toy.outcome(going, [going.step()[0] for _ in range(2)])
 
         placement, outcome = spmd(2, run)[0]
-        costs = np.array([found[kind] for kind in 3 * ["mlp", "cnn"]]) * sizes
+        costs = np.array([seconds[kind] for kind in 3 * ["mlp", "cnn"]]) * sizes
         assert placement == place(costs.tolist(), 2)
         assert toy.differences(outcome, toy.run(Serial(), toy.job("local", *MODELS))) == []
 
@@ -136,14 +136,14 @@ def test_without_a_measurement_and_on_cpus_the_estimates_stay(monkeypatch):
 
 def test_a_step_is_timed_by_the_gpus_clock(monkeypatch):
     """Warm-ups do not count."""
-    made = []
+    moves = []
 
     class Event:
         def __init__(self, enable_timing: bool):
             self.at = None
 
         def record(self) -> None:
-            self.at = 30.0 * len(made)  # milliseconds
+            self.at = 30.0 * len(moves)  # milliseconds
 
         def synchronize(self) -> None:
             pass
@@ -153,7 +153,7 @@ def test_a_step_is_timed_by_the_gpus_clock(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    seconds = calibration.timed(lambda: made.append(1), torch.device("cuda", 0))
+    seconds = calibration.timed(lambda: moves.append(1), torch.device("cuda", 0))
     assert seconds == pytest.approx(0.03)
 
 

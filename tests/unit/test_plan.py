@@ -116,11 +116,11 @@ def message(capsys: pytest.CaptureFixture, *words: str) -> str:
 
 
 def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path):
-    found = costs(trial(tmp_path / "run"), everybody=True)
-    assert found.train == {"mlp": 1 / 20}
-    assert found.evaluate == pytest.approx(0.8 / ((4 + 8) / 20))  # over training as many
-    assert found.rest == pytest.approx(0.3) and found.server == 0.1  # one client a rank
-    assert (found.peak, found.placed, found.cores) == (2e8, [["mlp"], ["mlp"]], 2)
+    measured = costs(trial(tmp_path / "run"), everybody=True)
+    assert measured.train == {"mlp": 1 / 20}
+    assert measured.evaluate == pytest.approx(0.8 / ((4 + 8) / 20))  # over training as many
+    assert measured.rest == pytest.approx(0.3) and measured.server == 0.1  # one client a rank
+    assert (measured.peak, measured.placed, measured.cores) == (2e8, [["mlp"], ["mlp"]], 2)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_an_architecture_that_was_not_tried_is_refused(tmp_path: Path):
 
 
 def test_differing_fields_that_affect_costs_are_named(tmp_path: Path):
-    found = costs(trial(tmp_path / "run"), everybody=True)
+    measured = costs(trial(tmp_path / "run"), everybody=True)
     job = load([*FIELDS, "--local.batch", "7", "--seed", "3"], environ={}).plain()
-    assert differing_fields(found, job) == ["local.batch"]
+    assert differing_fields(measured, job) == ["local.batch"]
 
 
 def test_a_list_of_nodes_may_double():
@@ -271,9 +271,14 @@ def test_the_best_cluster_is_the_largest_that_pays():
     def cluster(nodes: int, seconds: float) -> Prediction:
         return Prediction(nodes, nodes, seconds, {}, 0.0, 0.0, 0.0)
 
-    found = efficiencies([cluster(1, 8.0), cluster(2, 4.0), cluster(4, 3.0), cluster(8, 2.9)])
-    assert [p.efficiency for p in found] == [1, 1, pytest.approx(2 / 3), pytest.approx(8 / 8 / 2.9)]
-    assert best(found).nodes == 4
+    values = efficiencies([cluster(1, 8.0), cluster(2, 4.0), cluster(4, 3.0), cluster(8, 2.9)])
+    assert [p.efficiency for p in values] == [
+        1,
+        1,
+        pytest.approx(2 / 3),
+        pytest.approx(8 / 8 / 2.9),
+    ]
+    assert best(values).nodes == 4
     assert best(efficiencies([cluster(1, 1.0), cluster(2, 1.0)])).nodes == 1  # no faster
 
 
@@ -285,12 +290,12 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
         )
         == 0
     )
-    found = json.loads(capsys.readouterr().out)
-    one, two, four = found["clusters"]
+    report = json.loads(capsys.readouterr().out)
+    one, two, four = report["clusters"]
     assert one["parts"]["train"] == pytest.approx(40 * 2 / 20)  # 40 examples, twice
     assert two["parts"]["train"] == pytest.approx(one["parts"]["train"] / 2)
-    assert four["seconds"] >= two["seconds"] and found["best"] == found["fastest"] == 2
-    assert found["warnings"] == ["only 2 groups of clients train in a round: more ranks stay idle"]
+    assert four["seconds"] >= two["seconds"] and report["best"] == report["fastest"] == 2
+    assert report["warnings"] == ["only 2 groups of clients train in a round: more ranks stay idle"]
     assert (
         cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2", "--ranks-per-node", "1"]) == 0
     )
@@ -312,7 +317,7 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     run = str(trial(tmp_path / "run", hardware={"device": "a GPU", "cores": 2, "nodes": 1}))
-    found = []
+    seconds = []
     for ranks in ("2", "4"):
         words = [
             "--costs",
@@ -326,8 +331,8 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
             "--json",
         ]
         assert cli.main(["plan", *FIELDS, *words]) == 0
-        found += json.loads(capsys.readouterr().out)["clusters"]
-    two, four = found
+        seconds += json.loads(capsys.readouterr().out)["clusters"]
+    two, four = seconds
     assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
     assert four["parts"]["train"] == pytest.approx(
         two["parts"]["train"]
@@ -336,11 +341,11 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
 
 
 def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFixture):
-    said = message(capsys, *FIELDS, "--data.name", "my data.npz")
-    assert "--data.name 'my data.npz' --costs runs/trial" in said  # as a shell takes it
+    text = message(capsys, *FIELDS, "--data.name", "my data.npz")
+    assert "--data.name 'my data.npz' --costs runs/trial" in text  # as a shell takes it
     twice = message(capsys, *FIELDS, "--rounds", "4", "--out=runs/x")
     assert twice.splitlines()[1].count("--rounds") == 1 and "runs/x" not in twice.splitlines()[1]
-    assert "no measured costs; make a short run" in said and "--rounds 3 --out runs/trial" in said
+    assert "no measured costs; make a short run" in text and "--rounds 3 --out runs/trial" in text
 
 
 @pytest.mark.parametrize(
@@ -359,8 +364,8 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
 def test_a_wrong_plan_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture, words: list[str], why: str
 ):
-    said = message(capsys, *FIELDS, "--costs", str(trial(tmp_path / "run")), *words)
-    assert why in said and "Traceback" not in said
+    text = message(capsys, *FIELDS, "--costs", str(trial(tmp_path / "run")), *words)
+    assert why in text and "Traceback" not in text
 
 
 def test_a_folder_without_results_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture):

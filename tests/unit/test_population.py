@@ -111,12 +111,12 @@ def test_the_choice_of_recorded_clients_does_not_change_results(monkeypatch):
     monkeypatch.setattr("hpcfed.engine.round_record.FEW", 300)
     all_rows = toy.run(Serial(), job("fedavg", 300, "--evaluate.clients", "cohort"))
     assert toy.differences([all_rows.state, all_rows.scores], [few.state, few.scores]) == []
-    for every, own in zip(all_rows.rows, few.rows, strict=True):
-        ids = own["clients/id"]
-        assert len(ids) == 3 and own["clients/cohort"].all()
+    for every, rows in zip(all_rows.rows, few.rows, strict=True):
+        ids = rows["clients/id"]
+        assert len(ids) == 3 and rows["clients/cohort"].all()
         for name in ("train_loss", "accuracy", "up", "reports"):
             assert np.array_equal(
-                every[f"clients/{name}"][ids], own[f"clients/{name}"], equal_nan=True
+                every[f"clients/{name}"][ids], rows[f"clients/{name}"], equal_nan=True
             )
 
 
@@ -130,11 +130,11 @@ PARTIAL = {
 @pytest.mark.parametrize("case", PARTIAL)
 def test_clients_without_a_row_did_nothing_and_were_not_evaluated(case, monkeypatch):
     method, *more = PARTIAL[case]
-    given = job(method, 150, *more, "--evaluate.clients", "cohort")
+    loaded = job(method, 150, *more, "--evaluate.clients", "cohort")
 
     def rows(few):
         monkeypatch.setattr("hpcfed.engine.round_record.FEW", few)
-        rounds = toy.start(Serial(), given)
+        rounds = toy.start(Serial(), loaded)
         if case == "failures":
             failing(rounds, DivergedError("no"), *range(0, 150, 2))
         return [rounds.step()[0] for _ in range(2)]
@@ -200,20 +200,20 @@ def test_after_a_round_only_used_clients_are_in_memory():
 
 def test_a_large_population_has_readable_results_and_is_resumed_to_the_bit(tmp_path):
     large = ("--participation", "0.0002", "--checkpoint.every", "1", "--quiet")
-    whole, part = (str(tmp_path / name) for name in ("whole", "part"))
-    run(job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", whole), Serial())
+    complete, part = (str(tmp_path / name) for name in ("whole", "part"))
+    run(job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", complete), Serial())
     run(
         job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", part, "--rounds", "1"),
         Serial(),
     )
     run(load(["--resume", part, "--rounds", "2"], read_job, environ={}), Serial())
     assert digest(tmp_path / "whole") == digest(tmp_path / "part")
-    found = summary.facts(results(tmp_path / "whole"))
+    facts = summary.facts(results(tmp_path / "whole"))
     assert (
-        found["accuracy"]["clients"] == 4
-        and found["accuracy"]["by_architecture"]["mlp"]["clients"] == 4
+        facts["accuracy"]["clients"] == 4
+        and facts["accuracy"]["by_architecture"]["mlp"]["clients"] == 4
     )
-    assert found["traffic"]["up_total"] > 0 and "curves.png" in plot([tmp_path / "whole"])
+    assert facts["traffic"]["up_total"] > 0 and "curves.png" in plot([tmp_path / "whole"])
 
 
 @pytest.mark.parametrize(
@@ -262,13 +262,13 @@ def test_thousands_of_asynchronous_clients_have_the_same_bits_on_any_ranks_and_a
     method: str, tmp_path
 ):
     """The path of a million (benchmarks/asynchronous.py)."""
-    given = job(method, 4000, *ASYNCHRONOUS)
-    want = toy.run(Serial(), given)
-    for got in spmd(2, lambda comm: toy.run(comm, given)):
+    loaded = job(method, 4000, *ASYNCHRONOUS)
+    want = toy.run(Serial(), loaded)
+    for got in spmd(2, lambda comm: toy.run(comm, loaded)):
         assert toy.differences(got.state, want.state) == []
         assert toy.differences(got.rows, want.rows) == []
-    toy.run(Serial(), given, rounds=2, save=tmp_path)
-    for got in spmd(2, lambda comm: toy.run(comm, given, resume=tmp_path)):
+    toy.run(Serial(), loaded, rounds=2, save=tmp_path)
+    for got in spmd(2, lambda comm: toy.run(comm, loaded, resume=tmp_path)):
         assert toy.differences(got.state, want.state) == []
         assert toy.differences(got.rows, want.rows[2:]) == []
 
@@ -276,30 +276,30 @@ def test_thousands_of_asynchronous_clients_have_the_same_bits_on_any_ranks_and_a
 def test_asynchronous_clients_draw_examples_only_to_work_and_keep_only_open_downloads(
     monkeypatch,
 ):
-    made: list[int] = []
+    clients: list[int] = []
     client_data = Synthetic.client_data
 
     def counting(self, k):
-        made.append(k)
+        clients.append(k)
         return client_data(self, k)
 
     going = toy.start(Serial(), job("fedasync", 4000, *ASYNCHRONOUS))
     monkeypatch.setattr(Synthetic, "client_data", counting)
     row = going.step()[0]
     reported = row["clients/id"][row["clients/reports"] > 0].tolist()
-    assert 0 < len(reported) < 70 and sorted(set(made)) == reported == sorted(made)
+    assert 0 < len(reported) < 70 and sorted(set(clients)) == reported == sorted(clients)
     assert {*going.fed.store} == {*going.schedule.queue.going}
 
 
 def test_results_that_are_small_travel_together_with_the_same_bits(monkeypatch):
-    given = job("fedasync", 200, *ASYNCHRONOUS)
-    want = toy.run(Serial(), given)
+    loaded = job("fedasync", 200, *ASYNCHRONOUS)
+    want = toy.run(Serial(), loaded)
     travels: list[int] = []
     gather = Federation.gather
     monkeypatch.setattr(Federation, "gather", lambda *a: travels.append(1) or gather(*a))
     for limit in (2**26, 0):
         monkeypatch.setattr(events, "TOGETHER", limit)
-        for got in spmd(2, lambda comm: toy.run(comm, given)):
+        for got in spmd(2, lambda comm: toy.run(comm, loaded)):
             assert toy.differences(got.state, want.state) == []
         assert bool(travels) == bool(limit)
         travels.clear()

@@ -13,12 +13,12 @@ X = torch.arange(6.0).view(2, 3)
 @pytest.mark.parametrize(
     "meet",
     [
-        lambda there, here: there + here,
-        lambda there, here: torch.cat([there, here]),
-        lambda there, here: there.masked_fill(here > 2, 0.0),
-        lambda there, here: there @ here.T,
-        lambda there, here: torch.where(there > 2, there, here),
-        lambda there, here: there.add_(here),
+        lambda x, here: x + here,
+        lambda x, here: torch.cat([x, here]),
+        lambda x, here: x.masked_fill(here > 2, 0.0),
+        lambda x, here: x @ here.T,
+        lambda x, here: torch.where(x > 2, x, here),
+        lambda x, here: x.add_(here),
     ],
 )
 def test_tensors_of_both_sides_do_not_meet(meet):
@@ -29,25 +29,25 @@ def test_tensors_of_both_sides_do_not_meet(meet):
 @pytest.mark.parametrize(
     ("read", "count"),
     [
-        (lambda there: there.sum(), 0),
-        (lambda there: there.sum().item(), 1),
-        (lambda there: bool(there.sum() > 0), 1),
-        (lambda there: there.cpu(), 1),
-        (lambda there: there.tolist(), 1),
-        (lambda there: there[there > 1], 1),
-        (lambda there: there[torch.tensor([0])], 0),
-        (lambda there: there.copy_(X), 1),
-        (lambda there: there.copy_(X, non_blocking=True), 0),
-        (lambda there: X.to(GPU, non_blocking=True), 0),
-        (lambda there: torch.tensor([1.0], device=GPU), 1),
-        (lambda there: there.double(), 0),
+        (lambda x: x.sum(), 0),
+        (lambda x: x.sum().item(), 1),
+        (lambda x: bool(x.sum() > 0), 1),
+        (lambda x: x.cpu(), 1),
+        (lambda x: x.tolist(), 1),
+        (lambda x: x[x > 1], 1),
+        (lambda x: x[torch.tensor([0])], 0),
+        (lambda x: x.copy_(X), 1),
+        (lambda x: x.copy_(X, non_blocking=True), 0),
+        (lambda x: X.to(GPU, non_blocking=True), 0),
+        (lambda x: torch.tensor([1.0], device=GPU), 1),
+        (lambda x: x.double(), 0),
     ],
 )
 def test_waits_of_the_host_are_counted(read, count: int):
     with pretended_gpu():
-        there = X.to(GPU)
+        x = X.to(GPU)
         before = WAITS.count
-        read(there)
+        read(x)
         assert WAITS.count - before == count
 
 

@@ -51,8 +51,8 @@ def test_times_beyond_all_numbers_are_infinite_and_numpy_does_not_warn():
 
 
 def test_equal_profiles_are_the_settings():
-    drawn = draw(System(speed=3.0, bandwidth=2.0, latency=1.0, availability=0.5), 3, seed=0)
-    assert {name: values.tolist() for name, values in drawn.items()} == {
+    profiles = draw(System(speed=3.0, bandwidth=2.0, latency=1.0, availability=0.5), 3, seed=0)
+    assert {name: values.tolist() for name, values in profiles.items()} == {
         "speed": [3.0] * 3,
         "bandwidth": [2.0] * 3,
         "latency": [1.0] * 3,
@@ -76,8 +76,11 @@ def test_profiles_depend_on_the_seed_and_speed_is_independent_of_bandwidth():
 
 def test_the_lines_of_a_file_may_come_in_any_order(tmp_path: Path):
     (tmp_path / "p.csv").write_text(GOOD)
-    found = read(tmp_path / "p.csv", 2)
-    assert found["speed"].tolist() == [1e9, 2e9] and found["availability"].tolist() == [1.0, 0.5]
+    profiles = read(tmp_path / "p.csv", 2)
+    assert profiles["speed"].tolist() == [1e9, 2e9] and profiles["availability"].tolist() == [
+        1.0,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,11 @@ def test_settings_that_contradict_each_other_are_refused(flags: tuple[str, ...],
 
 
 def test_an_example_costs_three_times_its_forward_pass_in_the_clients_own_architecture():
-    known = world(toy.job("local", "--models.mix", "mlp,cnn"), Serial()).profiles
+    profiles = world(toy.job("local", "--models.mix", "mlp,cnn"), Serial()).profiles
     each = [
         3.0 * work(name, toy.SHAPE, toy.CLASSES, toy.D).multiply_adds for name in ("mlp", "cnn")
     ]
-    assert known.example.tolist() == each * 3
+    assert profiles.example.tolist() == each * 3
 
 
 TRACE = "client,time,available,speed\n"
@@ -168,7 +171,7 @@ def test_a_trace_sets_availability_and_speed_from_a_time_on(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("client,time\n0,0\n", "the first line must be client,time,available,speed"),
         (TRACE + "0,0,1\n", "as numbers"),
@@ -178,9 +181,9 @@ def test_a_trace_sets_availability_and_speed_from_a_time_on(tmp_path: Path):
         (TRACE + "0,0,1,1\n0,7,0,1\n", "its last line holds for ever"),
     ],
 )
-def test_a_wrong_trace_is_refused_with_its_client_or_line(text: str, said: str, tmp_path: Path):
+def test_a_wrong_trace_is_refused_with_its_client_or_line(text: str, message: str, tmp_path: Path):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         traces.read(tmp_path / "t.csv", 3)
 
 
@@ -209,30 +212,30 @@ def test_measured_seconds_are_those_that_virtual_work_takes(tmp_path: Path):
     (tmp_path / "m.csv").write_text(MEASURED)
     system = System(distribution="measured", measured=tmp_path / "m.csv", speed=40.0)
     example = np.array([10.0, 20.0, 30.0])  # multiply-adds, of unlike models
-    drawn = draw(system, 3, 0, example)
-    p = Profiles(**drawn, example=example)
+    profiles = draw(system, 3, 0, example)
+    p = Profiles(**profiles, example=example)
     assert p.compute(0, 100) == pytest.approx(3.0)  # 2 and 4 seconds for 100 each
     assert p.compute(1, 100) == 50.0  # nothing is known: the median device, 100 * 20 / 40
     assert p.compute(2, 100) == pytest.approx(2.0)
-    assert set(drawn["bandwidth"]) == {system.bandwidth}
+    assert set(profiles["bandwidth"]) == {system.bandwidth}
 
 
 @pytest.mark.parametrize(
-    "line, said",
+    "line, message",
     [("0,1", "as numbers"), ("0,x,1", "as numbers"), ("3,1,1", "0..2"), ("0,0,1", "> 0")],
 )
-def test_a_wrong_line_of_measurements_is_refused(line: str, said: str, tmp_path: Path):
+def test_a_wrong_line_of_measurements_is_refused(line: str, message: str, tmp_path: Path):
     (tmp_path / "m.csv").write_text(MEASURED + line)
-    with pytest.raises(DataError, match=f"system.measured: .*{said}"):
+    with pytest.raises(DataError, match=f"system.measured: .*{message}"):
         read_measured(tmp_path / "m.csv", 3)
 
 
 def test_measured_profiles_change_virtual_time_and_no_weight(tmp_path: Path):
     (tmp_path / "m.csv").write_text(MEASURED)
-    given = ("--system.distribution", "measured", "--system.measured", str(tmp_path / "m.csv"))
+    flags = ("--system.distribution", "measured", "--system.measured", str(tmp_path / "m.csv"))
     mlp = ("--models.mix", "mlp")
-    without, measured = (toy.run(Serial(), toy.job("fedavg", *mlp, *f)) for f in ((), given))
+    without, measured = (toy.run(Serial(), toy.job("fedavg", *mlp, *f)) for f in ((), flags))
     assert toy.differences(without.state, measured.state) == []
     assert toy.differences(without.rows, measured.rows) != []
     with pytest.raises(ConfigError, match="go together"):
-        toy.job("fedavg", *mlp, *given[:2])
+        toy.job("fedavg", *mlp, *flags[:2])

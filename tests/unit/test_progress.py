@@ -64,8 +64,8 @@ def test_a_rounds_line_has_the_main_metric_of_its_task(shown, capsys):
         columns = {f"clients/{name}": values for name, values in scores.items()}
         row = {**columns, "clients/train_loss": np.array([1.0, 2.0]), "rounds/seconds": 2.0}
         shown.round(t, row)
-    told = [said.split("  ")[1:3] for said in capsys.readouterr().out.splitlines()]
-    assert told == [
+    fields = [line.split("  ")[1:3] for line in capsys.readouterr().out.splitlines()]
+    assert fields == [
         ["train loss 1.500", "2.0 s/round"],
         ["C-index 0.6250", "train loss 1.500"],
         ["C-index 0.6250", "train loss 1.500"],  # of the last evaluation
@@ -73,7 +73,7 @@ def test_a_rounds_line_has_the_main_metric_of_its_task(shown, capsys):
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "parts", "said"),
+    ("labels", "classes", "parts", "message"),
     [
         ([0, 1, 2] * 2, 3, [[0, 1, 2, 3, 4, 5]], ""),
         (
@@ -93,28 +93,28 @@ def test_a_rounds_line_has_the_main_metric_of_its_task(shown, capsys):
         ([0, 0, 1, 1], 2, [[0, 2, 1], [3]], ""),
     ],
 )
-def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, said):
+def test_each_suspicious_label_causes_one_warning(labels, classes, parts, message):
     data = SimpleNamespace(
         train=SimpleNamespace(y=np.array(labels)),
         classes=tuple(map(str, range(classes))),
         task=Classification(),
     )
     about = {"name": str(Path("folder") / "mine.npz")}
-    own = SimpleNamespace(
+    context = SimpleNamespace(
         model_dump=lambda: about, partition="iid", partition_file=None, partition_by="label"
     )
-    job = SimpleNamespace(data=own, columns=SimpleNamespace(client=""))
-    held = Partition(tuple(np.array(part) for part in parts), (), np.zeros(0, np.int64))
-    found = odd_labels(job, SimpleNamespace(data=data, partition=held))
-    assert len(found) == bool(said)
-    assert all(line.startswith("mine.npz: ") and said in line for line in found)
+    job = SimpleNamespace(data=context, columns=SimpleNamespace(client=""))
+    partition = Partition(tuple(np.array(part) for part in parts), (), np.zeros(0, np.int64))
+    warnings = odd_labels(job, SimpleNamespace(data=data, partition=partition))
+    assert len(warnings) == bool(message)
+    assert all(line.startswith("mine.npz: ") and message in line for line in warnings)
     about["name"] = "shakespeare"  # whose 80 classes are those of the data set
-    known = odd_labels(job, SimpleNamespace(data=data, partition=held))
-    assert not any("have no training example" in line for line in known)
+    accepted = odd_labels(job, SimpleNamespace(data=data, partition=partition))
+    assert not any("have no training example" in line for line in accepted)
     about["name"] = "mine.npz"
-    own.partition = "classes"  # there it is meant
-    found = odd_labels(job, SimpleNamespace(data=data, partition=held))
-    assert not any("have one label" in line for line in found)
+    context.partition = "classes"  # there it is meant
+    warnings = odd_labels(job, SimpleNamespace(data=data, partition=partition))
+    assert not any("have one label" in line for line in warnings)
 
 
 def test_unused_clients_of_a_column_are_reported():
@@ -127,8 +127,8 @@ def test_unused_clients_of_a_column_are_reported():
         partition_by="label",
     )
     job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"))
-    held = Partition((np.arange(4),), (), np.zeros(0, np.int64))
-    (line,) = odd_labels(job, SimpleNamespace(data=data, partition=held))
+    partition = Partition((np.arange(4),), (), np.zeros(0, np.int64))
+    (line,) = odd_labels(job, SimpleNamespace(data=data, partition=partition))
     assert "column 'site' names clients, but data.partition = 'iid'" in line
 
 

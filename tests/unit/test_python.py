@@ -129,18 +129,18 @@ def test_job_files_and_fields_of_a_call_lie_over_one_another_as_files_and_flags(
     monkeypatch.setenv("HPCFED_CLIENTS", "5")
     monkeypatch.setenv("HPCFED_ROUNDS", "6")
 
-    def job(words, *given):
-        call = python.Call(*given)
+    def job(words, *files):
+        call = python.Call(*files)
         return load([*map(str, call.files), *words], arguments=call.given)
 
     fields = {"rounds": np.int64(7), "data.alpha": 0.1, "data": {"partition": "iid"}}
-    found = job([], ["a.toml", "b.toml"], fields)
+    parsed = job([], ["a.toml", "b.toml"], fields)
     flags = ["--rounds", "7", "--data.alpha", "0.1", "--data.partition", "iid"]
-    assert found.plain() == job(["a.toml", "b.toml", *flags], None, {}).plain()
-    assert (found.rounds, found.clients, found.algorithm.mu) == (7, 5, 0.3)
+    assert parsed.plain() == job(["a.toml", "b.toml", *flags], None, {}).plain()
+    assert (parsed.rounds, parsed.clients, parsed.algorithm.mu) == (7, 5, 0.3)
     other = job([], ["a.toml", "b.toml"], {"algorithm": "fedavg"})
     assert other.algorithm.name == "fedavg"  # and the other's mu is none of its fields
-    assert found.origins()["rounds"] == "hpcfed.run"
+    assert parsed.origins()["rounds"] == "hpcfed.run"
 
 
 def test_classes_functions_and_arrays_have_the_bits_of_files(tmp_path, monkeypatch):
@@ -164,8 +164,8 @@ def test_classes_functions_and_arrays_have_the_bits_of_files(tmp_path, monkeypat
     method, tensors = space["Mine"](scale=0.5), (torch.from_numpy(x), torch.from_numpy(y))
     hpcfed.run(TINY, data=tensors, algorithm=method, model=space["build"], out="call")
     assert digest("call") == digest("command")
-    told = hpcfed.load("call").job
-    assert told["algorithm"]["name"] == "__main__:Mine"
+    job = hpcfed.load("call").job
+    assert job["algorithm"]["name"] == "__main__:Mine"
     import minefile
 
     method = {"name": minefile.Mine, "scale": 0.5}
@@ -173,13 +173,13 @@ def test_classes_functions_and_arrays_have_the_bits_of_files(tmp_path, monkeypat
     run = hpcfed.run(TINY, data=data, algorithm=method, model=[minefile.build], out="file")
     assert digest("file") == digest("command")
     assert run.job["algorithm"]["name"] == "minefile:Mine"
-    assert run.job["data"]["name"] == told["data"]["name"]  # of the same arrays
-    assert [p.name for p in tmp_path.joinpath("data").iterdir()] == [told["data"]["name"]]
+    assert run.job["data"]["name"] == job["data"]["name"]  # of the same arrays
+    assert [p.name for p in tmp_path.joinpath("data").iterdir()] == [job["data"]["name"]]
 
 
 def test_a_class_that_is_defined_again_is_another_one():
     """A cell of a notebook is run again: method and model of the same names are new."""
-    seen = []
+    calls = []
     for units, scale in ((4, 0.1), (9, 0.7)):
 
         class Mine(hpcfed.RoundBased):
@@ -192,10 +192,10 @@ def test_a_class_that_is_defined_again_is_another_one():
             return nn.Sequential(nn.Flatten(), nn.Linear(256, units), nn.Linear(units, d))
 
         run = hpcfed.run(TINY, algorithm=Mine, model=build, overwrite=True, out="run")
-        seen.append(digest("run"))
+        calls.append(digest("run"))
         assert run.job["algorithm"]["own"] == scale
         assert run.down[0, 0] == 4 * (256 * units + units + 8 * units + 8 + 80 + 10)
-    assert seen[0] != seen[1]
+    assert calls[0] != calls[1]
 
 
 STEPS = {"done": 0, "until": -1}  # of client 1, and at which Ctrl-C comes
@@ -260,7 +260,7 @@ def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_inter
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "arguments, message",
     [
         (dict(round=3), r"hpcfed.run: round: no field 'round'; did you mean 'rounds'"),
         (dict(rounds=-1), r"hpcfed.run: rounds: input should be greater than 0, got -1"),
@@ -278,10 +278,10 @@ def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_inter
         (dict(data=dict(y_train=[[1], [1, 2]])), "y_train is not an array"),
     ],
 )
-def test_each_mistake_is_one_message(given, told):
-    job = given.pop("job", TINY)
-    with pytest.raises(hpcfed.HpcfedError, match=told):
-        hpcfed.run(job, **({"algorithm": "local", "out": "run"} | given))
+def test_each_mistake_is_one_message(arguments, message):
+    job = arguments.pop("job", TINY)
+    with pytest.raises(hpcfed.HpcfedError, match=message):
+        hpcfed.run(job, **({"algorithm": "local", "out": "run"} | arguments))
     assert not os.path.exists("run")
 
 
@@ -313,9 +313,9 @@ def test_a_call_with_ranks_has_the_same_bits_with_classes_of_a_file_and_arrays(
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     import minealone
 
-    given = {"algorithm": minealone.Mine(scale=0.3), "model": minealone.build, "data": arrays()}
-    hpcfed.run(TINY, **given, out="one")
-    run = hpcfed.run(TINY, ranks=2, launcher=mpi, **given, out="two")
+    arguments = {"algorithm": minealone.Mine(scale=0.3), "model": minealone.build, "data": arrays()}
+    hpcfed.run(TINY, **arguments, out="one")
+    run = hpcfed.run(TINY, ranks=2, launcher=mpi, **arguments, out="two")
     assert run.header["ranks"] == 2 and digest("two") == digest("one")
 
 
@@ -338,19 +338,19 @@ def test_one_run_at_a_time_computes_in_a_process():
 
 def test_ctrl_c_stops_ranks_resume_continues_and_a_mistake_is_one_message(mpi, monkeypatch):
     job = TINY | {"algorithm": "local", "rounds": 3000}
-    show, seen = progress.Rounds.show, []
+    show, calls = progress.Rounds.show, []
 
     def interrupt(self, record):
         show(self, record)
-        if record and record.rounds and not seen:
-            seen.append(record.rounds)
+        if record and record.rounds and not calls:
+            calls.append(record.rounds)
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(progress.Rounds, "show", interrupt)
     with pytest.raises(KeyboardInterrupt):
         hpcfed.run(job, ranks=2, launcher=mpi, out="run")
     done = len(hpcfed.load("run"))
-    assert seen[0] <= done < 3000
+    assert calls[0] <= done < 3000
     more = job | {"rounds": done + 1}
     assert len(hpcfed.run(more, ranks=2, launcher=mpi, out="run", resume=True)) == done + 1
     with pytest.raises(hpcfed.HpcfedError, match="^run.device = 'cuda', but torch sees no GPU"):

@@ -86,27 +86,27 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
 
 
 def results_of(folder: Path, rounds: int) -> Results:
-    made = Results(folder, {"job": {}}, {})
+    results = Results(folder, {"job": {}}, {})
     for t in range(rounds):
-        made.append({"rounds/seconds": float(t)})
-    made.write()
-    return made
+        results.append({"rounds/seconds": float(t)})
+    results.write()
+    return results
 
 
 def test_results_of_rank_0_survive_a_death(tmp_path):
     """So the file, which may be damaged, is not needed."""
-    made, course, seen = results_of(tmp_path, 3), Course(job()), []
+    results, course, sources = results_of(tmp_path, 3), Course(job()), []
 
     def attempt(course, comm):
-        seen.append(course.records.record)
-        course.records.results = made
-        if len(seen) == 1:
+        sources.append(course.records.record)
+        course.records.results = results
+        if len(sources) == 1:
             raise RankLost()
         return 0
 
     assert run_with_recovery(course, Bereft(), attempt) == 0
     names.results_file(tmp_path).write_bytes(b"damaged")
-    again = Results.resume(tmp_path, 2, {}, memory=seen[1])
+    again = Results.resume(tmp_path, 2, {}, memory=sources[1])
     again.write()
     record = load_results(tmp_path)
     assert (again.lost, record.column("rounds/seconds").tolist()) == ([], [0, 1])
@@ -114,13 +114,13 @@ def test_results_of_rank_0_survive_a_death(tmp_path):
 
 
 def test_copies_in_memory_are_used_only_if_every_round_has_its_record(tmp_path):
-    made, course = results_of(tmp_path, 3), Course(job())
+    results, course = results_of(tmp_path, 3), Course(job())
     copy = Snapshot({}, 4, {"rows": {"3": {"rounds/seconds": 3.0}}})
     behind = Snapshot({}, 5, {"rows": {"3": {"rounds/seconds": 3.0}}})
     assert course.records.cover(tmp_path, copy)
     assert not course.records.cover(tmp_path, behind)
     names.results_file(tmp_path).write_bytes(b"damaged")
     assert not course.records.cover(tmp_path, copy)
-    course.records.results = made
+    course.records.results = results
     course.records.detach()
     assert course.records.cover(tmp_path, copy)

@@ -78,11 +78,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_accuracy_is_the_mean_over_clients_of_the_last_evaluated_round(run):
-    found = summary.facts(load(run))["accuracy"]
-    assert found["mean"] == pytest.approx(0.6)
-    assert found["std"] == pytest.approx(np.sqrt(0.08 / 3))  # population: (0.2² + 0.2² + 0) / 3
-    assert (found["min"], found["max"], found["clients"]) == (0.4, 0.8, 3)
-    assert found["before"]["mean"] == pytest.approx(0.3)
+    accuracy = summary.facts(load(run))["accuracy"]
+    assert accuracy["mean"] == pytest.approx(0.6)
+    assert accuracy["std"] == pytest.approx(np.sqrt(0.08 / 3))  # population: (0.2² + 0.2² + 0) / 3
+    assert (accuracy["min"], accuracy["max"], accuracy["clients"]) == (0.4, 0.8, 3)
+    assert accuracy["before"]["mean"] == pytest.approx(0.3)
 
 
 def test_accuracy_is_given_by_architecture_too(run):
@@ -97,20 +97,20 @@ def test_the_best_round_counts_from_one_and_says_how_it_was_chosen(run):
 
 
 def test_traffic_is_exact_per_client_and_round(run):
-    found = summary.facts(load(run))["traffic"]
-    assert (found["down_per_client_round"], found["up_per_client_round"]) == (20520, 20520)
-    assert (found["down_total"], found["up_total"]) == (8 * 20520, 8 * 20520)
+    traffic = summary.facts(load(run))["traffic"]
+    assert (traffic["down_per_client_round"], traffic["up_per_client_round"]) == (20520, 20520)
+    assert (traffic["down_total"], traffic["up_total"]) == (8 * 20520, 8 * 20520)
 
 
 def test_time_is_the_mean_over_ranks_and_shares_add_up_to_one(run):
-    found = summary.facts(load(run))["time"]
-    assert (found["seconds"], found["seconds_per_round"]) == (15.0, 5.0)
-    assert found["train"] == {
+    seconds = summary.facts(load(run))["time"]
+    assert (seconds["seconds"], seconds["seconds_per_round"]) == (15.0, 5.0)
+    assert seconds["train"] == {
         "seconds": 6.0,
         "share": pytest.approx(6 / 14.5),
     }  # 6 + 1.5 + 3 + 3 + 1
-    assert found["checkpoint"]["seconds"] == 1.0
-    assert sum(found[phase]["share"] for phase in PHASES) == pytest.approx(1)
+    assert seconds["checkpoint"]["seconds"] == 1.0
+    assert sum(seconds[phase]["share"] for phase in PHASES) == pytest.approx(1)
 
 
 def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
@@ -198,8 +198,8 @@ def test_a_name_is_shown_however_its_paper_spells_it(spelt, name):
 
 
 def test_a_partition_is_shown_with_its_fields(capsys):
-    own = [p["name"] for p in catalogue.show("dirichlet", json=True)["parameters"]]
-    assert own == ["alpha", "sizes"]
+    parameters = [p["name"] for p in catalogue.show("dirichlet", json=True)["parameters"]]
+    assert parameters == ["alpha", "sizes"]
     console().print(catalogue.show("dirichlet"))
     assert "data.alpha = 0.5" in capsys.readouterr().out
 
@@ -250,34 +250,34 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
         "clients/down": np.array([[10, 0], [10, 10]]),
         "rounds/virtual_seconds": np.array([2.0, 1e31]),
     }
-    found = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
-    assert found["epochs"].tolist() == [0.5, 1.5] and found["bytes"].tolist() == [5, 15]
-    assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])
+    curve = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
+    assert curve["epochs"].tolist() == [0.5, 1.5] and curve["bytes"].tolist() == [5, 15]
+    assert curve["virtual"][0] == 2.0 and np.isnan(curve["virtual"][1])
 
 
 def test_own_data_are_named_by_file_or_label_and_the_path_appears_once(tmp_path):
-    made = header(data="/somewhere/far/away/mine.npz")
-    record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=made["job"]))
+    head = header(data="/somewhere/far/away/mine.npz")
+    record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=head["job"]))
     assert summary.title(record).startswith("fedclassavg on mine.npz, dirichlet(0.5)")
     text = drawn_text(record)
     assert text.count("mine.npz") == 2 and text.count("data: /somewhere/far/away/mine.npz") == 1
-    made["job"]["data"]["label"] = "my birds"
-    labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=made["job"]))
+    head["job"]["data"]["label"] = "my birds"
+    labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=head["job"]))
     assert summary.title(labelled).startswith("fedclassavg on my birds, ")
 
 
 def drawn_text(record: Record) -> str:
     """What `hpcfed summary` prints."""
     out = console()
-    with out.capture() as seen:
+    with out.capture() as captured:
         out.print(summary.render(record))
-    return seen.get()
+    return captured.get()
 
 
 def test_one_client_has_no_deviation(tmp_path):
     record = load(run_of(tmp_path / "run", [row([0.5, NAN, NAN, NAN], [0])]))
-    found = summary.facts(record)["accuracy"]
-    assert (found["mean"], found["std"], found["clients"]) == (0.5, None, 1)
+    accuracy = summary.facts(record)["accuracy"]
+    assert (accuracy["mean"], accuracy["std"], accuracy["clients"]) == (0.5, None, 1)
     line = next(line for line in drawn_text(record).splitlines() if "all clients" in line)
     assert line.split()[-3:] == ["0.5000", "-", "1"]
     assert measure("last:1").of(record) == (0.5, None)

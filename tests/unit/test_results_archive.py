@@ -68,8 +68,8 @@ def test_a_folder_without_runs_has_no_archive(study):
 
 
 def test_all_that_is_tracked_stays_below_15_mb():
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode or not listed.stdout:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode or not tracked.stdout:
         pytest.skip("no checkout of git")
-    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    paths = [ROOT / name for name in tracked.stdout.split("\0") if name]
     assert sum(path.lstat().st_size for path in paths if path.exists()) < 15e6

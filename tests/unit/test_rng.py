@@ -61,8 +61,8 @@ def test_an_error_inside_a_scope_restores_the_generator_too():
 
 
 def test_a_scope_records_whether_something_was_drawn():
-    with scoped(0, "a") as drawn:
+    with scoped(0, "a") as scope:
         torch.rand(2, generator=torch.Generator())
-        assert not drawn()
+        assert not scope()
         torch.rand(2)
-        assert drawn()
+        assert scope()

@@ -45,9 +45,9 @@ def started(comm: Comm, rounds: int = 2, *flags: str):
 def contents(path: Path) -> dict[str, bytes]:
     """All that a run's newest checkpoint holds but for measured times."""
     with checkpoint.open_checkpoint(path) as saved:
-        held = {name: saved.get(name) for name in saved.names()}
-    del held["scores"]["seconds"]
-    return dict(toy.leaves(held))
+        values = {name: saved.get(name) for name in saved.names()}
+    del values["scores"]["seconds"]
+    return dict(toy.leaves(values))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -89,14 +89,14 @@ def test_if_one_rank_cannot_write_its_part_the_previous_checkpoint_stays_and_the
         return write(folder, rank, items)
 
     def run(comm: Comm) -> list[str]:
-        rounds, said = started(comm, 0), []
+        rounds, messages = started(comm, 0), []
         with BackgroundSave(rounds, tmp_path) as saver:
             for _ in range(3):
                 rounds.step()
                 saver.start()
-                said.append(saver.finish())
-                said.append(rounds.fed.warnings.last_checkpoint[-5:])
-        return said
+                messages.append(saver.finish())
+                messages.append(rounds.fed.warnings.last_checkpoint[-5:])
+        return messages
 
     monkeypatch.setattr(checkpoint_parts, "write_part", refusing)
     assert spmd(2, run) == 2 * [["", "01.h5", "no room on rank 1", "01.h5", "", "03.h5"]]
@@ -186,9 +186,9 @@ def test_a_disk_that_fails_for_some_rounds_causes_only_warnings(
     monkeypatch.setattr(results, "BUDGET", 1e9)  # write in every round
     refusing(monkeypatch, errno.EIO, now_and_then)
     assert whole_run(tmp_path) == DONE
-    said = capsys.readouterr().err
-    assert said.count("no checkpoint of round") == 3 and os.strerror(errno.EIO) in said
-    assert said.count("results stay in memory") == 1 and "Traceback" not in said
+    err = capsys.readouterr().err
+    assert err.count("no checkpoint of round") == 3 and os.strerror(errno.EIO) in err
+    assert err.count("results stay in memory") == 1 and "Traceback" not in err
     assert (results.load(tmp_path).rounds, digest(tmp_path)) == (6, clean)
 
 
@@ -197,20 +197,20 @@ def test_a_bit_that_flips_during_a_run_is_in_no_checkpoint_and_not_in_the_end(
     tmp_path, monkeypatch, capsys, clean, name
 ):
     """The file's time stays as it was, so only its bytes tell."""
-    record, path, seen = loop.Loop.write, tmp_path / name, []
+    record, path, written = loop.Loop.write, tmp_path / name, []
 
     def struck(going: loop.Loop, row: dict) -> None:
         record(going, row)
-        if path.exists() and not seen and going.rounds.t >= 2:
-            found, content = path.stat(), bytearray(path.read_bytes())
-            seen.append(going.rounds.t)
+        if path.exists() and not written and going.rounds.t >= 2:
+            status, content = path.stat(), bytearray(path.read_bytes())
+            written.append(going.rounds.t)
             content[900] ^= 1
             path.write_bytes(content)
-            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     monkeypatch.setattr(loop.Loop, "write", struck)
     assert whole_run(tmp_path, "--checkpoint.keep", "9") == DONE
-    assert seen and capsys.readouterr().err.count("written again from memory") == 1
+    assert written and capsys.readouterr().err.count("written again from memory") == 1
     for copy in names.checkpoint_folder(tmp_path).glob("*/results.h5"):
         index = names.index_of(copy.parent)
         assert results.load(copy).rounds >= checkpoint.rounds_of(index)
@@ -293,7 +293,7 @@ def test_a_run_whose_end_cannot_be_written_is_unfinished_and_can_be_continued(
 
 def test_a_part_that_differs_from_its_values_is_not_published(tmp_path, monkeypatch):
     """Its checksum would fit: it is of what was written."""
-    monkeypatch.setattr(checkpoint_parts, "same", lambda item, found: False)
+    monkeypatch.setattr(checkpoint_parts, "same", lambda item, stored: False)
     with pytest.raises(
         WriteError, match="state is not what was to be written; it was just written: check the disk"
     ):
@@ -316,13 +316,13 @@ def test_resuming_from_an_early_checkpoint_removes_later_ones(tmp_path):
     save_restore.save(
         started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path
     )  # as a signal in the first round does
-    first = names.checkpoint_file(tmp_path, 0)
+    initial = names.checkpoint_file(tmp_path, 0)
     going = toy.job(
         "local",
         *FLAGS,
         "--quiet",
         "--resume",
-        str(first),
+        str(initial),
         "--rounds",
         "2",
         "--checkpoint.keep",

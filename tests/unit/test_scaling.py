@@ -55,7 +55,7 @@ def test_efficiency_is_against_one_rank_of_the_same_pass():
 
 
 def test_strong_has_fixed_clients_and_weak_fixed_clients_a_rank():
-    given = scaling.options(
+    options = scaling.options(
         [
             "job.toml",
             "--clients",
@@ -70,7 +70,7 @@ def test_strong_has_fixed_clients_and_weak_fixed_clients_a_rank():
             "--models.mix mlp",
         ]
     )
-    strong, weak = (scaling.command(given, mode, 8, "folder") for mode in ("strong", "weak"))
+    strong, weak = (scaling.command(options, mode, 8, "folder") for mode in ("strong", "weak"))
     assert strong[:4] == ["srun", "-n", "8", "--exact"] and strong[5:10] == [
         "-m",
         "hpcfed.main",
@@ -92,15 +92,15 @@ def test_ranks_double_up_to_the_most():
 
 
 def test_table_and_picture_mark_ranks_that_shared_cores(tmp_path: Path):
-    found = {
+    points = {
         "points": [point(1, 1.0), point(2, 0.9), point(4, 0.4, room=False)],
         "parallel_fraction": 0.89,
     }
-    text = scaling.table("strong", found)
+    text = scaling.table("strong", points)
     assert (
         "| 4 * | 1 | 3.5 |" in text and "Parallel fraction (Amdahl, least squares): 0.890" in text
     )
-    draw("strong", found, tmp_path / "strong.png")
+    draw("strong", points, tmp_path / "strong.png")
     assert (tmp_path / "strong.png").read_bytes()[:4] == b"\x89PNG"
 
 

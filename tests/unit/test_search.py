@@ -37,8 +37,8 @@ def test_a_range_is_read_and_its_places_are_within_it():
 
 def random(n: int, *more: str) -> store.Sweep:
     spans = {"local.lr": Range(1e-3, 1e-1, log=True)}
-    drawn = [draw(spans, i) for i in range(n)]
-    return define([*WORDS, *LR, *more], Path("s"), 1, "", (), drawn)
+    values = [draw(spans, i) for i in range(n)]
+    return define([*WORDS, *LR, *more], Path("s"), 1, "", (), values)
 
 
 def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_add_runs():
@@ -51,7 +51,7 @@ def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_a
 
 
 @pytest.mark.parametrize(
-    "words, given, message",
+    "words, ranges, message",
     [
         ([*WORDS, *LR], {}, "is a range, from which a search draws"),
         ([*WORDS, "--seed", "0,1"], {"search": "random"}, "no field has a range"),
@@ -66,9 +66,9 @@ def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_a
         (["runs/x"], {"search": "random"}, "continues with the runs it has"),
     ],
 )
-def test_a_search_without_ranges_is_refused(words, given, message, tmp_path):
+def test_a_search_without_ranges_is_refused(words, ranges, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        command.sweep(words, out=tmp_path / "s", **given)
+        command.sweep(words, out=tmp_path / "s", **ranges)
 
 
 class Finished:
@@ -112,29 +112,29 @@ def pool(monkeypatch):
 
 def proposed(monkeypatch) -> list:
     """Lets something stand for Optuna where it is not installed; what it was told."""
-    told = []
+    trials = []
 
     def propose(spans, tried):
-        told.append([*tried])
+        trials.append([*tried])
         return draw(spans, len(tried))
 
     if importlib.util.find_spec("optuna") is None:
         monkeypatch.setattr(command, "propose", propose)
-    return told
+    return trials
 
 
 @pytest.mark.usefixtures("pool")
 def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
     tmp_path, monkeypatch
 ):
-    told = proposed(monkeypatch)
+    trials = proposed(monkeypatch)
     words = [*WORDS, *LR, "--rounds", "3"]
     for n in (2, 4):
         assert command.sweep(words, out=tmp_path / "two", search="optuna", trials=n) == 0
     assert command.sweep(words, out=tmp_path / "one", search="optuna", trials=4) == 0
     one, two = (store.read(tmp_path / name) for name in ("one", "two"))
     assert len(one.runs) == 4 and replace(two, folder=one.folder) == one
-    for tried in told:
+    for tried in trials:
         assert all(score is not None and score > 0 for _, score in tried)
 
 
@@ -156,8 +156,8 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
                 validation, test = (0.8, 0.5) if best else (0.6, 0.9)
                 folder = tmp_path / f"{method}{lr}{seed}"
                 finish(folder, validation, test, method=method, local_lr=lr, seed=seed)
-    told = table(sorted(tmp_path.iterdir()), choose="local.lr", format="csv")
-    assert "0.5" in told and "0.9" not in told
+    text = table(sorted(tmp_path.iterdir()), choose="local.lr", format="csv")
+    assert "0.5" in text and "0.9" not in text
     words = table(sorted(tmp_path.iterdir()), choose="local.lr")
     assert "chosen by validation accuracy" in words and "not by test examples" in words
     for claim in ("fedavg: local.lr = 0.01, of 2 choices", "fedprox: local.lr = 0.1, of 2 choices"):

@@ -17,22 +17,22 @@ from tests.contract.toy import job
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 
 
-def on_one_node(*seen: list[str]) -> dict:
-    return {rank: (0, names) for rank, names in enumerate(seen)}
+def on_one_node(*gpus: list[str]) -> dict:
+    return {rank: (0, names) for rank, names in enumerate(gpus)}
 
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 4), (4, 4), (5, 2), (8, 3)])
 def test_if_all_ranks_see_the_same_gpus_a_rank_takes_local_rank_modulo_gpus(ranks, gpus):
-    seen = {
+    visible = {
         rank: (rank % 2, [f"GPU-{rank % 2}{i}" for i in range(gpus)]) for rank in range(2 * ranks)
     }
-    assert take(seen) == {rank: rank // 2 % gpus for rank in range(2 * ranks)}
+    assert take(visible) == {rank: rank // 2 % gpus for rank in range(2 * ranks)}
 
 
 def test_with_gpus_per_task_each_rank_sees_one_gpu_and_takes_number_0():
-    seen = on_one_node([A], [B], [C], [D])
-    assert take(seen) == dict.fromkeys(range(4), 0)
-    assert sharers(seen) == {rank: [rank] for rank in range(4)}
+    ranks = on_one_node([A], [B], [C], [D])
+    assert take(ranks) == dict.fromkeys(range(4), 0)
+    assert sharers(ranks) == {rank: [rank] for rank in range(4)}
 
 
 def test_two_ranks_that_see_one_and_the_same_gpu_as_number_0_share_it():
@@ -40,8 +40,8 @@ def test_two_ranks_that_see_one_and_the_same_gpu_as_number_0_share_it():
 
 
 def test_ranks_with_masks_of_their_own_leave_no_gpu_idle():
-    seen = on_one_node([A, B], [C, D], [A, B], [C, D])
-    assert take(seen) == {0: 0, 1: 0, 2: 1, 3: 1}
+    ranks = on_one_node([A, B], [C, D], [A, B], [C, D])
+    assert take(ranks) == {0: 0, 1: 0, 2: 1, 3: 1}
     assert take(on_one_node([A, B], [B, A])) == {0: 0, 1: 0}  # each the first of its own order
 
 
@@ -50,9 +50,9 @@ def test_equal_names_on_two_nodes_are_two_gpus():
 
 
 def test_a_rank_without_a_gpu_takes_none_and_shares_none():
-    seen = on_one_node([A], [])
-    assert take(seen) == {0: 0}
-    assert sharers(seen) == {0: [0], 1: []}
+    ranks = on_one_node([A], [])
+    assert take(ranks) == {0: 0}
+    assert sharers(ranks) == {0: [0], 1: []}
 
 
 def test_ranks_that_share_unasked_are_warned_of_with_a_hint_at_mps():

@@ -87,8 +87,8 @@ def test_a_round_is_logged_as_means_over_clients_sums_of_bytes_and_seconds_of_ph
         rounds__kappa_pooled=0.125,
         rounds__staleness=np.nan,
     )
-    found = numbers.numbers(row, HEADER["architectures"])
-    assert found == {
+    values = numbers.numbers(row, HEADER["architectures"])
+    assert values == {
         "accuracy/mean": 0.5,
         "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
         "accuracy/min": 0.25,
@@ -149,12 +149,12 @@ def test_a_resumed_run_continues_its_log(tmp_path, told):
 
 def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, monkeypatch):
     assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
-    first = [words for words in told if words[0] == "round"]
+    rounds = [words for words in told if words[0] == "round"]
     told.clear()
     monkeypatch.setattr(Told, "has", 0)
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
     again = [words for words in told if words[0] == "round"]
-    assert again[:2] == first and [t for _, t, _ in again] == [1, 2, 3]
+    assert again[:2] == rounds and [t for _, t, _ in again] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])

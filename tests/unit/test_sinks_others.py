@@ -145,16 +145,16 @@ def test_mlflow_itself_holds_each_round_once(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     spoken("mlflow", tmp_path)
     client = MlflowClient(names.sink_folder(tmp_path, "mlflow").as_uri())
-    found = client.get_run(json.loads(names.sink_file(tmp_path, "mlflow").read_text())["id"])
-    history = client.get_metric_history(found.info.run_id, "loss/train")
+    run = client.get_run(json.loads(names.sink_file(tmp_path, "mlflow").read_text())["id"])
+    history = client.get_metric_history(run.info.run_id, "loss/train")
     assert sorted((m.step, m.value) for m in history) == sorted(LOSSES.items())
-    assert (found.info.status, found.data.params["algorithm.name"]) == ("FINISHED", "local")
+    assert (run.info.status, run.data.params["algorithm.name"]) == ("FINISHED", "local")
 
 
 def test_wandb_continues_offline_under_the_same_id(tmp_path: Path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     spoken("wandb", tmp_path)
-    known = json.loads(names.sink_file(tmp_path, "wandb").read_text())
-    parts = sorted(tmp_path.glob(f"wandb/offline-run-*/run-{known['id']}.wandb"))
-    assert (known["rounds"], len(parts)) == (4, 2)
+    state = json.loads(names.sink_file(tmp_path, "wandb").read_text())
+    parts = sorted(tmp_path.glob(f"wandb/offline-run-*/run-{state['id']}.wandb"))
+    assert (state["rounds"], len(parts)) == (4, 2)

@@ -191,8 +191,8 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     for _, text in submitted:
         assert execute(text, bin, signal.SIGUSR1) == 75
     assert not (bin / "queued").exists()
-    known = [[line[i + 1] for i, word in enumerate(line) if word == "--job"] for line in told(bin)]
-    assert known == [["7"], ["101", "7"], ["101", "102", "7"]]  # 7 is its own
+    ids = [[line[i + 1] for i, word in enumerate(line) if word == "--job"] for line in told(bin)]
+    assert ids == [["7"], ["101", "7"], ["101", "102", "7"]]  # 7 is its own
 
 
 def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, capsys):
@@ -229,11 +229,11 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
-    for listed, wanted in (
+    for output, wanted in (
         ("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"),
         ("\tpmix\n\tpmi2", "pmix"),
     ):
-        program(tmp_path, "srun", f"#!/bin/sh\necho '{listed}' >&2\n")
+        program(tmp_path, "srun", f"#!/bin/sh\necho '{output}' >&2\n")
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
     assert launcher() == launcher("mpirun") == ("mpirun",)
@@ -244,7 +244,7 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--no.such", "1"], "no field 'no.such'"),
         (
@@ -265,9 +265,9 @@ def test_the_launcher_is_mpirun_if_there_is_one_and_srun_otherwise(tmp_path, mon
         (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
     ],
 )
-def test_impossible_jobs_are_refused_before_submission(bin, capsys, words, said):
+def test_impossible_jobs_are_refused_before_submission(bin, capsys, words, message):
     assert main(["submit", *SMALL, *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (bin / "submitted").exists()
 
 

@@ -77,8 +77,8 @@ def test_stored_bytes_grow_with_rows_and_not_with_clients(tmp_path):
         results.header["job"] = {"clients": clients}
         results.finish()
         sizes[clients] = results.path.stat().st_size
-        held = sum(c.nbytes for block in results._blocks for c in block.values())
-        assert held == sum(len(one["clients/id"]) for one in ROWS * 20) * 33 + len(ROWS * 20) * 16
+        nbytes = sum(c.nbytes for block in results._blocks for c in block.values())
+        assert nbytes == sum(len(one["clients/id"]) for one in ROWS * 20) * 33 + len(ROWS * 20) * 16
     assert sizes[K] == sizes[9_999]
 
 

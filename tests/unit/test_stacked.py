@@ -161,8 +161,8 @@ def test_a_cohort_is_distributed_in_complete_groups():
         return [{ranks[k] for k in ks} for ks in groups(rounds.fed, rounds.algorithm, cohort)]
 
     assert all(
-        sorted(map(len, found)) == [1, 1, 1] and len(set.union(*found)) == 3
-        for found in spmd(3, ranks)
+        sorted(map(len, outcome)) == [1, 1, 1] and len(set.union(*outcome)) == 3
+        for outcome in spmd(3, ranks)
     )
 
 

@@ -65,16 +65,16 @@ def test_a_run_with_recent_signs_is_running_and_its_remaining_time_is_given(tmp_
     sign(run, 30)
     names.checkpoint_folder(run).mkdir()
     names.checkpoint_file(run, 3).touch()
-    found = states.state(run)
-    assert (found.word, found.rounds, found.total, found.accuracy) == ("running", 4, 10, 0.5)
-    assert (found.seconds, found.left, found.saved) == (2.0, 12.0, 3)
+    state = states.state(run)
+    assert (state.word, state.rounds, state.total, state.accuracy) == ("running", 4, 10, 0.5)
+    assert (state.seconds, state.left, state.saved) == (2.0, 12.0, 3)
 
 
 def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
     run = written(results(tmp_path / "run"), 4)
     sign(run, 1000)
-    found = states.state(run)
-    assert (found.word, found.since, found.left) == ("stale", NOW - 1000, None)
+    state = states.state(run)
+    assert (state.word, state.since, state.left) == ("stale", NOW - 1000, None)
 
 
 def test_a_killed_run_is_detected_at_once_by_its_lock(tmp_path):
@@ -137,8 +137,8 @@ def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path
 def test_a_folder_means_the_runs_sweeps_and_result_files_in_it(tmp_path):
     for place in ("b", "a", "old/c"):
         written(results(tmp_path / "all" / place), 10)
-    moved = written(results(tmp_path / "moved"), 10)
-    (moved / "results.h5").rename(tmp_path / "all/d.h5")
+    moved_run = written(results(tmp_path / "moved"), 10)
+    (moved_run / "results.h5").rename(tmp_path / "all/d.h5")
     (tmp_path / "all/empty").mkdir()
     names = [row["run"] for row in status([tmp_path / "all"], json=True)]
     assert names == [str(tmp_path / "all" / name) for name in ("a", "b", "d.h5", "old/c")]
@@ -175,8 +175,8 @@ def test_a_run_without_accuracy_shows_its_first_metric(tmp_path, capsys):
     assert cli.main(["status", str(run), str(other)]) == 0
     out = capsys.readouterr().out
     assert "metric" in out.splitlines()[0] and "C-index 0.6250" in out and "accuracy 0.5000" in out
-    [found, same] = status([run, other], json=True)
-    assert (found["metric"], found["value"], found["accuracy"]) == ("c_index", 0.625, None)
+    [row, same] = status([run, other], json=True)
+    assert (row["metric"], row["value"], row["accuracy"]) == ("c_index", 0.625, None)
     assert (same["metric"], same["value"], same["accuracy"]) == ("accuracy", 0.5, 0.5)
 
 

@@ -61,11 +61,11 @@ def files(index: Path) -> list[Path]:
 
 def rounds_kept(run: Path) -> list[int]:
     """Of the checkpoints in a run folder; fails if there is anything else."""
-    found = sorted((run / "checkpoints").glob("*.h5"))
+    files = sorted((run / "checkpoints").glob("*.h5"))
     assert sorted((run / "checkpoints").iterdir()) == sorted(
-        [*found, *map(names.parts_folder, found)]
+        [*files, *map(names.parts_folder, files)]
     )
-    return [checkpoint.rounds_of(path) for path in found]
+    return [checkpoint.rounds_of(path) for path in files]
 
 
 def test_a_checkpoint_comes_back_item_by_item(tmp_path):
@@ -131,9 +131,9 @@ def test_a_result_file_is_not_a_checkpoint(tmp_path):
 def test_every_truncation_is_refused(tmp_path, which):
     index = save(tmp_path, 20)
     path = files(index)[which]
-    whole = path.read_bytes()
-    for length in {0, 1, 511, 512, 513, *np.linspace(0, len(whole) - 1, 50).astype(int)}:
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in {0, 1, 511, 512, 513, *np.linspace(0, len(content) - 1, 50).astype(int)}:
+        path.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=REFUSED):
             read(index)
 
@@ -142,9 +142,11 @@ def test_every_truncation_is_refused(tmp_path, which):
 def test_every_flipped_byte_is_refused(tmp_path, which):
     index = save(tmp_path, 20)
     path = files(index)[which]
-    whole = path.read_bytes()
-    for position in np.linspace(0, len(whole) - 1, 50).astype(int):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+    content = path.read_bytes()
+    for position in np.linspace(0, len(content) - 1, 50).astype(int):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :]
+        )
         with pytest.raises(CheckpointError, match=REFUSED):
             read(index)
 

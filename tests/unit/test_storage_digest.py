@@ -18,11 +18,11 @@ def digest_of(
     run: Path, accuracy: float = 0.5, weight: float = 1, seconds: float = 1, ranks: int = 1
 ) -> str:
     """The digest of a small run."""
-    made = Results(run, {"ranks": ranks, "placement": [ranks - 1] * 3}, {})
+    results = Results(run, {"ranks": ranks, "placement": [ranks - 1] * 3}, {})
     for _ in range(4):
         accuracies = np.array([accuracy, np.nan, 0.0])
-        made.append({"clients/accuracy": accuracies, "ranks/wait": np.full(ranks, seconds)})
-    made.write()
+        results.append({"clients/accuracy": accuracies, "ranks/wait": np.full(ranks, seconds)})
+    results.write()
     state = {"state": Params({"head.weight": torch.full((2, 2), weight)})}
     save(run, state, {"clients/0": {"model": Params({"body.weight": torch.ones(3)})}})
     return digest(run)
@@ -65,10 +65,10 @@ def test_the_order_in_which_clients_were_saved_does_not_matter(tmp_path):
 
 def written(run: Path, rounds: int) -> None:
     """Results of so many rounds."""
-    made = Results(run, {}, {})
+    results = Results(run, {}, {})
     for t in range(rounds):
-        made.append({"rounds/seconds": float(t)})
-    made.write()
+        results.append({"rounds/seconds": float(t)})
+    results.write()
 
 
 def test_results_that_end_before_the_checkpoint_have_no_digest(tmp_path):

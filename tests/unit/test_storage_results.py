@@ -32,11 +32,11 @@ def row(t: int, ranks: int = 2) -> dict[str, object]:
 
 
 def run_of(folder: Path, rounds: int, **header: object) -> Results:
-    made = Results(folder, header, {"label_counts": np.ones((K, 4), np.int64)})
+    results = Results(folder, header, {"label_counts": np.ones((K, 4), np.int64)})
     for t in range(rounds):
-        made.append(row(t))
-    made.finish()
-    return made
+        results.append(row(t))
+    results.finish()
+    return results
 
 
 def test_results_come_back_as_they_were_appended(tmp_path):
@@ -66,19 +66,19 @@ def test_a_run_without_rounds_is_readable(tmp_path):
 
 
 def test_a_row_is_a_copy(tmp_path):
-    made, reused = Results(tmp_path, {}, {}), np.zeros(K)
+    results, reused = Results(tmp_path, {}, {}), np.zeros(K)
     for t in range(2):
         reused[:] = t
-        made.append({"clients/loss": reused})
-    made.write()
+        results.append({"clients/loss": reused})
+    results.write()
     assert load(tmp_path).column("clients/loss").tolist() == [[0] * K, [1] * K]
 
 
 def test_gaps_are_nan(tmp_path):
-    made = Results(tmp_path, {}, {})
-    made.append({"ranks/train": np.array([1, 2])})
-    made.append({"ranks/train": np.array([3]), "rounds/late": 5})
-    made.write()
+    results = Results(tmp_path, {}, {})
+    results.append({"ranks/train": np.array([1, 2])})
+    results.append({"ranks/train": np.array([3]), "rounds/late": 5})
+    results.write()
     np.testing.assert_array_equal(load(tmp_path).column("ranks/train"), [[1, 2], [3, np.nan]])
     np.testing.assert_array_equal(load(tmp_path).column("rounds/late"), [np.nan, 5])
 
@@ -102,13 +102,13 @@ def test_unforced_writes_take_at_most_two_percent_of_the_time(tmp_path, monkeypa
         [0.0, 1.0, 1.0, 2.0, 50.9, 152.1, 152.1, 152.2]
     )  # made; written from 1 to 2; skipped; written from 152.1
     monkeypatch.setattr(results, "monotonic", lambda: next(clock))
-    made = Results(tmp_path, {}, {})
-    seen = []
+    writer = Results(tmp_path, {}, {})
+    sizes = []
     for t in range(3):
-        made.append(row(t))
-        made.write()
-        seen.append(load(tmp_path).rounds)
-    assert seen == [1, 1, 3]
+        writer.append(row(t))
+        writer.write()
+        sizes.append(load(tmp_path).rounds)
+    assert sizes == [1, 1, 3]
 
 
 def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
@@ -202,13 +202,15 @@ def test_the_folder_of_a_sweep_in_place_of_a_run_has_its_own_message(tmp_path):
 def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path):
     run_of(tmp_path, 4)
     path = tmp_path / "results.h5"
-    whole = path.read_bytes()
-    for length in np.linspace(0, len(whole) - 1, 50).astype(int):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in np.linspace(0, len(content) - 1, 50).astype(int):
+        path.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match="results.h5: (damaged|not a file of hpcfed)"):
             load(tmp_path)
-    for position in np.linspace(0, len(whole) - 1, 50).astype(int):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+    for position in np.linspace(0, len(content) - 1, 50).astype(int):
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+        )
         with pytest.raises(CheckpointError, match="results.h5: (damaged|not a file of hpcfed)"):
             load(tmp_path)
 
@@ -219,11 +221,11 @@ def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
 
 def watched(folder: Path, warn: Callable[[str], None]) -> Results:
     """Results of 6 rounds."""
-    made = Results(folder, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))}, warn)
+    results = Results(folder, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))}, warn)
     for t in range(6):
-        made.append(row(t))
-    made.finish()
-    return made
+        results.append(row(t))
+    results.finish()
+    return results
 
 
 def spoil_with_h5py(path: Path) -> None:
@@ -233,9 +235,9 @@ def spoil_with_h5py(path: Path) -> None:
 
 def written_over(path: Path) -> None:
     """One bit, at the time of the last change: as a disk changes it."""
-    found = os.stat(path)
+    status = os.stat(path)
     path.write_bytes(flipped(path.read_bytes(), 900))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
@@ -245,59 +247,59 @@ def written_over(path: Path) -> None:
 )
 def test_no_copy_is_made_of_results_that_were_changed_during_the_run(tmp_path, harm):
     """They are written again from memory, and the copy is that."""
-    said: list[str] = []
-    made = watched(tmp_path / "run", said.append)
-    harm(made.path)
-    made.copy(tmp_path / "results.h5")
-    assert len(said) == 1 and "it is written again from memory" in said[0]
+    messages: list[str] = []
+    results = watched(tmp_path / "run", messages.append)
+    harm(results.path)
+    results.copy(tmp_path / "results.h5")
+    assert len(messages) == 1 and "it is written again from memory" in messages[0]
     for path in (tmp_path / "run", tmp_path / "results.h5"):
         record = load(path)
         assert (record.header, record.rounds) == ({"job": {"seed": 1}}, 6)
         assert record.column("rounds/seconds").tolist() == [0, 1, 2, 3, 4, 5]
-    made.copy(tmp_path / "results.h5")
-    assert len(said) == 1
+    results.copy(tmp_path / "results.h5")
+    assert len(messages) == 1
 
 
 def test_a_bit_flipped_anywhere_in_results_is_in_no_copy(tmp_path):
-    made = watched(tmp_path, print)
-    content = made.path.read_bytes()
+    results = watched(tmp_path, print)
+    content = results.path.read_bytes()
     for i, position in enumerate(np.linspace(0, len(content) - 1, 40).astype(int)):
-        made.path.write_bytes(flipped(content, position, i % 8))
-        assert made._file.changed()
-        made.path.write_bytes(content)
-    assert not made._file.changed() and not made._file.changed(read=True)
+        results.path.write_bytes(flipped(content, position, i % 8))
+        assert results._file.changed()
+        results.path.write_bytes(content)
+    assert not results._file.changed() and not results._file.changed(read=True)
 
 
 def test_results_that_another_program_writes_to_are_mended_by_the_next_round(tmp_path):
-    said: list[str] = []
-    made = watched(tmp_path, said.append)
-    spoil_with_h5py(made.path)
+    messages: list[str] = []
+    results = watched(tmp_path, messages.append)
+    spoil_with_h5py(results.path)
     with pytest.raises(CheckpointError, match="damaged"):
         load(tmp_path)
-    made.append(row(6))
-    made.write()
-    assert len(said) == 1 and load(tmp_path).rounds == 7
+    results.append(row(6))
+    results.write()
+    assert len(messages) == 1 and load(tmp_path).rounds == 7
 
 
 def test_a_file_that_was_only_touched_is_not_written_again(tmp_path):
-    said: list[str] = []
-    made = watched(tmp_path, said.append)
-    os.utime(made.path)
-    made.secure(6)
+    messages: list[str] = []
+    results = watched(tmp_path, messages.append)
+    os.utime(results.path)
+    results.secure(6)
     (tmp_path / "copy").mkdir()
-    made.copy(tmp_path / "copy" / "results.h5")
-    assert said == []
+    results.copy(tmp_path / "copy" / "results.h5")
+    assert messages == []
 
 
 def test_a_copy_that_differs_from_the_written_values_is_refused(tmp_path, monkeypatch):
-    made = watched(tmp_path / "run", lambda text: None)
+    writer = watched(tmp_path / "run", lambda text: None)
 
     def copied(source: Path, to: Path) -> None:
         to.write_bytes(flipped(source.read_bytes(), 1000))
 
     monkeypatch.setattr(results.shutil, "copyfile", copied)
     with pytest.raises(WriteError, match="is not what was written to it; check the disk"):
-        made.copy(tmp_path / "results.h5")
+        writer.copy(tmp_path / "results.h5")
 
 
 ENDLESS = """
@@ -361,15 +363,15 @@ class Losing(uncached.Passing):
 def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch):
     monkeypatch.setattr(uncached, "Passing", Losing)
     about = About(3, {"job": {"seed": 1}})
-    made = Results(tmp_path, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))})
+    results = Results(tmp_path, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))})
     for t in range(3):
-        made.append(row(t))
+        results.append(row(t))
     Losing.n = 0
-    made.finish()
-    whole = load(tmp_path)
+    results.finish()
+    record = load(tmp_path)
     part = write_part(folder := tmp_path / "checkpoints/round-000003", 0, lambda: [])
     refused = 0
-    for write in (made.finish, lambda: write_index(folder, about, {0: part})):
+    for write in (results.finish, lambda: write_index(folder, about, {0: part})):
         Losing.n = 0
         write()
         for n in range(1, 1 - Losing.n):
@@ -379,19 +381,19 @@ def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch)
             except WriteError as error:
                 assert "cannot be read back" in str(error)
                 refused += 1
-            assert same(dict(load(tmp_path).columns), dict(whole.columns))
+            assert same(dict(load(tmp_path).columns), dict(record.columns))
     assert refused > 40  # all but zeros beyond the end of a file, which cannot be lost
     with checkpoint.open_checkpoint(tmp_path) as file:
         file.check()
 
 
 def test_results_are_written_though_the_new_file_cannot_be_opened_at_once(tmp_path, monkeypatch):
-    made = Results(tmp_path, {"job": {"seed": 1}}, {})
-    made.append(row(0))
+    writer = Results(tmp_path, {"job": {"seed": 1}}, {})
+    writer.append(row(0))
     with monkeypatch.context() as patch:
         patch.setattr(results, "Written", lambda path: (tmp_path / "stale").read_bytes())
         with pytest.raises(WriteError, match="stale"):
-            made.write()
-    made.append(row(1))
-    made.write()
+            writer.write()
+    writer.append(row(1))
+    writer.write()
     assert load(tmp_path).rounds == 2

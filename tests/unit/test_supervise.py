@@ -208,16 +208,16 @@ def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, r
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["mpirun", "-np", "4", "python", "train.py"], "does not start hpcfed.main"),
         (["no-such-launcher", "-m", "hpcfed.main"], "cannot start no-such-launcher"),
         (["mpirun", "-m", "hpcfed.main", "--no.such", "3"], "no.such"),
     ],
 )
-def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd):
+def test_a_command_that_is_no_run_is_refused_with_one_message(words, message, capfd):
     assert main(["supervise", "--", *words]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_a_signal_to_the_supervisor_makes_the_run_save_and_stop(tmp_path):

@@ -33,14 +33,14 @@ def runs(*words: str) -> list[tuple[str, list[str]]]:
 
 
 def test_a_sweep_is_the_product_of_its_values_the_last_field_fastest():
-    found = runs(*HOMOGENEOUS, "--algorithm.name", "fedavg,fedprox", "--seed=0,1")
-    assert [name for name, _ in found] == [
+    planned = runs(*HOMOGENEOUS, "--algorithm.name", "fedavg,fedprox", "--seed=0,1")
+    assert [name for name, _ in planned] == [
         "fedavg_seed=0",
         "fedavg_seed=1",
         "fedprox_seed=0",
         "fedprox_seed=1",
     ]
-    assert found[1][1] == ["--algorithm.name", "fedavg", "--seed", "1"]
+    assert planned[1][1] == ["--algorithm.name", "fedavg", "--seed", "1"]
 
 
 def test_methods_of_a_sweep_are_named_in_any_spelling():
@@ -49,26 +49,26 @@ def test_methods_of_a_sweep_are_named_in_any_spelling():
 
 
 def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
-    found = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
-    assert found == [
+    planned = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
+    assert planned == [
         ("mix=mlp-cnn", ["--models.mix", "mlp,cnn"]),
         ("mix=cnn", ["--models.mix", "cnn"]),
     ]
-    own = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay", "0.5"]
-    own += ["--algorithm.decay_at", "10,20;30"]
-    assert [name for name, _ in runs(*own)] == ["decay_at=10-20", "decay_at=30"]
+    flags = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay", "0.5"]
+    flags += ["--algorithm.decay_at", "10,20;30"]
+    assert [name for name, _ in runs(*flags)] == ["decay_at=10-20", "decay_at=30"]
 
 
 def test_a_field_of_one_method_varies_in_its_runs_alone():
     words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,ditto,fedprox", "--ditto.lam", "0.1,1"]
-    found = runs(*words, "--seed", "0,1", "--fedprox.mu", "0.5")
-    assert [name for name, _ in found] == [
+    planned = runs(*words, "--seed", "0,1", "--fedprox.mu", "0.5")
+    assert [name for name, _ in planned] == [
         *("fedavg_seed=0", "fedavg_seed=1"),
         *("ditto_lam=0.1_seed=0", "ditto_lam=1_seed=0"),
         *("ditto_lam=0.1_seed=1", "ditto_lam=1_seed=1"),
         *("fedprox_seed=0_mu=0.5", "fedprox_seed=1_mu=0.5"),
     ]
-    assert found[3][1] == ["--algorithm.name", "ditto", "--algorithm.lam", "1", "--seed", "0"]
+    assert planned[3][1] == ["--algorithm.name", "ditto", "--algorithm.lam", "1", "--seed", "0"]
     one = runs(*HOMOGENEOUS, "--algorithm.name", "ditto", "--ditto.lam", "0.1,1")
     assert [name for name, _ in one] == ["lam=0.1", "lam=1"]
 
@@ -77,9 +77,9 @@ def test_a_search_draws_a_method_s_own_field_for_its_runs_alone():
     words = [*HOMOGENEOUS, "--algorithm.name", "fedavg,ditto", "--ditto.lam", "log:0.1..1"]
     words += ["--evaluate.validation", "0.2"]
     trials = [{"ditto.lam": "0.2"}, {"ditto.lam": "0.7"}]
-    found = define(words, Path("s"), 1, "", trials=trials).runs
-    assert [run.name for run in found] == ["fedavg", "lam=0.2_ditto", "lam=0.7_ditto"]
-    assert [run.fields.get("algorithm.lam") for run in found] == [None, 0.2, 0.7]
+    planned = define(words, Path("s"), 1, "", trials=trials).runs
+    assert [run.name for run in planned] == ["fedavg", "lam=0.2_ditto", "lam=0.7_ditto"]
+    assert [run.fields.get("algorithm.lam") for run in planned] == [None, 0.2, 0.7]
 
 
 def jobs(folder: Path, *places: str) -> list[str]:
@@ -92,10 +92,10 @@ def jobs(folder: Path, *places: str) -> list[str]:
 
 def test_of_several_job_files_all_combinations_are_run_with_each(tmp_path):
     one, other = jobs(tmp_path, "a.toml", "b.toml")
-    found = define([one, other, "--rounds", "3", "--seed", "0,1"], tmp_path / "s", 1, "")
-    assert [run.name for run in found.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
-    assert found.words == [] and found.runs[2].words == [other, "--rounds", "3", "--seed", "0"]
-    assert found.runs[2].fields["rounds"] == 3
+    sweep = define([one, other, "--rounds", "3", "--seed", "0,1"], tmp_path / "s", 1, "")
+    assert [run.name for run in sweep.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
+    assert sweep.words == [] and sweep.runs[2].words == [other, "--rounds", "3", "--seed", "0"]
+    assert sweep.runs[2].fields["rounds"] == 3
     assert [name for name, _ in runs(one, other)] == ["a", "b"]  # no field needs to vary then
 
 
@@ -115,10 +115,10 @@ def test_overlays_lie_over_each_job_file_of_a_sweep(tmp_path):
     small.write_text("rounds = 3\nclients = 4\n")
     tiny.write_text("clients = 2\n")
     words = [one, other, "--seed", "0,1"]
-    found = define(words, tmp_path / "s", 1, "", overlays=[small, tiny])
-    assert [run.name for run in found.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
-    assert found.runs[2].words == [other, str(small), str(tiny), "--seed", "0"]
-    assert [(run.fields["rounds"], run.fields["clients"]) for run in found.runs] == [(3, 2)] * 4
+    sweep = define(words, tmp_path / "s", 1, "", overlays=[small, tiny])
+    assert [run.name for run in sweep.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
+    assert sweep.runs[2].words == [other, str(small), str(tiny), "--seed", "0"]
+    assert [(run.fields["rounds"], run.fields["clients"]) for run in sweep.runs] == [(3, 2)] * 4
     alone = define([one, "--rounds", "5", "--seed", "0,1"], tmp_path / "s", 1, "", [small])
     assert alone.words == [one, str(small), "--rounds", "5"] and alone.runs[0].fields["rounds"] == 5
 
@@ -131,13 +131,13 @@ def test_the_command_takes_overlays_by_with_and_names_its_folder_after_them(
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", one, other, "--with", "small.toml", "--dry-run"]) == 0
     assert "2 runs in runs/sweep-x-small, " in capsys.readouterr().out
-    given = [
+    flags = [
         (["--with", "small.toml", "--seed", "0,1"], "--with small.toml lies over job files"),
         ([one, "--with", "small", "--seed", "0,1"], "'small' is neither a job file (.toml) nor"),
         ([one, other, "--with", other], f"{other} is a job of the sweep, and lies over its jobs"),
         ([one, "--with", "none.toml", "--seed", "0,1"], "none.toml: cannot read the job file"),
     ]
-    for words, message in given:
+    for words, message in flags:
         assert main(["sweep", *words, "--dry-run"]) == 2
         assert message in capsys.readouterr().err
     store.write(define([one, "--seed", "0,1"], tmp_path / "s", 1, ""))
@@ -204,9 +204,9 @@ def test_all_wrong_values_are_reported_at_once_and_nothing_is_written(tmp_path, 
 
 
 def test_a_definition_is_read_as_it_was_written(tmp_path):
-    found = define([*HOMOGENEOUS, "--seed", "0,1"], tmp_path / "s", 2, "srun --mpi=pmix")
-    store.write(found)
-    assert store.read(tmp_path / "s") == found and store.array_size(found) == 2
+    sweep = define([*HOMOGENEOUS, "--seed", "0,1"], tmp_path / "s", 2, "srun --mpi=pmix")
+    store.write(sweep)
+    assert store.read(tmp_path / "s") == sweep and store.array_size(sweep) == 2
     text = json.loads(names.sweep_file(tmp_path / "s").read_text())
     assert text["job"]["models.mix"] == ["mlp"] and [run["job"] for run in text["runs"]] == [
         {"seed": 0},
@@ -417,9 +417,9 @@ def test_each_run_sees_only_its_gpus(sweep, monkeypatch):
         **{name: f"echo $CUDA_VISIBLE_DEVICES > {name}.gpus; mkdir s/{name}" for name in "abc"},
     )
     Pool(sweep, 2).run(range(3))
-    found = [(Path(sweep.directory) / f"{name}.gpus").read_text().strip() for name in "abc"]
-    told = names.log_file(sweep.folder, "a").read_text()
-    assert set(found) == {"3", "4"} and f"$ CUDA_VISIBLE_DEVICES={found[0]} sh -c" in told
+    gpus = [(Path(sweep.directory) / f"{name}.gpus").read_text().strip() for name in "abc"]
+    log = names.log_file(sweep.folder, "a").read_text()
+    assert set(gpus) == {"3", "4"} and f"$ CUDA_VISIBLE_DEVICES={gpus[0]} sh -c" in log
 
 
 def test_there_can_be_one_gpu_per_rank(sweep, monkeypatch):
@@ -461,8 +461,8 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")
     assert main([*words, *asked]) == 0
     assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
-    found = store.read(tmp_path / "s")
-    assert (found.ranks, found.launcher) == (8, "mpirun --bind-to none")
+    sweep = store.read(tmp_path / "s")
+    assert (sweep.ranks, sweep.launcher) == (8, "mpirun --bind-to none")
     assert main([*words, *asked, "--ranks", "9"]) == 2
     assert "--ranks 9, but 2 nodes of --ntasks-per-node 4 have 8 tasks" in capsys.readouterr().err
     assert main([*words, "--nodes", "2", "--ranks", "3", "--run.grace", "600", "--dry-run"]) == 0

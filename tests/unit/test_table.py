@@ -17,7 +17,7 @@ def job(
     method: str = "fedavg", alpha: float = 0.5, seed: int = 0, data: str = "digits", **more: object
 ) -> dict:
     """The fields of a job that tables look at, as nested tables."""
-    own = {name.replace("_", "."): value for name, value in more.items()}
+    overrides = {name.replace("_", "."): value for name, value in more.items()}
     fields = {
         "algorithm.name": method,
         "data.name": data,
@@ -30,7 +30,7 @@ def job(
         "quiet": seed > 0,
     }
     tree: dict = {}
-    for name, value in (fields | own).items():
+    for name, value in (fields | overrides).items():
         part, _, last = name.rpartition(".")
         (tree.setdefault(part, {}) if part else tree)[last] = value
     return tree
@@ -80,13 +80,13 @@ def sweep(tmp_path: Path) -> Path:
             for seed in (0, 1):
                 name = f"{method}_{alpha}_{seed}"
                 members.append(Member(name, [], flat(job(method, alpha, seed))))
-    found = Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", tuple(members))
-    store.write(found)
+    definition = Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", tuple(members))
+    store.write(definition)
     for i, member in enumerate(members[:5]):
-        run(found.folder / member.name, to_end(0.4 + 0.1 * i), **about(member))
-    store.note(found, members[5].name, End(2, "hpcfed: the loss is nan", 0.0))
-    run(found.folder / members[6].name, to_end(0.9)[:2], **about(members[6]))
-    return found.folder
+        run(definition.folder / member.name, to_end(0.4 + 0.1 * i), **about(member))
+    store.note(definition, members[5].name, End(2, "hpcfed: the loss is nan", 0.0))
+    run(definition.folder / members[6].name, to_end(0.9)[:2], **about(members[6]))
+    return definition.folder
 
 
 def about(member: Member) -> dict[str, object]:

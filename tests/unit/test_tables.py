@@ -89,14 +89,14 @@ def hospitals(path: Path) -> Path:
 @pytest.mark.parametrize("real", [False, True], ids=["made", "real"])
 def test_a_table_is_the_same_from_hdf5_csv_and_parquet(tmp_path, real, missing):
     path = shared("heart_disease.h5") if real else hospitals(tmp_path / "made.h5")
-    told = {"one_hot": ("cp",), "client": "hospital", "missing": missing}
+    roles = {"one_hot": ("cp",), "client": "hospital", "missing": missing}
     if real:  # empty in most rows
-        told["ignore"] = ("slope", "ca", "thal")
+        roles["ignore"] = ("slope", "ca", "thal")
     with h5py.File(path) as file:
         write_csv(tmp_path / "table.csv", file, json.loads(file.attrs["features"]))
         classes = json.loads(file.attrs.get("classes", '["0", "1"]'))
-    one = read(str(path), **told)
-    other = read(str(tmp_path / "table.csv"), test="part", **told)
+    one = read(str(path), **roles)
+    other = read(str(tmp_path / "table.csv"), test="part", **roles)
     assert other.classes == ("0", "1") and one.classes == tuple(classes)
     arrays = to_arrays(other) | {"facts": to_arrays(one)["facts"]}
     assert same(one, from_arrays(arrays)) and (one.mean, one.std) == (other.mean, other.std)
@@ -104,13 +104,13 @@ def test_a_table_is_the_same_from_hdf5_csv_and_parquet(tmp_path, real, missing):
     assert len(np.unique(one.train.users)) == 4
     pandas = pytest.importorskip("pandas")
     pandas.read_csv(tmp_path / "table.csv").to_parquet(tmp_path / "table.parquet")
-    assert same(read(str(tmp_path / "table.parquet"), test="part", **told), other)
+    assert same(read(str(tmp_path / "table.parquet"), test="part", **roles), other)
 
 
 def test_columns_become_features_by_hand(tmp_path):
     save(tmp_path, "age;job;score;sick\n60;cook;?;no\n70;judge;3;yes\n", "test.csv")
-    told = {"label": "sick", "ignore": ("site",), "missing": "fill"}
-    data = read(save(tmp_path), test_file=tmp_path / "test.csv", **told)
+    roles = {"label": "sick", "ignore": ("site",), "missing": "fill"}
+    data = read(save(tmp_path), test_file=tmp_path / "test.csv", **roles)
     # age, job = cook, nurse, pilot, score; the mean score of 1, 2 and 4 stands for what is missing
     mean = np.float32(7 / 3)
     assert data.train.x.tolist() == [
@@ -128,17 +128,17 @@ def test_columns_become_features_by_hand(tmp_path):
     )
     assert "1 value of the test part of a kind" in data.notes[2] and "(job 1)" in data.notes[2]
     coded = read(
-        save(tmp_path), test_file=tmp_path / "test.csv", **told, codes=("job",), inputs=("job",)
+        save(tmp_path), test_file=tmp_path / "test.csv", **roles, codes=("job",), inputs=("job",)
     )
     assert coded.train.x.tolist() == [[1], [0], [1], [2]]
     assert coded.test.x.tolist() == [[0], [1]]  # a judge counts as the most frequent, a nurse
 
 
 def test_rows_with_gaps_are_refused_or_dropped_in_one_message(tmp_path):
-    told = {"label": "sick", "client": "site", "held_out": 0.4}
+    roles = {"label": "sick", "client": "site", "held_out": 0.4}
     with pytest.raises(DataError, match=r"1 value missing, the first in row 3 \(score 1\)"):
-        read(save(tmp_path), **told)
-    data = read(save(tmp_path), **told, missing="drop")
+        read(save(tmp_path), **roles)
+    data = read(save(tmp_path), **roles, missing="drop")
     assert len(data.train.y) + len(data.test.y) == 3
     assert data.notes[0].endswith("1 of 4 rows lack values and are left out (score 1)")
 
@@ -377,10 +377,12 @@ def test_a_folder_without_images_and_a_broken_image_are_named(tmp_path):
 def saved_set(folder: Path, parts: tuple[str, ...] = ("train",), **columns) -> str:
     """A data set as Hugging Face's save_to_disk writes it, under its name in a job."""
     library = pytest.importorskip("datasets")
-    made = {part: library.Dataset.from_dict(columns) for part in parts}
+    datasets = {part: library.Dataset.from_dict(columns) for part in parts}
     if "image" in columns:
-        made = {part: rows.cast_column("image", library.Image()) for part, rows in made.items()}
-    library.DatasetDict(made).save_to_disk(folder)
+        datasets = {
+            part: rows.cast_column("image", library.Image()) for part, rows in datasets.items()
+        }
+    library.DatasetDict(datasets).save_to_disk(folder)
     return f"hf:{folder}"
 
 
@@ -486,8 +488,8 @@ def test_cached_data_sets_of_hugging_face_need_no_network(tmp_path, monkeypatch)
 
     configs = {"BUILDER_CONFIGS": [CsvConfig(name="default", data_files=files)]}
     Hub = type("Hub", (Csv,), configs)  # as `datasets` makes a builder for a set of the hub
-    made = {"dataset_name": "people", "hash": "0" * 16}
-    Hub(cache_dir=str(tmp_path / "cache"), **made).download_and_prepare()
+    info = {"dataset_name": "people", "hash": "0" * 16}
+    Hub(cache_dir=str(tmp_path / "cache"), **info).download_and_prepare()
     (tmp_path / "cache/people").rename(tmp_path / "cache/lab___people")
     data = read("hf:lab/people")  # as a download from the hub leaves it
     assert same(data, read(save(tmp_path, rows))) and data.classes == ("no", "yes")

@@ -143,12 +143,12 @@ ROWS = [  # polarity, user, text
 ]
 
 
-def save_csv(folder: Path, kept: list[tuple[str, str, str]] = ROWS) -> None:
+def save_csv(folder: Path, rows: list[tuple[str, str, str]] = ROWS) -> None:
     for name in sentiment140.FILES:
         with (folder / name).open("w", encoding="latin-1", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
             writer.writerows(
-                [polarity, "1", "Mon", "NO_QUERY", user, text] for polarity, user, text in kept
+                [polarity, "1", "Mon", "NO_QUERY", user, text] for polarity, user, text in rows
             )
 
 
@@ -161,8 +161,8 @@ def test_the_authors_files_are_read_without_their_neutral_tweets(tmp_path):
         and data.train.x.shape == (3, 32)
         and data.name == "sentiment140"
     )
-    known = len({word for _, _, text in (ROWS[0], ROWS[1], ROWS[3]) for word in tokenise(text)})
-    assert data.vocabulary == known + 2 and not (data.train.x == 1).any()
+    n_words = len({word for _, _, text in (ROWS[0], ROWS[1], ROWS[3]) for word in tokenise(text)})
+    assert data.vocabulary == n_words + 2 and not (data.train.x == 1).any()
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def value(k: int) -> Tensor:
 def store(tmp_path):
     """Room for two values above and for two below."""
     below = LruStore(tmp_path / "spill", 2 * ONE, codec.encode, codec.decode, nbytes)
-    found = TieredStore(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
-    yield found
-    found.close()
+    tiered = TieredStore(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
+    yield tiered
+    tiered.close()
 
 
 def filled(store: TieredStore, n: int = 6) -> TieredStore:
@@ -79,9 +79,9 @@ def test_copies_from_a_gpu_count_as_their_page_locked_blocks(monkeypatch, tmp_pa
     one = client_state.ClientState(
         torch.zeros(1025), {"moments": torch.zeros(3), "step": torch.zeros(())}
     )
-    found = client_state.state_store(tmp_path, 100.0, torch.device("cuda", 1), 200.0)
-    assert (found.limit, found.below.limit) == (200.0, 100.0)
-    assert found.size(one) == 4100 + 12 + 4 and found.below.size(one) == 8192 + 16 + 4
+    store = client_state.state_store(tmp_path, 100.0, torch.device("cuda", 1), 200.0)
+    assert (store.limit, store.below.limit) == (200.0, 100.0)
+    assert store.size(one) == 4100 + 12 + 4 and store.below.size(one) == 8192 + 16 + 4
     assert (
         client_state.state_store(tmp_path, 100.0, torch.device("cpu"), 200.0).size(one)
         == 4100 + 12 + 4
@@ -115,9 +115,9 @@ def test_a_run_with_two_levels_has_the_bits_of_one_with_all_in_memory(tmp_path):
     def layered() -> Rounds:
         going = toy.start(Serial(), job)
         store = going.fed.store
-        below, moved = store.kept, lambda kept: kept.map_tensors(Tensor.clone)
+        below, copy = store.kept, lambda state: state.map_tensors(Tensor.clone)
         below.limit = 1.0
-        store.kept = TieredStore(below, 1.0, moved, moved, below.size)
+        store.kept = TieredStore(below, 1.0, copy, copy, below.size)
         return going
 
     going, rows = layered(), []

@@ -15,7 +15,7 @@ def trained(shape: tuple[int, ...], mean=(0.3,), architecture: str = "cnn") -> T
 
 
 @pytest.mark.parametrize(
-    "given, advice",
+    "shape, advice",
     [
         ((2, 16, 16), "inputs of shape [2, 16, 16], but cnn takes [n, 1, 16, 16]"),
         ((2, 16, 16), "x.unsqueeze(1) adds the missing axis"),
@@ -23,9 +23,9 @@ def trained(shape: tuple[int, ...], mean=(0.3,), architecture: str = "cnn") -> T
         ((16, 16), "inputs of shape [16, 16]"),
     ],
 )
-def test_inputs_of_other_axes_are_one_message(given, advice):
+def test_inputs_of_other_axes_are_one_message(shape, advice):
     with pytest.raises(DataError) as refusal:
-        trained((1, 16, 16))(torch.zeros(given, dtype=torch.uint8))
+        trained((1, 16, 16))(torch.zeros(shape, dtype=torch.uint8))
     assert advice in str(refusal.value)
 
 

@@ -138,10 +138,10 @@ def test_another_phase_draws_other_batches():
 
 
 def test_each_round_and_client_draws_its_own_batches_dropout_and_views():
-    drawn = []
+    weights = []
 
     def loss(model, x, y):
-        drawn.append(
+        weights.append(
             (y.tolist(), x[0].sum().item(), torch.rand(1).item())
         )  # dropout draws from the same generator
         return cross_entropy(model, x[0], y)
@@ -150,9 +150,9 @@ def test_each_round_and_client_draws_its_own_batches_dropout_and_views():
     fed.clients[3].train = fed.clients[4].train
     for k, t in ((4, 0), (4, 1), (3, 0), (4, 0)):
         sgd(fed, fed.clients[k], t, loss, views=2)
-    assert drawn[0] == drawn[3]
+    assert weights[0] == weights[3]
     for what in range(3):
-        assert len({str(draw[what]) for draw in drawn}) == 3
+        assert len({str(draw[what]) for draw in weights}) == 3
 
 
 @pytest.mark.parametrize("keep", ["true", "false"])
@@ -166,26 +166,26 @@ def test_moments_are_kept_or_reset_and_never_leak_to_another_client(keep: str):
 
 
 def test_kept_moments_make_two_rounds_one_long_training():
-    apart, whole = (
+    apart, together = (
         federation("--local.keep_optimiser", "true", "--local.batch", "1000") for _ in range(2)
     )
     for t in range(2):
         sgd(apart, apart.clients[2], t, cross_entropy)
-    sgd(whole, whole.clients[2], 0, cross_entropy, epochs=2)
+    sgd(together, together.clients[2], 0, cross_entropy, epochs=2)
     for name, value in apart.clients[2].params().items():
-        assert torch.allclose(value, whole.clients[2].params()[name], atol=1e-6), name
+        assert torch.allclose(value, together.clients[2].params()[name], atol=1e-6), name
 
 
 def test_views_come_as_a_list_of_different_copies():
-    seen = []
+    batches = []
 
     def loss(model, x, y):
-        seen.append((len(x), x[0].shape == x[1].shape, torch.equal(x[0], x[1])))
+        batches.append((len(x), x[0].shape == x[1].shape, torch.equal(x[0], x[1])))
         return cross_entropy(model, x[0], y)
 
     fed = federation()
     sgd(fed, fed.clients[2], 0, loss, views=2)
-    assert seen == [(2, True, False)]
+    assert batches == [(2, True, False)]
 
 
 def test_the_gradient_of_all_data_is_left_in_the_model_and_nothing_moves():
@@ -209,14 +209,14 @@ def test_views_that_are_made_ahead_as_on_a_gpu_change_no_bit(views_ahead, monkey
     )
     want = toy.run(Serial(), job, rounds=1)
     monkeypatch.setitem(batches_module.VIEWS_AHEAD, "cpu", views_ahead)
-    made = []
+    optimisers = []
     at_once = batches_module.inputs_of_batches
     monkeypatch.setattr(
         batches_module,
         "inputs_of_batches",
         lambda fed, x, views, draws, sizes: (
-            made.append(sizes) or at_once(fed, x, views, draws, sizes)
+            optimisers.append(sizes) or at_once(fed, x, views, draws, sizes)
         ),
     )
     assert toy.differences(toy.run(Serial(), job, rounds=1), want) == []
-    assert max(map(len, made)) > 1
+    assert max(map(len, optimisers)) > 1

@@ -35,9 +35,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 def test_attention_is_torchs_and_padding_is_not_read():
     q, k, v = torch.randn(3, 2, HEADS, 5, 4, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(Attend()(q, k, v, None), attention(q, k, v), atol=1e-6)
-    there = torch.tensor([[True] * 3 + [False] * 2] * 2)
+    mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
     want = attention(q, k[:, :, :3], v[:, :, :3])
-    assert torch.allclose(Attend()(q, k, v, there), want, atol=1e-6)
+    assert torch.allclose(Attend()(q, k, v, mask), want, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -112,10 +112,10 @@ def test_fedtype_trains_transformers_beside_a_small_one_to_the_same_bits_on_any_
     asked = job("fedavg", "--models.mix", "transformer-1").data.name
     flags = ("--models.mix", "transformer-2,lstm-1", "--models.proxy", "transformer-1", "--rounds")
     words = [f"{toy.__file__[:-3]}.toml", "--algorithm.name", "fedtype", "--data.name", asked]
-    given = load([*words, "--data.tokens", "6", *flags, "2"], environ={})
-    want = toy.run(Serial(), given)
+    loaded = load([*words, "--data.tokens", "6", *flags, "2"], environ={})
+    want = toy.run(Serial(), loaded)
     assert np.isfinite(want.scores).any()
-    for got in spmd(2, partial(toy.run, job=given)):
+    for got in spmd(2, partial(toy.run, job=loaded)):
         assert toy.differences(got, want) == []
 
 
@@ -158,9 +158,9 @@ def test_an_encoder_of_transformers_reads_our_tokens_and_has_our_head(tiny: str)
 
 @needs_transformers
 def test_an_encoder_of_transformers_trains_and_ranks_do_not_matter(tiny: str):
-    given = job("fedavg", "--models.mix", tiny, "--rounds", "2")
-    want = toy.run(Serial(), given)
-    assert all(toy.differences(got, want) == [] for got in spmd(2, partial(toy.run, job=given)))
+    loaded = job("fedavg", "--models.mix", tiny, "--rounds", "2")
+    want = toy.run(Serial(), loaded)
+    assert all(toy.differences(got, want) == [] for got in spmd(2, partial(toy.run, job=loaded)))
 
 
 @needs_transformers

@@ -83,10 +83,10 @@ def test_a_completed_turn_returns_its_result_and_is_not_repeated():
     with fed.store.past.set_recording():
         for _ in range(2):
             fed.replay.begin()
-            given = fed.run(
+            received = fed.run(
                 [0, 2], lambda client: done.append(client.id) or Upload(torch.tensor(client.n))
             )
-    assert ({k: int(n) for k, n in given.items()}, done) == (
+    assert ({k: int(n) for k, n in received.items()}, done) == (
         {0: toy.SIZES[0], 2: toy.SIZES[2]},
         [0, 2],
     )
@@ -131,7 +131,7 @@ def test_an_entry_travels_with_its_client():
         (part,) = fed.replay.turns(k)[0].value.value.terms if k in fed.clients else [None]
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
-    assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
+    assert [1.0, 1.0] in [message and message[0] for message in spmd(2, moved)]
     entry = Entry(
         [Turn(None, Tally(up=3), [4]), Turn([1.5], None, [4, 7])], (0.5, 1.0), {2: ("data", "why")}
     )
@@ -207,11 +207,11 @@ def test_a_fitting_batch_is_estimated_from_the_peak_and_the_failed_allocation(mo
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 9 * 2**30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has ...")
-    told = error_messages.no_room(
+    message = error_messages.no_room(
         error, 128, torch.device("cuda"), 2**30
     )  # 9 GiB for a step that took 24 or more
-    assert "local.batch = 128" in told and "9.00 GiB of 10.00 GiB at its peak" in told
-    assert "local.batch = 48 may fit (an estimate)" in told
+    assert "local.batch = 128" in message and "9.00 GiB of 10.00 GiB at its peak" in message
+    assert "local.batch = 48 may fit (an estimate)" in message
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
     assert "of 5.00 GiB at its peak" in error_messages.no_room(
         error, 128, torch.device("cuda"), 2**30

@@ -12,7 +12,7 @@ from hpcfed.main import patience
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("values", "taken"),
     [
         ("", "^han,adapt,hcoll,portals4"),
         ("^ucc", "^ucc,han,adapt,hcoll,portals4"),
@@ -21,8 +21,8 @@ from hpcfed.main import patience
         ("han,tuned,basic", "tuned,basic"),
     ],
 )
-def test_collectives_that_return_wrong_sums_after_a_death_are_switched_off(given, taken):
-    assert ulfm.fit(given) == taken
+def test_collectives_that_return_wrong_sums_after_a_death_are_switched_off(values, taken):
+    assert ulfm.fit(values) == taken
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ MARKS = "\x1b[31m\n\u202e"
 
 def crafted_run(folder: Path, change) -> Path:
     """A run whose results `change(file)` was made to before they were sealed."""
-    made = records.run(folder)
-    found = record.load(folder)
+    results = records.run(folder)
+    loaded = record.load(folder)
     with replace_file(names.results_file(folder), names.RESULTS) as file:
-        made._fill(file, dict(found.columns))
+        results._fill(file, dict(loaded.columns))
         change(file)
     return folder
 
@@ -76,13 +76,13 @@ def field(place: str, value: object):
     """A header with another value at that place."""
 
     def make(file: h5py.File) -> None:
-        found = json.loads(file["header"][()])
+        decoded = json.loads(file["header"][()])
         *above, last = place.split(".")
-        table = found
+        table = decoded
         for key in above:
             table = table[key]
         table[last] = value
-        header(json.dumps(found).encode())(file)
+        header(json.dumps(decoded).encode())(file)
 
     return make
 
@@ -232,8 +232,8 @@ def test_the_job_in_a_checkpoint_is_a_job(settings):
 
 def test_items_that_a_run_does_not_save_are_damage_of_their_file_and_a_lack_of_memory_is_not():
     for error in (KeyError("stale"), AttributeError("to"), RuntimeError("size"), ValueError("x")):
-        said = f"a.h5: holds .*{type(error).__name__}"
-        with pytest.raises(DamagedError, match=said), convert_unfit_errors(Path("a.h5")):
+        message = f"a.h5: holds .*{type(error).__name__}"
+        with pytest.raises(DamagedError, match=message), convert_unfit_errors(Path("a.h5")):
             raise error
     with pytest.raises(torch.OutOfMemoryError), convert_unfit_errors(Path("a.h5")):
         raise torch.OutOfMemoryError("full")
@@ -256,9 +256,9 @@ def test_files_of_a_run_can_be_read_or_the_run_is_refused_before_its_first_round
     for place, value in (("classes", ["\ud800"]), ("algorithm", "x" * 100_001)):
         with pytest.raises(ConfigError, match=f"could not be read: header: {place}"):
             Results(tmp_path, records.header(4, 2, 3) | {place: value}, {})
-    made = records.header(4, 2, 3)
-    made["job"]["out"] = "runs/\udcff"  # a folder may have any bytes in its name
-    Results(tmp_path, made, {}).finish()
+    header = records.header(4, 2, 3)
+    header["job"]["out"] = "runs/\udcff"  # a folder may have any bytes in its name
+    Results(tmp_path, header, {}).finish()
     assert record.load(tmp_path).header["job"]["out"] == "runs/\udcff"
 
 
@@ -356,8 +356,8 @@ def test_resume_imports_a_method_only_if_the_user_names_it(tmp_path, evil):
         again(job, "run")
     assert not mark.exists()
     (tmp_path / "job.toml").write_text(f'[algorithm]\nname = "{evil}"\n')
-    for given in ([*words, "--algorithm.name", evil], [str(tmp_path / "job.toml"), *words]):
-        assert load(given, lambda path: job, environ={}).algorithm.name == evil
+    for arguments in ([*words, "--algorithm.name", evil], [str(tmp_path / "job.toml"), *words]):
+        assert load(arguments, lambda path: job, environ={}).algorithm.name == evil
     assert mark.exists() and again(job, "run", importable=[evil]).algorithm.name == evil
 
 
@@ -378,9 +378,9 @@ def test_a_saved_model_imports_only_modules_that_the_user_names(tmp_path, evil, 
         "vocabulary": 0, "mean": [0.0], "std": [1.0], "client": 0, "rounds": 1, "counted": "",
         "kind": "logits", "more": {}, "job": {}, "task": {"name": "classification"},
     }  # fmt: skip
-    told = {key: json.dumps(value) for key, value in about.items()}
+    attributes = {key: json.dumps(value) for key, value in about.items()}
     path = tmp_path / "client.safetensors"
-    metadata = {"format": "hpcfed-model", "version": "1", **told}
+    metadata = {"format": "hpcfed-model", "version": "1", **attributes}
     save_file({"x": torch.zeros(1)}, path, metadata=metadata)
     with pytest.raises(ConfigError, match="only if you name it yourself"):
         hpcfed.load_model(path)
@@ -447,9 +447,9 @@ def test_a_field_of_a_sweeps_job_has_its_type(tmp_path, capsys, name, value):
 
 def test_a_sweep_started_in_a_folder_with_a_name_that_is_not_unicode_is_read(tmp_path):
     member = sweeps.Member("a", ["--system.file", "\udcff.csv"], {"rounds": 1})
-    made = sweeps.Sweep(tmp_path, ["\udcff.toml"], "/home/\udcff", 1, "", (member,))
-    sweeps.write(made)
-    assert sweeps.read(tmp_path) == made
+    sweep = sweeps.Sweep(tmp_path, ["\udcff.toml"], "/home/\udcff", 1, "", (member,))
+    sweeps.write(sweep)
+    assert sweeps.read(tmp_path) == sweep
 
 
 def test_mutated_files_of_every_kind_are_refused_or_read(tmp_path, monkeypatch):

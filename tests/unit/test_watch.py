@@ -39,12 +39,12 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
     writer = records.run(tmp_path, 2, total=5)
     writer.append(records.row(3, 4, 2, clients__accuracy=np.full(4, np.nan)))
     writer.finish()
-    [seen] = views([tmp_path])
+    [view] = views([tmp_path])
     want = load(tmp_path).columns["clients/accuracy"]
-    assert (seen.evaluated, seen.mean) == ([1, 2], want[:2].mean(1).tolist())
-    assert seen.std == want[:2].std(1).tolist() and seen.clients.tolist() == want[1].tolist()
-    assert (seen.loss, seen.seconds) == ([1.0, 1 / 2, 1 / 3], [2.1] * 3)
-    assert seen.phases == {
+    assert (view.evaluated, view.mean) == ([1, 2], want[:2].mean(1).tolist())
+    assert view.std == want[:2].std(1).tolist() and view.clients.tolist() == want[1].tolist()
+    assert (view.loss, view.seconds) == ([1.0, 1 / 2, 1 / 3], [2.1] * 3)
+    assert view.phases == {
         "train": [1, 2],
         "evaluate": [1, 2],
         "wait": [0.5, 0],
@@ -153,9 +153,9 @@ def test_a_run_is_read_again_only_if_its_files_have_changed(tmp_path, monkeypatc
     writer, reads = records.run(tmp_path, 1, total=3), []
     monkeypatch.setattr(reader, "load", lambda path: reads.append(path) or load(path))
     run = open_runs([tmp_path])[0]
-    seen = look(run)
-    assert [look(run, seen).state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
-    assert look(run, seen).warnings is seen.warnings  # nor counted again
+    view = look(run)
+    assert [look(run, view).state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
+    assert look(run, view).warnings is view.warnings  # nor counted again
     writer.append(records.row(2, 4, 2))
     writer.finish()
     assert look(run).state.rounds == 2 and len(reads) == 2
@@ -165,10 +165,10 @@ def test_a_file_that_is_damaged_meanwhile_is_a_state(tmp_path):
     writer = records.run(tmp_path, 1, total=3)
     run = open_runs([tmp_path])[0]
     look(run)
-    whole = writer.path.read_bytes()
-    writer.path.write_bytes(whole[:100])
+    content = writer.path.read_bytes()
+    writer.path.write_bytes(content[:100])
     assert look(run).state.word == "damaged"
-    writer.path.write_bytes(whole)
+    writer.path.write_bytes(content)
     assert look(run).state.rounds == 1
 
 
@@ -208,5 +208,5 @@ def test_a_run_of_survival_times_shows_its_first_metric(tmp_path):
     assert "test C-index, mean over clients: 0.7500" in text and "accuracy" not in text
     both = drawn(tmp_path, records.run(tmp_path / "other", 3, total=4).path.parent)
     assert "C-index 0.7500" in both and "accuracy 0.5625" in both
-    [seen] = views([tmp_path])
-    assert seen.mean == [0.625, 0.75] and seen.clients.tolist() == [0.625, 0.875, 0.75, 0.75]
+    [view] = views([tmp_path])
+    assert view.mean == [0.625, 0.75] and view.clients.tolist() == [0.625, 0.875, 0.75, 0.75]

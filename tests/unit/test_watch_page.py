@@ -183,8 +183,8 @@ def test_only_get_is_answered(run, method):
 
 def test_the_server_ends_when_the_page_has_the_end_of_the_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(web, "LAST", 0.0)
-    made, urls = web.Server, []
-    monkeypatch.setattr(web, "Server", lambda *args: urls.append(made(*args)) or urls[0])
+    servers, urls = web.Server, []
+    monkeypatch.setattr(web, "Server", lambda *args: urls.append(servers(*args)) or urls[0])
     writer, statuses = records.run(tmp_path, 2, total=3), []
     thread = threading.Thread(
         target=lambda: statuses.append(cli.main(["watch", str(tmp_path), "--web"])), daemon=True
@@ -212,9 +212,9 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     writer.append(records.row(2, 4, 2, clients__accuracy=np.array([np.nan, 1, 1, 1])))
     writer.finish()
     with serving(tmp_path / nasty) as server:
-        found = changes(server)["data"]
-        assert found["runs"][0]["table"]["accuracy"] == [None, 1, 1, 1]
-        assert "<img" not in found["above"] + found["below"] + ask(server, "")[2].decode()
+        data = changes(server)["data"]
+        assert data["runs"][0]["table"]["accuracy"] == [None, 1, 1, 1]
+        assert "<img" not in data["above"] + data["below"] + ask(server, "")[2].decode()
     script = "".join(map(write.part, write.SCRIPTS))
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 

@@ -77,9 +77,9 @@ def test_the_groups_of_a_small_net_by_hand():
         nn.Flatten(),
         nn.Linear(16, 6),
     )
-    found = units(Model(body, Head(6, 3)), (1, 4, 4))
-    window = found.window(0.5)
-    assert list(found.sizes.values()) == [4, 6]  # the convolution's channels, the representation
+    groups = units(Model(body, Head(6, 3)), (1, 4, 4))
+    window = groups.window(0.5)
+    assert list(groups.sizes.values()) == [4, 6]  # the convolution's channels, the representation
     assert {name: [list(axis) for axis in axes] for name, axes in window.items()} == {
         "body.0.weight": [[0, 1], [0]],
         "body.0.bias": [[0, 1]],
@@ -97,13 +97,13 @@ def test_the_groups_of_a_small_net_by_hand():
 
 
 def test_a_residual_sum_makes_one_group_of_two():
-    found = structure("resnet18", SHAPE, CLASSES, D)
+    net = structure("resnet18", SHAPE, CLASSES, D)
     stage = ["body.conv1", "body.layer1.0.conv2", "body.layer1.1.conv2"]
-    groups = {found.axes[f"{layer}.weight"][0][0].group for layer in stage}
-    assert len(groups) == 1 and found.axes["body.layer1.0.conv1.weight"][0][0].group not in groups
+    groups = {net.axes[f"{layer}.weight"][0][0].group for layer in stage}
+    assert len(groups) == 1 and net.axes["body.layer1.0.conv1.weight"][0][0].group not in groups
     assert (
-        found.axes["body.layer2.0.downsample.0.weight"][0]
-        == found.axes["body.layer2.0.conv2.weight"][0]
+        net.axes["body.layer2.0.downsample.0.weight"][0]
+        == net.axes["body.layer2.0.conv2.weight"][0]
     )
 
 
@@ -117,9 +117,9 @@ def test_a_concatenation_puts_groups_side_by_side():
 @each_model
 def test_every_tensor_has_its_place_and_the_count_falls_with_the_square_of_the_width(name: str):
     full = new(name, d=512)
-    found = structure(name, SHAPE, CLASSES, 512)
-    assert set(found.axes) == set(tensors(full))
-    for tensor, axes in found.axes.items():
+    net = structure(name, SHAPE, CLASSES, 512)
+    assert set(net.axes) == set(tensors(full))
+    for tensor, axes in net.axes.items():
         lengths = [sum(size * repeat for _, size, repeat in axis) for axis in axes]
         assert lengths == list(tensors(full)[tensor].shape[: len(axes)])
     sizes = [
@@ -168,8 +168,8 @@ def test_it_computes_what_the_full_model_does_with_its_other_units_silent(name: 
 )
 @each_model
 def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str, choose):
-    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
-    window = found.window(0.5, choose)
+    weights, net = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    window = net.window(0.5, choose)
     pieces = take(weights, window)
     assert {n: v.shape for n, v in pieces.items()} == {
         n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()
@@ -180,23 +180,23 @@ def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str
 
 @each_model
 def test_a_window_of_all_units_is_the_model(name: str):
-    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    weights, net = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
     for choose in (roll_units(5), draw_units(rng.stream(0, "window"))):
         assert all(
-            torch.equal(v, weights[n]) for n, v in take(weights, found.window(1.0, choose)).items()
+            torch.equal(v, weights[n]) for n, v in take(weights, net.window(1.0, choose)).items()
         )
 
 
 def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
-    found = structure("cnn", SHAPE, CLASSES, D)
-    group = found.axes["body.0.weight"][0][0]
-    seen = np.zeros(group.size, int)
+    net = structure("cnn", SHAPE, CLASSES, D)
+    group = net.axes["body.0.weight"][0][0]
+    uses = np.zeros(group.size, int)
     for t in range(group.size):
-        own = found.window(0.3, roll_units(t))["body.0.bias"][0]
-        assert len(set(own)) == len(own) == count_units(group.size, 0.3)
-        seen[own] += 1
-    assert (seen == count_units(group.size, 0.3)).all()
-    wrapped = found.window(0.3, roll_units(group.size - 2))["body.0.bias"][0]
+        unit = net.window(0.3, roll_units(t))["body.0.bias"][0]
+        assert len(set(unit)) == len(unit) == count_units(group.size, 0.3)
+        uses[unit] += 1
+    assert (uses == count_units(group.size, 0.3)).all()
+    wrapped = net.window(0.3, roll_units(group.size - 2))["body.0.bias"][0]
     assert wrapped.tolist() == [
         *range(count_units(group.size, 0.3) - 2),
         group.size - 2,
@@ -205,24 +205,24 @@ def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
 
 
 def test_drawn_windows_are_reproducible_even_and_nested_by_width():
-    found, seen = structure("cnn", SHAPE, CLASSES, D), np.zeros(32, int)
+    net, uses = structure("cnn", SHAPE, CLASSES, D), np.zeros(32, int)
     for k in range(400):
         wide, slim = (
-            found.window(w, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
+            net.window(w, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
             for w in (0.5, 0.25)
         )
         assert set(slim) < set(wide) and len(wide) == 16
         assert np.array_equal(
-            wide, found.window(0.5, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
+            wide, net.window(0.5, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
         )
-        seen[wide] += 1
-    assert abs(seen - 200).max() < 50  # five standard deviations of a fair draw
+        uses[wide] += 1
+    assert abs(uses - 200).max() < 50  # five standard deviations of a fair draw
 
 
 @pytest.mark.parametrize("name", ["cnn", "alexnet", "googlenet"])
 def test_a_narrower_window_lies_within_a_wider_one(name: str):
-    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
-    wide, slim = found.window(0.5), found.window(0.25)
+    weights, net = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    wide, slim = net.window(0.5), net.window(0.25)
     direct, twice = take(weights, slim), take(take(weights, wide), within(slim, wide))
     assert all(torch.equal(direct[n], twice[n]) for n in weights)
     assert within(slim, {}) == slim
@@ -256,5 +256,5 @@ def test_sums_that_cannot_be_tied_are_refused():
 
 
 def test_a_narrow_model_costs_less():
-    whole, half = (cost(name, SHAPE, CLASSES, D) for name in ("cnn", "cnn@0.5"))
-    assert half < 0.6 * whole
+    full, half = (cost(name, SHAPE, CLASSES, D) for name in ("cnn", "cnn@0.5"))
+    assert half < 0.6 * full

@@ -8,9 +8,9 @@ from torch.utils.data import default_collate
 class DataLoader(BaseDataLoader):
     def __init__(self, mode, num_workers=0, **kwargs):
         self.batch_size = kwargs["args"]["batch_size"]
-        held = Dataset(kwargs["data"], user_idx=kwargs.get("user_idx"))
+        dataset = Dataset(kwargs["data"], user_idx=kwargs.get("user_idx"))
         super().__init__(
-            held, batch_size=self.batch_size, shuffle=mode == "train", collate_fn=collate
+            dataset, batch_size=self.batch_size, shuffle=mode == "train", collate_fn=collate
         )
 
 

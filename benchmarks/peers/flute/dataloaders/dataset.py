@@ -12,9 +12,9 @@ class Dataset(BaseDataset):
     """
 
     def __init__(self, data, test_only=False, user_idx=0, **kwargs):
-        held = data if isinstance(data, dict) else self.load_data()
-        self.user_list, self.num_samples = held["users"], held["num_samples"]
-        self.user_data, self.user_data_label = held["user_data"], held["user_data_label"]
+        content = data if isinstance(data, dict) else self.load_data()
+        self.user_list, self.num_samples = content["users"], content["num_samples"]
+        self.user_data, self.user_data_label = content["user_data"], content["user_data_label"]
         user = self.user_list[max(user_idx or 0, 0)]
         self.x, self.y = self.user_data[user], self.user_data_label[user]
 
