@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from told import Told, carry_out, digest, run
+from findings import Findings, carry_out, digest, run
 
 DATA = Path("data/fashion_mnist.h5")
 RUNS = (("float32", 1), ("float32", 4), ("tf32", 4), ("bf16", 4))  # precision, ranks
@@ -24,7 +24,7 @@ JOB = (
 )
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     from hpcfed.storage.results import load as results
 
     data, digests = ("digits" if report.pretend else str(options.data)), {}

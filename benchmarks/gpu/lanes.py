@@ -17,7 +17,7 @@ from copy import deepcopy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ Replay = Callable[[], Any]
 Lane = tuple[Replay, Any]  # a captured step, and its stream; on the CPU the step and None
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     import torch
 
     from hpcfed.machine import devices
@@ -47,7 +47,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
 
-def measure(report: Told, precision: str, device: torch.device) -> None:
+def measure(report: Findings, precision: str, device: torch.device) -> None:
     """Enter the milliseconds of a client's step alone, in lanes and stacked, in one precision."""
     counts = LANES[:2] if report.pretend else LANES
     batch = 4 if report.pretend else BATCH
@@ -78,7 +78,7 @@ def measure(report: Told, precision: str, device: torch.device) -> None:
                 clients=G,
             ),
         )
-    values = report.found["values"]
+    values = report.entries["values"]
     for name in MODELS:
         one, eight = (values.get(f"{name} {precision}: {n} lanes") for n in (1, 8))
         if one and eight:
@@ -87,7 +87,7 @@ def measure(report: Told, precision: str, device: torch.device) -> None:
 
 
 def milliseconds(
-    report: Told, name: str, lanes: Sequence[Lane], device: torch.device, clients: int = 1
+    report: Findings, name: str, lanes: Sequence[Lane], device: torch.device, clients: int = 1
 ) -> None:
     """Measure the milliseconds of one client's step while all these lanes run.
 

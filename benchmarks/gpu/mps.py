@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from told import Told
+from findings import Findings
 
 CONTROL = "nvidia-cuda-mps-control"
 PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin")  # where PATH lacks them
@@ -25,7 +25,7 @@ def find(program: str) -> str | None:
 
 
 @contextmanager
-def server(report: Told, folder: Path) -> Iterator[dict[str, str] | None]:
+def server(report: Findings, folder: Path) -> Iterator[dict[str, str] | None]:
     """Yield the variables with which programs use an MPS server that runs inside; None if there is
     none.
     """

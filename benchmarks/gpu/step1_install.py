@@ -16,8 +16,8 @@ import sys
 import venv
 from pathlib import Path
 
+from findings import ROOT, Findings, carry_out, command
 from mps import CONTROL, find
-from told import ROOT, Told, carry_out, command
 
 WORLD = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
 SEE = """
@@ -37,7 +37,7 @@ print(json.dumps({"python": sys.version.split()[0], "torch": torch.__version__,
 """
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     python = Path(sys.executable)
     if options.wheels:
         python = install(report, options.folder.resolve() / "env", options.wheels.resolve())
@@ -62,7 +62,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
         report.value("nvidia-smi", command([smi], report)[1])
 
 
-def install(report: Told, folder: Path, wheels: Path) -> Path:
+def install(report: Findings, folder: Path, wheels: Path) -> Path:
     """Return the Python of a new environment, which has the packages of the Python that runs this
     and, before them, those of the wheels.
 

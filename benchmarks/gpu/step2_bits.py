@@ -17,7 +17,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ STEPS, LAST = 20, 7  # full batches, and examples of the last one
 ENGINES = ("eager", "traced", "graphed")
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
 
     report.attempt("sums", partial(sums, report))
@@ -64,7 +64,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
 WEIGHTS = (1.0, 1 / 3, 1e-20, 250.0, 0.0)  # of the clients of a sum
 
 
-def sums(report: Told) -> None:
+def sums(report: Findings) -> None:
     """Compare sums on the device with those on the host, for values of any bits."""
     import numpy as np
     import torch
@@ -121,7 +121,7 @@ def both_means(
     return differences[0], differences[1]
 
 
-def bits(report: Told, case: Case, engine: str, precision: str) -> str:
+def bits(report: Findings, case: Case, engine: str, precision: str) -> str:
     """SHA-256 of the weights after one round of this case's one client."""
     from side import Side, free
 

@@ -14,14 +14,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 if TYPE_CHECKING:
     import torch
     from cases import Case
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     from gpu import PAPER, SMALL
     from side import Side, free
 
@@ -43,7 +43,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
     report.attempt("spilling", lambda: spilling(report, case))
 
 
-def failure(report: Told, device: torch.device) -> None:
+def failure(report: Findings, device: torch.device) -> None:
     """Force one, and look at the thread; then one that ends well."""
     import torch
 
@@ -78,7 +78,7 @@ def failure(report: Told, device: torch.device) -> None:
     report.check("the next capture draws anew at each replay", first != second)
 
 
-def spilling(report: Told, case: Case) -> None:
+def spilling(report: Findings, case: Case) -> None:
     """Rounds with all clients on disk, against rounds with all in the GPU's memory."""
     from side import Side
 

@@ -10,12 +10,12 @@ import sys
 from contextlib import redirect_stderr
 from io import StringIO
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 FEW = ("fedclassavg", "fedavg")  # of a trial on the CPU
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     from hpcfed.algorithms import ALGORITHMS
     from hpcfed.models import MODELS, Entry
 
@@ -25,7 +25,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
         report.attempt(method, lambda method=method: compare(report, method))
 
 
-def compare(report: Told, method: str) -> None:
+def compare(report: Findings, method: str) -> None:
     """Run one method by both engines; its steps have to be captured if its client's round is the
     default one, and otherwise those that train eagerly are named.
     """

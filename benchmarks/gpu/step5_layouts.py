@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("contiguous_format", "channels_last")
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     import torch
     from gpu import PAPER, SMALL
 
@@ -45,7 +45,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
 
 
 def step(
-    report: Told,
+    report: Findings,
     what: str,
     case: Case,
     name: str,
@@ -107,7 +107,7 @@ def slowest(work: Callable[[], object], device: torch.device) -> list[tuple[str,
     ]
 
 
-def augmentation(report: Told, case: Case, device: torch.device, times: int) -> None:
+def augmentation(report: Findings, case: Case, device: torch.device, times: int) -> None:
     """Milliseconds of two views of a batch, and of all batches of a client at once."""
     import torch
 

@@ -12,12 +12,12 @@ import argparse
 import sys
 from dataclasses import asdict
 
-from told import Told, carry_out
+from findings import Findings, carry_out
 
 PARTS = ("paper", "peers", "all", "accuracy")  # what matters most comes first
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     import gpu
     from paired import machine
 

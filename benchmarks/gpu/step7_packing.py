@@ -21,15 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from findings import Findings, carry_out, digest, run
 from mps import find, server
-from told import Told, carry_out, digest, run
 
 PRECISIONS = ("float32", "tf32")
 RATE = 50_000.0  # goal, examples a second
 QUERY = ("--query-gpu=power.draw,utilization.gpu", "--format=csv,noheader,nounits")
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     digests: dict[str, dict[str, str]] = {}
     rates: dict[str, float] = {}
     precisions = PRECISIONS[:1] if report.pretend else PRECISIONS
@@ -61,7 +61,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
 
 
 def one(
-    report: Told, ranks: int, precision: str, out: Path, name: str, variables: dict[str, str]
+    report: Findings, ranks: int, precision: str, out: Path, name: str, variables: dict[str, str]
 ) -> tuple[str, float]:
     """Return the digest of one run and its examples a second."""
     import gpu

@@ -18,12 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
-from told import ROOT, Told, carry_out, digest, run
+from findings import ROOT, Findings, carry_out, digest, run
 
 ROUNDS = 5
 
 
-def work(report: Told, options: argparse.Namespace) -> None:
+def work(report: Findings, options: argparse.Namespace) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         clean = report.attempt("a clean run", lambda: whole(report, folder / "clean", "4", 1))
@@ -33,7 +33,7 @@ def work(report: Told, options: argparse.Namespace) -> None:
         report.check("two ranks on the GPU: the same bits", clean == two)
 
 
-def flags(report: Told, out: Path, resident: str) -> list[str]:
+def flags(report: Findings, out: Path, resident: str) -> list[str]:
     from gpu import PAPER, SMALL
 
     case = SMALL if report.pretend else replace(PAPER, clients=10)
@@ -52,7 +52,7 @@ def flags(report: Told, out: Path, resident: str) -> list[str]:
     ]
 
 
-def whole(report: Told, out: Path, resident: str, ranks: int) -> str:
+def whole(report: Findings, out: Path, resident: str, ranks: int) -> str:
     """The digest of a run that nothing cuts short."""
     start = perf_counter()
     run(flags(report, out, resident), report, ranks)
@@ -60,7 +60,7 @@ def whole(report: Told, out: Path, resident: str, ranks: int) -> str:
     return digest(out, report)
 
 
-def struck(report: Told, out: Path) -> str:
+def struck(report: Findings, out: Path) -> str:
     """The digest of a run that is killed after its second checkpoint and then resumed."""
     from hpcfed.storage.names import checkpoint_file
 

@@ -103,7 +103,7 @@ def test_a_run_that_begins_later_and_the_end_of_all_are_shown(browser, tmp_path)
         until_line(browser, 0, "round 2/2")
         assert "left out: client 1 (diverged)" in browser.texts_now("#live-runs .warning")[0]
         assert browser.texts_now("#asked") == ["finished; hpcfed watch has ended"]
-        assert "diverged" in browser.texts_now("#warnings")[0] and server.told.is_set()
+        assert "diverged" in browser.texts_now("#warnings")[0] and server.notified.is_set()
         assert browser.complaints() == []
         browser.click("#of-rounds option[value=phases]")
         assert lines(browser, "bars-phases")["seconds"] == [2, 4, 2, 4, 1, 0]

@@ -35,7 +35,7 @@ class Desk:
         (folder / "jobs").symlink_to(ROOT / "jobs")
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.env["PATH"]])
         self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path})
-        self.told = ""  # by the last submission
+        self.submission = ""  # output of the last submission
 
     def open(self) -> None:
         """Let the runs of this desk go on."""
@@ -55,8 +55,8 @@ class Desk:
 
     def submit(self, *words: str) -> list[str]:
         """Call `hpcfed submit`; the ids of the jobs."""
-        self.told = self.hpcfed("submit", *words)
-        return self.told.splitlines()[-1].partition("--signal=TERM ")[2].split()
+        self.submission = self.hpcfed("submit", *words)
+        return self.submission.splitlines()[-1].partition("--signal=TERM ")[2].split()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         try:

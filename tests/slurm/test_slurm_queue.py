@@ -68,7 +68,7 @@ def test_a_task_of_a_sweep_that_fails_leaves_the_others_alone_and_the_table_says
 def test_a_run_asked_to_stop_saves_and_continues_when_it_is_submitted_again(desk, wanted):
     job, waits = desk.submit(*RUN, "--time", "10", "--chain", "2")
     desk.waiting(job)
-    pending, _, stop = desk.told.rpartition(": ")[2].partition("; ")
+    pending, _, stop = desk.submission.rpartition(": ")[2].partition("; ")
     desk.call(*shlex.split(pending))
     assert desk.ended(waits)["JobState"] == "CANCELLED"  # else it would go on with what is to stop
     assert stop.split() == [*STOP[:1], "--quiet", *STOP[1:-1], job, waits]

@@ -21,10 +21,10 @@ sys.path[:0] = [str(FOLDER), str(FOLDER / "gpu")]
 import step4_methods  # noqa: E402
 import wheels  # noqa: E402
 from cases import LOGISTIC, Case  # noqa: E402
+from findings import Findings  # noqa: E402
 from naive import Order  # noqa: E402
 from pretend import capture_on_cpu  # noqa: E402
 from side import Side  # noqa: E402
-from told import Told  # noqa: E402
 
 from hpcfed.models import MODELS, Entry  # noqa: E402
 
@@ -98,11 +98,11 @@ def test_a_step_writes_its_findings_on_an_emulated_device(tmp_path: Path):
 def test_all_tensors_of_two_runs_on_a_gpu_are_compared(tmp_path: Path, monkeypatch):
     small = Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
     monkeypatch.setitem(MODELS, "small", small)
-    told = Told(tmp_path / "step.json", pretend=False, limit=1)
+    step = Findings(tmp_path / "step.json", pretend=False, limit=1)
     with pretended_gpu():
-        step4_methods.compare(told, "fedavg")
+        step4_methods.compare(step, "fedavg")
     # nothing can be captured on this device, which the step must not pass over
-    assert told.found["checks"] == {"fedavg": True, "fedavg: its steps are captured": False}
+    assert step.entries["checks"] == {"fedavg": True, "fedavg: its steps are captured": False}
 
 
 def test_wheels_are_the_packages_of_setup_py_that_the_other_machine_lacks():

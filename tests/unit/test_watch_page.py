@@ -224,6 +224,6 @@ def test_the_end_of_runs_is_an_answer_and_not_a_missing_page(tmp_path):
     with serving(tmp_path) as server:
         for name in ("", "other"):
             ask(server, name)
-            assert not server.told.is_set()  # a page that has not asked may not be drawn yet
+            assert not server.notified.is_set()  # a page that has not asked may not be drawn yet
         changes(server)
-        assert server.told.wait(LIMIT)
+        assert server.notified.wait(LIMIT)

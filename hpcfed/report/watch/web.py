@@ -48,7 +48,7 @@ def serve(runs: Sequence[Run], port: int) -> int:
         print(printable(f"{server.url}  {advice}"), flush=True)
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            server.told.wait()
+            server.notified.wait()
             sleep(LAST)
         finally:
             server.shutdown()
@@ -79,7 +79,7 @@ class Server(ThreadingTCPServer):
         self.policy = f"{write.policy(live=True)}; frame-ancestors 'none'"
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
-        self.over, self.told = False, Event()  # the runs are over; the page has been told
+        self.over, self.notified = False, Event()  # the runs are over; the page knows
 
     def handle_error(self, *about: Any) -> None:
         """Ignore errors of a page that was closed while it was answered."""
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
         if kind == "application/json" and self.server.over:
-            self.server.told.set()
+            self.server.notified.set()
 
     def log_message(self, *_: Any) -> None:
         """Do not log requests."""

@@ -1,5 +1,5 @@
-"""What the steps of `benchmarks/gpu` share: their command line, their limit of time, the JSON file
-into which each writes what it finds as it finds it.
+"""Shared by the steps of `benchmarks/gpu`: their command line, their time limit, and the JSON file
+into which each writes its findings at once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class OverTime(Exception):
     """The step has used its time."""
 
 
-class Told:
+class Findings:
     """The findings of one step: values by name, and checks that hold or do not.
 
-    Every finding is written at once, so that what was found stays whatever happens next.
+    Every finding is written at once, so that it stays if a later step fails.
     """
 
     def __init__(self, path: Path, pretend: bool, limit: float):
         self.path, self.pretend, self.start, self.limit = path, pretend, perf_counter(), limit
-        self.found: dict[str, Any] = {
+        self.entries: dict[str, Any] = {
             "step": path.stem,
             "pretended": pretend,
             "ended": "not yet",
@@ -58,18 +58,18 @@ class Told:
 
     def value(self, name: str, value: Any) -> None:
         """Enter something that was measured or seen."""
-        self.found["values"][name] = value
+        self.entries["values"][name] = value
         print(f"{name}: {value}", flush=True)
         self.write()
 
     def check(self, name: str, holds: bool) -> None:
         """Enter something that has to hold."""
-        self.found["checks"][name] = bool(holds)
+        self.entries["checks"][name] = bool(holds)
         print(f"{'ok' if holds else 'FAILS'}: {name}", flush=True)
         self.write()
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns; None where it fails, which is a check that does not hold."""
+        """What `work` returns; None if it fails, which is a check that does not hold."""
         try:
             return work()
         except OverTime:
@@ -80,16 +80,16 @@ class Told:
             return None
 
     def write(self) -> None:
-        self.found["seconds"] = round(perf_counter() - self.start, 1)
-        text = json.dumps(self.found, indent=1, default=str)
+        self.entries["seconds"] = round(perf_counter() - self.start, 1)
+        text = json.dumps(self.entries, indent=1, default=str)
         self.path.write_text(text + "\n")
 
     def end(self, how: str) -> int:
         """Enter how it ended; the exit status: 0 where all was done and every check holds."""
-        self.found["ended"] = how
+        self.entries["ended"] = how
         self.write()
-        wrong = [name for name, holds in self.found["checks"].items() if not holds]
-        print(f"{self.path}: {how}; {len(wrong)} of {len(self.found['checks'])} checks fail")
+        wrong = [name for name, holds in self.entries["checks"].items() if not holds]
+        print(f"{self.path}: {how}; {len(wrong)} of {len(self.entries['checks'])} checks fail")
         return int(bool(wrong) or how != "done")
 
 
@@ -101,7 +101,7 @@ def carry_out(
 ) -> int:
     """Do one step as its command line says, within its time. Returns the exit status.
 
-    work: (told, the command line's values).  options: adds those of this step alone.
+    work: (findings, the options of the command line).  options: adds those of only this step.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the JSON files of all steps are written")
@@ -110,7 +110,7 @@ def carry_out(
     if options:
         options(parser)
     arguments = parser.parse_args()
-    report = Told(
+    report = Findings(
         arguments.folder.resolve() / f"{Path(file).stem}.json", arguments.pretend, arguments.minutes
     )
     signal.signal(signal.SIGALRM, over_time)
@@ -147,7 +147,7 @@ def pretended(wanted: bool) -> Any:
 
 
 def command(
-    words: Sequence[str | Path], report: Told, extra: dict[str, str] | None = None
+    words: Sequence[str | Path], report: Findings, extra: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Exit status and output of a command, which is ended with all that it started when the time of
     the step ends.
@@ -161,7 +161,7 @@ def command(
     return status, text
 
 
-def run(flags: Sequence[str | Path], report: Told, ranks: int = 1, **extra: str) -> None:
+def run(flags: Sequence[str | Path], report: Findings, ranks: int = 1, **extra: str) -> None:
     """One run of hpcfed on so many ranks. RuntimeError with the end of what it said where it
     fails.
     """
@@ -174,7 +174,7 @@ def run(flags: Sequence[str | Path], report: Told, ranks: int = 1, **extra: str)
         raise RuntimeError(f"exit status {status}: {text[-1500:]}")
 
 
-def digest(folder: Path, report: Told) -> str:
+def digest(folder: Path, report: Findings) -> str:
     """Of a run's results and weights."""
     status, text = command([sys.executable, "-m", "hpcfed.cli", "digest", folder], report)
     if status:
