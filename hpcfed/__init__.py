@@ -1,6 +1,6 @@
 """hpcfed: federated learning with different models on different clients, on a cluster.
 
-For a run from a script or notebook: `run`, and the errors that it raises. For whoever reads
+For a run from a script or notebook: `run`, and the errors that it raises. For readers of
 results: `load`, `load_model`. For a method of your own, in one line:
 `from hpcfed import Mean, Params, RoundBased, Upload, losses, rng`. What is not used is not
 imported.

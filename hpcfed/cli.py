@@ -91,7 +91,7 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
 
 
 def own_folder() -> None:
-    """Let methods and models of one's own be found in the folder where one starts, as with python
+    """Let the user's own methods and models be found in the current folder, as with python
     -m.
     """
     sys.path.insert(0, "")

@@ -36,7 +36,7 @@ class Method(Protocol):
 
 
 def check(job: Job, stored: bool = False) -> None:
-    """Check a job as a whole.
+    """Check the fields of a job against one another.
 
     Raises ConfigError for names that do not exist, for a job that the method cannot run, and for
     fields without effect.

@@ -97,7 +97,7 @@ def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:
 
     For a wrong name they are empty; the job's own check reports it.
 
-    If a preset has [jobs.NAME], that is the whole preset of that algorithm. The other algorithms
+    If a preset has [jobs.NAME], that is the complete preset of that algorithm. The other algorithms
     have the rest, over it [datasets.NAME], and [algorithms.NAME] as their fields.
     """
     path = next((path for path in PRESETS.glob("*.toml") if path.stem == name), None)

@@ -1,4 +1,4 @@
-"""The whole job: its sections, the fields that stand in none, and the class for each method."""
+"""The job: its sections, the fields outside of sections, and one class per method."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FREE = (
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
 EXACT = {"engine": "eager, traced or graphed"}
-# of classes that are made by a call: they have no docstrings of their own. pydantic would search
+# for classes that are made by a call: they have no docstrings. pydantic would search
 # the files of all callers for them, which takes long, and ast is not made for threads
 NO_DOCSTRINGS = {"use_attribute_docstrings": False}
 

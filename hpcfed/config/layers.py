@@ -67,7 +67,7 @@ def origin(path: Sequence[str], layers: Sequence[Layer]) -> str:
 
 
 def environment(environ: Mapping[str, str]) -> Layer:
-    """Return the texts of HPCFED_ variables, by field; a whole table is written as JSON.
+    """Return the texts of HPCFED_ variables, by field; a table is written as JSON.
 
     Their names are checked by `load.check_environment`. Raises ConfigError for what is not JSON.
     """

@@ -35,7 +35,7 @@ from hpcfed.core.exit_status import WRONG
 from hpcfed.core.registry import find, refuse_import
 from hpcfed.storage.fields import at, flat
 
-MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
+MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
 MODELS = "--models.mix (models.proxy, models.server)"
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
@@ -110,7 +110,7 @@ def load(
 def refuse_early(words: CommandLine) -> None:
     """Raise ConfigError for mistakes in a command that show without its method.
 
-    They are told before torch is imported, for which a user would wait.
+    They are reported before torch is imported, which takes seconds.
     """
     sources = layers_of(words, lambda path: {})
     if ":" not in sources.method:

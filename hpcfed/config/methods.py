@@ -32,7 +32,7 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
 
 
 def methods(kind: str, **rows: tuple[str, ...]) -> dict[str, Entry]:
-    """Return the methods of one kind, a key of KINDS.
+    """Return the methods of one category, a key of KINDS.
 
     rows: class, line of description, and keys of references.bib, by the name of the method, which
     is also that of its file.
@@ -323,7 +323,7 @@ SPELLINGS = {bare(name): name for name in ALGORITHMS}
 
 
 def kind_of(entry: Entry) -> str:
-    """Return the kind of a registered method, a key of KINDS: the folder of its file."""
+    """Return the category of a registered method, a key of KINDS: the folder of its file."""
     return entry.target.split(".")[2]
 
 

@@ -100,7 +100,7 @@ class Balance:
         self._rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
 
     def deal(self, cohort: list[int]) -> None:
-        """Share the cohort out evenly over all ranks, in whole groups; collective."""
+        """Distribute the cohort evenly over all ranks, in complete groups; collective."""
         groups, placement = self.fed.turns.grouping(cohort), self.fed.placement
         costs = [sum(self._estimate(ks)) for ks in groups]
         old = [placement.ranks[ks[0]] for ks in groups]

@@ -80,8 +80,8 @@ class Need:
 def check(facts: World, fed: Federation) -> None:
     """Measure a local step of each architecture, and refuse a job that does not fit; collective.
 
-    On a CPU nothing is done. Raises ConfigError on all ranks alike; it names the first rank whose
-    share is too small.
+    On a CPU nothing is done. Raises the same ConfigError on all ranks; it names the first rank
+    whose share is too small.
     """
     on_all_ranks(fed.comm, lambda: settle(need(facts, fed), fed) if fed.gpu.memory else None)
 

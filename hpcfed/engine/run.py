@@ -195,5 +195,5 @@ def explain_lost_rounds(results: Results) -> str:
     return (
         f"{results.path}: damaged, incomplete or missing, and so are its copies beside the "
         f"checkpoints: the records of {which} are lost and stay empty; the run continues from the "
-        f"checkpoint of round {results.rounds}, which is whole{where}"
+        f"checkpoint of round {results.rounds}, which is intact{where}"
     )

@@ -94,7 +94,7 @@ def client(world: World, store: ClientStore, device: torch.device, k: int) -> Cl
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
     """Return an additional client, with id K, that holds all clients' data.
 
-    If clients have sub-models, it has the whole model.
+    If clients have sub-models, it has the full model.
     """
     base = Architecture.parse(world.architectures[0]).only(())
     architecture = str(base.full if job.algorithm.accepts == "widths" else base)

@@ -1,4 +1,4 @@
-"""The world of a run: all that set-up decides, as one frozen value that all ranks have alike.
+"""The world of a run: all that set-up decides, as one frozen value, the same on all ranks.
 
 Rank 0 makes it (`hpcfed.engine.decide`), it is sent once, and each rank builds its part from it
 (`hpcfed.engine.setup`).

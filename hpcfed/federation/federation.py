@@ -45,7 +45,7 @@ class SharedData:
     """Data of a rank in addition to its clients' own.
 
     public: examples that no client holds; may be empty.
-    test: this rank's part of the whole test split.
+    test: this rank's part of the full test split.
     mean, std: of each channel of the training images.
     test_sizes: [K], examples in the test part of each client.
     metrics: names of the measures that evaluation computes, the main one first.
@@ -197,7 +197,7 @@ class Federation:
 
     @cached_property
     def modalities(self) -> Sequence[tuple[str, ...]]:
-        """Modalities of each client's training examples, [K]; empty for inputs of one kind."""
+        """Modalities of each client's training examples, [K]; empty for a single input."""
         return self._modalities() or ((),) * self.K
 
     @cached_property
@@ -398,7 +398,7 @@ class Federation:
         server made of that.
         keep: Params, values for entries whose weights sum to 0; they also give the shapes. For
         uploads of several parts a dict of Params by part; then the means are a dict as well.
-        per: the unit that has a weight of its own (a whole part, a tensor, a row of it, a value).
+        per: the unit that has its own weight (a complete part, a tensor, a row of it, a value).
         """
         if not isinstance(keep, Params):
             pairs = list(uploads)

@@ -56,7 +56,7 @@ class Participants:
         """Begin round t, draw its participation, and return the clients that will report.
 
         time_of: client -> virtual seconds at which its trace is read; its availability and speed
-        hold for the whole round.
+        hold for the full round.
         A lost client received what the method announces, and trained, but sends nothing; its
         download and work are counted. The same holds for a client that has failed in the round
         (`ReplayLog.left`).

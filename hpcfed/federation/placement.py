@@ -44,11 +44,11 @@ class Placement:
         return self._store.parcel(k) | entry
 
     def has_parcel(self, k: int) -> bool:
-        """Return whether client k of this rank has state of its own."""
+        """Return whether client k of this rank has state."""
         return k in self._store or k in self._replay
 
     def with_parcel(self) -> set[int]:
-        """Return the clients of this rank that have state of their own."""
+        """Return the clients of this rank that have state."""
         return {*self._store, *self._replay}
 
     def move(self, k: int, src: int, dst: int) -> None:

@@ -18,7 +18,7 @@ from hpcfed.core.params import Mean, Params, Term
 from hpcfed.core.payload import Tally
 
 GO, AGAIN, STOP = range(3)  # a rank's word to the others at a barrier; the highest counts
-# kinds of failures, by number in results; diverged: loss, weights or upload not finite
+# types of failures, by number in results; diverged: loss, weights or upload not finite
 WHY = ("", "diverged", "data", "memory")
 
 
@@ -74,7 +74,7 @@ class ReplayLog:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        # turns requested by each client since the round was last begun
+        # turns requested by each client since the last start of the round
         self.given: dict[int, int] = {}
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}

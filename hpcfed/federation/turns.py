@@ -69,7 +69,7 @@ class Turns:
 
     @contextmanager
     def take(self, clients: Sequence[Client], number: int = 0) -> Iterator[OpenTurn]:
-        """Yield one turn of these clients, which is done, and repeated, as a whole.
+        """Yield one turn of these clients, which is done, and repeated, as a unit.
 
         Inside the block the caller sets `values`, unless they are set: then the turn is completed
         already, and is not done again. In a turn of several clients, no client keeps state between

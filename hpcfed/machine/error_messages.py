@@ -44,7 +44,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def kind(error: BaseException) -> str:
-    """Return the kind of a client's failure (`replay_log.WHY`), or "" if the error is a bug."""
+    """Return the type of a client's failure (`replay_log.WHY`), or "" if the error is a bug."""
     kinds = {
         "memory": out_of_memory(error),
         "diverged": isinstance(error, DivergedError),

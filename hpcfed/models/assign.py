@@ -105,6 +105,8 @@ def widest(job: Job, architecture: str) -> str:
 
 
 def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
-    """Return client k's architecture in round t, with a width drawn anew from models.widths."""
+    """Return client k's architecture in round t, with a new draw of its width from
+    models.widths.
+    """
     width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))
     return str(Architecture.parse(architecture).at(width))

@@ -20,7 +20,7 @@ def mlp(shape: tuple[int, ...], d: int) -> nn.Module:
 def logistic(shape: tuple[int, ...], d: int) -> nn.Module:
     """Logistic regression: the body flattens the input, so that only the head learns.
 
-    The width of the representation is the input size, whatever d is. The objective is convex; it is
+    The width of the representation is the input size and not d. The objective is convex; it is
     the testbed of Li et al., MLSys 2020, arXiv:1812.06127, section 5.
     """
     return nn.Flatten()

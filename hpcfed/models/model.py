@@ -27,7 +27,7 @@ class Head(nn.Linear):
 class NoHead(nn.Identity):
     """Takes the place of the head in a user's model that ends in no linear layer.
 
-    The body is then the whole model, and its logits, [n, C], pass unchanged.
+    The body is then the complete model, and its logits, [n, C], pass unchanged.
     reason: why the model has no head, for methods that need one (`RoundBased.reads_head`).
     """
 

@@ -1,6 +1,6 @@
 """Families of models that differ only in depth: a stem, N equal residual blocks, a last layer.
 
-Blocks of He et al., CVPR 2016, arXiv:1512.03385, section 3. All blocks are alike, so that the first
+Blocks of He et al., CVPR 2016, arXiv:1512.03385, section 3. All blocks are equal, so that the first
 blocks of a deep model are those of a shallower one (`hpcfed.models.depths`): the tensors of block i
 are named "body.blocks.i. ..." in each of them.
 """

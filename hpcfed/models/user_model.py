@@ -43,7 +43,7 @@ def make(
     if isinstance(target, nn.Module):
         raise ConfigError(
             f"models.mix: {name}: is one existing module; name its class, or a function "
-            f"that makes a new one, so that each client has weights of its own"
+            f"that makes a new one, so that each client has its own weights"
         )
     if not callable(target):
         raise ConfigError(

@@ -61,7 +61,7 @@ def with_rounds_done(run: Run) -> Run:
 def with_machine(runs: list[Run]) -> list[Run]:
     """Return the runs with their ranks, nodes and version of hpcfed as further fields.
 
-    A run that has not begun has the values 0 and "".
+    A run that has not started has the values 0 and "".
     """
     return [run.with_fields(run.fields | machine(run)) for run in runs]
 

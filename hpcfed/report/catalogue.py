@@ -48,13 +48,13 @@ INDENT = 4  # characters before a parameter's description
 
 
 def registry(kind: str) -> Mapping[str, Entry]:
-    """Return the entries of one kind, a key of REGISTRIES, without importing their code."""
+    """Return the entries of one registry, a key of REGISTRIES, without importing their code."""
     module, attribute = REGISTRIES[kind].split(":")
     return getattr(import_module(module), attribute)
 
 
 def listing(kind: str | None = None, json: bool = False) -> Any:
-    """Return all names of one kind or of all kinds, with one line each."""
+    """Return all names of one registry or of all, with one line each."""
     rows = {
         k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)
     }
@@ -71,7 +71,7 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
 
 
 def list_algorithms() -> Iterator[RenderableType]:
-    """Yield the algorithms, each kind under its title."""
+    """Yield the algorithms, each category under its title."""
     width = max(map(len, ALGORITHMS)) + INDENT
     for title, entries in by_kind().items():
         named = [(f"{'':{INDENT}}{name}".ljust(width), e.line) for name, e in entries.items()]

@@ -32,7 +32,7 @@ MODELS = {"own": "clients' own models", "received": "the models that clients wou
 def choose_values(runs: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
     """Return the runs with the best values of these fields, and notes on the values chosen.
 
-    For each method, data set and whatever else differs these are the values with the best
+    For each method, data set and other difference these are the values with the best
     validation score, mean over clients and then over seeds. The fields are removed from the runs'
     jobs, so that no axis distinguishes them. Raises ConfigError for a field that no job has, and
     for runs without validation examples.
@@ -61,8 +61,9 @@ def choose_values(runs: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run]
     chosen: list[Run] = []
     whose = MODELS[scored[0]] if scored else "models"
     notes = [
-        f"{', '.join(fields)} chosen by validation {title(runs)} of {whose} on what clients held "
-        f"out of their training examples (evaluate.validation), not by test examples:"
+        f"{', '.join(fields)} chosen by validation {title(runs)} of {whose} on "
+        f"examples that clients held out of their training examples (evaluate.validation), not by "
+        f"test examples:"
     ]
     for key, tried in groups.items():
         scores = {values: mean_score(cases) for values, cases in tried.items()}

@@ -52,7 +52,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Grid:
-    """The whole table.
+    """The complete table.
 
     value: name of the value of the cells.
     down, across: fields of rows and columns.
@@ -184,7 +184,7 @@ def booktabs(
 ) -> str:
     """Return a LaTeX table of these lines.
 
-    heads: whole lines.
+    heads: complete lines.
     body: cells. Both are LaTeX already; caption and notes are not.
     """
     lines = [" & ".join(line) + r" \\" for line in body]

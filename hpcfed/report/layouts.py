@@ -29,7 +29,7 @@ class Slot:
 
     where: the fields of its runs.
     setting: other fields that the jobs have, by name.
-    value: what it shows, if that is not the whole table's value.
+    value: what it shows, if that is not the table's value.
     paper: of a row, the numbers of the paper's cells.
     """
 
@@ -68,7 +68,7 @@ def papers() -> dict[str, Any]:
 def layout(name: str) -> Layout:
     """Return the layout of this name. Raises ConfigError for others.
 
-    Fields that hold for the whole table are stored with each row.
+    Fields of the whole table are stored with each row.
     """
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")

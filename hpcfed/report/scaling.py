@@ -32,7 +32,7 @@ def scaling(finished: list[Run]) -> Grid:
     if all(len(places) == 1 for places in groups.values()):
         raise ConfigError(
             "table: --layout scaling: the runs of each job have one number of ranks; run it on "
-            "several, as with mpirun -np 2, each with an --out of its own"
+            "several, as with mpirun -np 2, each with its own --out"
         )
     rows = [(*name, *at) for name, places in groups.items() for at in places]
     cells = [line(runs, places) for places in groups.values() for runs in places.values()]

@@ -29,7 +29,7 @@ from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
 
-SCALING = "scaling"  # a layout of its own
+SCALING = "scaling"  # a separate layout
 
 AS_RECEIVED = ", as received"
 RECEIVED_NOTE = (

@@ -3,7 +3,7 @@
 The file is made under another name and linked into place, which only one process can do, on network
 file systems too; without hard links it is made exclusively. Its holder renews its modification time
 every few seconds. A process that finds such a file asks whether the holder still lives:
-- on the same machine its process tells, by number and start time;
+- on the same machine its process decides, by number and start time;
 - on another machine the modification time does, by the clock of the file system: the holder is
   alive if it was renewed in the last minute, dead after a quarter of an hour; in between nobody
   can say, and `--force` is needed;
@@ -146,7 +146,7 @@ def lives(holder: Holder) -> bool:
 def read(path: Path) -> Found | None:
     """Return the lock file at that path, None if there is none.
 
-    The holder of an unreadable file is unknown (`Holder()`). The file is opened anew each time,
+    The holder of an unreadable file is unknown (`Holder()`). The file is opened again each time,
     because only then do network file systems ask their server.
     """
     try:

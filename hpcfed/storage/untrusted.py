@@ -1,6 +1,6 @@
 """Reading of untrusted HDF5 files: everything that a file declares is checked before it is read.
 
-A checksum (`checksum`) finds accidents, but whoever makes a malicious file can add it too. So all
+A checksum (`checksum`) finds accidents, but the author of a malicious file can add it too. So all
 readers of HDF5 files open groups, arrays and attributes through these functions. They follow only
 hard links, and accept no soft or external link, no storage in other files, no virtual data set,
 only filters and types that are allowed, and no more bytes than the file can hold.
@@ -18,7 +18,7 @@ from hpcfed.core.errors import DamagedError
 
 DEPTH = 64  # groups inside groups
 LARGEST = 2**63  # no count of a run reaches it
-NUMBERS, BYTES, STRINGS = "biuf", "S", "OSU"  # kinds of numpy's types
+NUMBERS, BYTES, STRINGS = "biuf", "S", "OSU"  # numpy's kinds of types
 # Filters that users' files may have, by HDF5's number, and how many bytes at most come out of one.
 # Deflate codes 258 bytes in 2 bits; LZF 264 in 3 bytes. The others change no size, or by bytes.
 RATIOS = {

@@ -138,7 +138,7 @@ class Classification(Task):
     usual: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def infers(self, y: np.ndarray) -> bool:
-        """Return whether these are words or whole numbers, one per example, at least mostly."""
+        """Return whether these are words or integers, one per example, at least mostly."""
         single = y.ndim == 1 or y.shape[1:] == (1,)
         return single and not fractional(y)
 

@@ -1,8 +1,8 @@
 """Regression: each example has one or several numbers, which a model predicts.
 
 Each target is standardised by mean and deviation of the training part, as inputs are, so that
-learning rates mean the same for prices and for shares, and several targets weigh alike in the loss.
-Metrics, and what a trained model predicts, have the unit of the data.
+learning rates mean the same for prices and for shares, and several targets have equal weights in
+the loss. Metrics, and what a trained model predicts, have the unit of the data.
 """
 
 from __future__ import annotations

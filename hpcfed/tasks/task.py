@@ -1,7 +1,7 @@
 """Tasks: what the labels of a data set are, how they are learned, and how predictions are scored.
 
 A task is one file of this room, and one line of the registry (`hpcfed.tasks`). It comes with the
-data set, and nothing else in the code asks what kind of labels there are. Modules of this room
+data set, and nothing else in the code asks for the type of labels. Modules of this room
 import torch and scikit-learn inside functions, because readers of results need titles and formats
 of metrics, but neither library.
 """
@@ -78,7 +78,7 @@ class Task:
     # labels of a data set
 
     def infers(self, y: np.ndarray) -> bool:
-        """Return whether stored labels can only be of this task, so that nobody has to name it."""
+        """Return whether stored labels can only be of this task, so that it need not be named."""
         return False
 
     def check(self, y: np.ndarray, n: int, where: str) -> np.ndarray:
@@ -227,7 +227,7 @@ def concat(parts: Sequence[Answers]) -> Answers:
 
 
 def fractional(y: np.ndarray) -> bool:
-    """Return whether most of these numbers are not whole ones."""
+    """Return whether most of these numbers are not integers."""
     if y.dtype.kind != "f":
         return False
     finite = y[np.isfinite(y)]

@@ -4,7 +4,7 @@ eager: the loss, then autograd, in Python; its bits are the law. traced: the ste
 for each architecture and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed:
 the eager step and its optimiser, captured as one CUDA graph (`hpcfed.training.graphs`), for full
 batches. Both have the bits of eager: their first replay is compared with an eager step. stacked:
-several clients of a tiny model train as one (`hpcfed.training.stacked`), with bits of its own.
+several clients of a tiny model train as one (`hpcfed.training.stacked`), with different bits.
 
 auto: stacked for many small clients; on a GPU graphed, on the CPU traced if a step is so short that
 Python takes most of its time, if there are enough steps to pay for that; otherwise eager. A user's
@@ -183,7 +183,9 @@ class Traced:
                 start = perf_counter()
                 try:
                     self.shared[key] = self.record(x, y)
-                except Exception as why:  # torch raises many kinds of errors; eager needs none
+                except (
+                    Exception
+                ) as why:  # torch raises many types of errors; eager needs no recording
                     self.give_up(why)
                     self.shared[key] = None
                 self.steps.once += perf_counter() - start

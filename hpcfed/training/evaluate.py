@@ -10,8 +10,8 @@ The scores of client k in a round (papers differ in what they report; results us
   is the new global model.
 - received: the model that each client would receive now, for example a global model on each
   client's test set.
-- common: the server's new model on the whole test split, if the server has a whole model. Each rank
-  evaluates a part.
+- common: the server's new model on the full test split, if the server has a complete model. Each
+  rank evaluates a part.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
 
 
 def common(fed: Federation, predict: Predict) -> float:
-    """Return the main metric of the pooled client's model on the whole test split; collective.
+    """Return the main metric of the pooled client's model on the full test split; collective.
 
     It is the same for any number of ranks. A model that draws answers each example by itself, from
     a stream of the example's own.

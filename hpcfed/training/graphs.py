@@ -85,7 +85,7 @@ def outcome(step: Callable[[], Tensor], state: Sequence[Tensor]) -> list[Tensor]
 
 
 class Fixed(Optimiser):
-    """The optimiser of a graph, which serves one client after the other in memory of its own."""
+    """The optimiser of a graph, which serves one client after the other in its own memory."""
 
     @classmethod
     def of(cls, skeleton: Skeleton, client: Optimiser) -> Fixed:
@@ -111,7 +111,7 @@ class Fixed(Optimiser):
 def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """Capture a step as a CUDA graph, and return its replay.
 
-    Before that, the step runs WARM times on a stream of its own.
+    Before that, the step runs WARM times on a separate stream.
 
     Raises what torch raises if it cannot be captured. The thread is then on its previous stream,
     and the failed capture does not affect the next one.

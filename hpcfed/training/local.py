@@ -144,7 +144,7 @@ class LocalSteps:
             yield x, y
 
     def others(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of the same data without end, in an order of their own.
+        """Yield batches of the same data without end, in a separate random order.
 
         They are for steps that need a second batch.  name: names their random streams.
         """

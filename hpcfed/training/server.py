@@ -1,4 +1,4 @@
-"""Training on the server: of a few parameters or a whole module, on data that the server has."""
+"""Training on the server: of a few parameters or a complete module, on the server's data."""
 
 from __future__ import annotations
 

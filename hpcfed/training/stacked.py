@@ -207,7 +207,7 @@ class Group:
                 values, gradient = step([*self.own, x, y])
             except Unshareable:
                 raise
-            except Exception as why:  # torch raises many kinds of errors; eager steps need no stack
+            except Exception as why:  # torch raises many types of errors; eager steps need no stack
                 raise Unshareable(first_line(why)) from why
             optimiser.step(gradient)
             self.losses.append(values)

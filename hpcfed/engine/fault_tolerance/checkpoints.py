@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Checkpoints:
     """The checkpoints of a run, on disk and as copies in the memory of other ranks.
 
-    saved_t: rounds done at the last checkpoint that was begun.
+    saved_t: rounds done when the last checkpoint was started.
     """
 
     def __init__(

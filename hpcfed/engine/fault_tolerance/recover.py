@@ -2,7 +2,7 @@
 
 Results do not depend on the number of ranks, so to continue is to resume on fewer ranks in the same
 processes. Data and partition are in memory. State and clients come from buddy copies
-(checkpoint.mirror), else from the newest checkpoint; without one the run begins anew.
+(checkpoint.mirror), else from the newest checkpoint; without one the run starts from the beginning.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def restore(rounds: Rounds, path: Path, needed: bool = True) -> None:
     path: the index of one checkpoint, or a run folder for its newest undamaged checkpoint, as far
     as the ranks need its parts. Newer ones that are damaged are named on stderr.
     needed: whether it is an error if there is no checkpoint; otherwise nothing is done then.
-    Raises CheckpointError on all ranks alike.
+    Raises the same CheckpointError on all ranks.
     """
     fed, damage = rounds.fed, ""
     looks = fed.comm.rank == 0  # other nodes may see a folder late

@@ -58,7 +58,7 @@ def header(rounds: Rounds) -> dict[str, Any]:
     """Return the header of a checkpoint.
 
     job: the fields on which results depend.
-    settings: the whole job, and the batch job that runs it, for a resume without results.
+    settings: the complete job, and the batch job that runs it, for a resume without results.
     weights: checksums of the files that models started from.
     """
     job, weights = rounds.fed.job, rounds.fed.store.finetuning.checksums

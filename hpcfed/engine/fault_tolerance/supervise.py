@@ -7,8 +7,8 @@ even a bug. Restarts stop when one completes no further round. With ULFM, Open M
 0 even if all ranks were killed, so a run counts as done only if its last round is saved.
 
 A batch script gives `--job`, before the `--`, the ids of the batch jobs that work on this run one
-after the other. A run that one of them has begun is always continued; an older run in the folder is
-treated as the job file says.
+after the other. A run that one of them has started is always continued; an older run in the folder
+is treated as the job file says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     """Run this command, again with --resume as long as that helps; return the exit status.
 
     words: the command, the launcher first; no shell reads it.
-    job_ids: batch jobs whose run is continued whatever the job says.
+    job_ids: batch jobs whose run is continued in any case.
     A run folder with a checkpoint is continued unless the job sets overwrite or resume. A finished
     run is not started. Raises ConfigError for a command that does not start a run.
     """
@@ -113,7 +113,7 @@ def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
 def onward(run: Path) -> list[str]:
     """Return the flags, to follow all others, with which our run is continued.
 
-    A run that has saved nothing begins anew.
+    A run that has saved nothing starts from the beginning.
     """
     if saved_rounds(run):
         return ["--resume", str(run)]

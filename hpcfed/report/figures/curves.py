@@ -113,7 +113,7 @@ def by_method(runs: Sequence[Run]) -> tuple[list[Curve], list[str], int]:
     """Return the curves, one for runs that differ only in their seed, and their names.
 
     The last value is the largest number of seeds of a curve. Without several seeds each run is a
-    curve of its own name.
+    separate curve with its name.
     """
     by_line = groups(runs)
     seeds = max((len(group.runs) for group in by_line), default=1)

@@ -79,7 +79,7 @@ def distinct(all_groups: list[Group]) -> list[Group]:
 def split_runs(title: str, label: str, alike: list[Run], ignore: Sequence[str]) -> list[Group]:
     """Return one group of these runs.
 
-    If two of them have the same seed and the same `ignore` fields, each run is a group of its own,
+    If two of them have the same seed and the same `ignore` fields, each run is a separate group,
     with its name.
     """
     if len({tuple(str(run.fields.get(name)) for name in (SEED, *ignore)) for run in alike}) == len(

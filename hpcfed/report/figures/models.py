@@ -29,7 +29,7 @@ DARK = 0.55  # share above which text in a cell is white
 
 
 def load_probe(run: Run, name: str) -> Probe:
-    """Return the run's probe; make it anew if it is missing or older than the last checkpoint.
+    """Return the run's probe; make it again if it is missing or older than the last checkpoint.
 
     Raises ConfigError, with this figure's name, if the run has no trained models, or its data no
     longer exist.

@@ -121,7 +121,7 @@ def band(
 def set_x_axis(ax: Axes, integer: bool = False) -> None:
     """Let the x axis go from 0 to slightly beyond the last value, with few ticks.
 
-    integer: whether ticks are whole numbers.
+    integer: whether ticks are integers.
     """
     ax.set_xlim(0, beyond(ax.dataLim.xmax))
     ax.xaxis.set_major_locator(
@@ -145,7 +145,7 @@ def beyond(most: float) -> float:
 
 
 def logarithmic_across(ax: Axes, name: str) -> None:
-    """Make the x axis logarithmic, with a few ticks however many decades it has."""
+    """Make the x axis logarithmic, with a few ticks for any number of decades."""
     ax.set_xscale("log")
     ax.autoscale(axis="x")
     low, high = ax.get_xlim()

@@ -23,7 +23,7 @@ from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # rounds of a curve: more than a screen has columns
 MOST_VALUES = 600_000  # values of clients for each quantity, in all runs together
-LIVE_VALUES = 100_000  # the same on a served page, which gets them anew each round
+LIVE_VALUES = 100_000  # the same on a served page, which gets them again each round
 
 X = {  # x axes of curves: name -> text, unit
     "round": ("round", ""),

@@ -112,7 +112,7 @@ def seeds(runs: Sequence[Run]) -> list[tuple[str, list[int]]]:
     """
     try:
         down, across = axes(list(runs), None, None)
-    except ConfigError:  # other fields differ: each run is a line of its own
+    except ConfigError:  # other fields differ: each run is a separate line
         return [(run.name, [i]) for i, run in enumerate(runs)]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, one in enumerate(runs):

@@ -22,7 +22,7 @@ from hpcfed.results.run import Run
 from hpcfed.results.state import FINISHED, State, words
 from hpcfed.storage.record import Record
 
-FEW = 8  # items of one kind that are named; the others are counted
+FEW = 8  # items of one type that are named; the others are counted
 
 
 def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def clients(record: Record) -> Iterator[str]:
 
 
 def failure_notes(record: Record) -> Iterator[str]:
-    """Yield sentences on clients that failed and left a round, by kind of failure."""
+    """Yield sentences on clients that failed and left a round, by type of failure."""
     places: dict[str, list[str]] = {}
     for t, k, how in faults(record):
         places.setdefault(how, []).append(f"client {k} in round {t}")

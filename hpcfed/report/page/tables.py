@@ -182,7 +182,7 @@ def latest(values: np.ndarray) -> np.ndarray:
 
 
 def numbers(values: np.ndarray) -> list[float | int | None]:
-    """Return values for JSON: whole numbers as int, None for those that are not finite."""
+    """Return values for JSON: integers as int, None for those that are not finite."""
     return [
         None if not np.isfinite(v) else int(v) if float(v).is_integer() else float(v)
         for v in values.tolist()

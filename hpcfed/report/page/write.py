@@ -20,7 +20,7 @@ FILES = files("hpcfed.report.page") / "files"
 
 
 def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any) -> str:
-    """Return the whole page.
+    """Return the complete page.
 
     data: JSON-able, for its scripts.
     above, below: rendered sections.

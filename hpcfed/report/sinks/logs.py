@@ -56,7 +56,7 @@ class Logs:
 
         done: number of rounds done.
         past: returns the record of a round, counted from 1.
-        fresh: whether these processes have not begun the run before.
+        fresh: whether these processes start the run now.
         If a sink cannot be opened, raises ConfigError if no work would be lost by that, else shows
         a warning.
         """
@@ -68,7 +68,7 @@ class Logs:
                 self.complete[name] = self.sinks[name].begin(header, done)
             except Exception as error:
                 if fresh and not done:
-                    with suppress(Exception):  # it may have begun nothing that could be ended
+                    with suppress(Exception):  # it may have started nothing that could be ended
                         self.sinks.pop(name).end(FAILED)
                     advice = f"fix that, or remove log.{name}"
                     raise ConfigError(f"log.{name}: cannot start: {error}; {advice}") from error
