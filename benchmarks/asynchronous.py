@@ -40,7 +40,7 @@ APPFL = Peer("APPFL (vsim)", "appfl_run.py", processes=(1,))
 
 
 def flags(method: str, clients: int, at_once: int) -> list[str]:
-    """The job: so many clients, of which so many work at the same time, and as many merges a
+    """The job: number of clients, of which `at_once` work at the same time, and as many merges a
     round.
     """
     options = {
@@ -65,7 +65,7 @@ def flags(method: str, clients: int, at_once: int) -> list[str]:
 
 
 class Candidate:
-    """A process that does so many jobs for each line that it reads.
+    """A process that does a number of jobs for each line that it reads.
 
     jobs: how many at a time.  what it answers: seconds, jobs, peak (bytes).
     """
@@ -227,8 +227,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/hpcfed/peers")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--check", action="store_true", help="that all runs have the same bits")
-    parser.add_argument("--clients", type=int, default=MILLION, help="of --check")
+    parser.add_argument(
+        "--check", action="store_true", help="check that all runs have the same bits"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=MILLION, help="number of clients for --check"
+    )
     options = parser.parse_args()
     if not options.check:
         return save("asynchronous", compare(options.cache, options.passes))

@@ -79,7 +79,7 @@ SIZES = {
 
 
 class Run:
-    """A run in a process of its own, which makes a round when it is told to."""
+    """A run in a separate process, which does one round per request."""
 
     def __init__(self, flags: list[str], fill: bool = False):
         start = perf_counter()

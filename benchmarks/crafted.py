@@ -179,7 +179,12 @@ OF_PROBES = {
     "read": probed,
     "plot": command("plot", "RUN", "--figure", "confusion", "-o", "OUT.png"),
 }
-RARE = {"plot": 40, "report": 20, "models": 3, "probe": 4}  # that take long: one case in so many
+RARE = {
+    "plot": 40,
+    "report": 20,
+    "models": 3,
+    "probe": 4,
+}  # that take long: one case in this number
 MOST = 4  # readers of a case, drawn; over all cases each reads each kind
 READERS: dict[str, dict[str, Callable[[Path], Any]]] = {
     "results": OF_RESULTS,
@@ -358,7 +363,9 @@ def work(cases: Sequence[tuple[str, int]], seed: int, place: Path, answers: Path
 def played(
     cases: Sequence[tuple[str, int]], seed: int, place: Path, processes: int
 ) -> tuple[list[Fault], dict[str, Counter[str]]]:
-    """All cases, in so many processes; one that dies is a fault, and another goes on after it."""
+    """All cases, in this number of processes; one that dies is a fault, and another one
+    continues.
+    """
     context = get_context("spawn")
     shares = [list(cases[i::processes]) for i in range(processes)]
     files_ = [place / f"told-{i}" for i in range(processes)]
@@ -412,8 +419,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=2200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=READERS, metavar="KIND", help="nothing is written")
-    parser.add_argument("--number", type=int, help="with --only: this case alone")
+    parser.add_argument(
+        "--only", choices=READERS, metavar="KIND", help="only these; writes no file"
+    )
+    parser.add_argument("--number", type=int, help="with --only: only this case")
     parser.add_argument("--processes", type=int, default=2)
     return parser.parse_args()
 

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10**6)
     parser.add_argument("--at-once", type=int, default=1000)
     parser.add_argument("--events", type=int, default=10**5)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print where time is spent")
     options = parser.parse_args()
     for clients in (options.clients, max(options.clients // 100, options.at_once)):
         setup, rate = measure(clients, options.at_once, options.events)

@@ -106,7 +106,7 @@ class Contrastive(RawLoop):
         self.states = [dict(self.state) for _ in self.data]
 
     def round(self) -> None:
-        """Each client goes on from its own body and the mean head."""
+        """Each client continues from its own body and the mean head."""
         heads = []
         for k, (x, y) in enumerate(self.data):
             self.model.load_state_dict(

@@ -29,8 +29,10 @@ FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--installed", action="store_true", help="this Python's packages")
-    parser.add_argument("words", nargs="*", help="of the run, after --, as --rounds 4")
+    parser.add_argument("--installed", action="store_true", help="use this Python's packages")
+    parser.add_argument(
+        "words", nargs="*", help="arguments of the run, after --, such as --rounds 4"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         measure(Path(name), options.installed, options.words)

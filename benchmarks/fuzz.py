@@ -3,7 +3,7 @@ message.
 
 `python benchmarks/fuzz.py [--examples 1000] [--seed 0]`
 
-Hypothesis draws so many examples of each kind. A job: an HpcfedError is right, any other exception
+Hypothesis draws a number of examples per type. A job: an HpcfedError is right, any other exception
 is not. A name, of a folder, a method, an architecture, a class: what is printed of it has to be
 what a terminal shows, and as many lines as with a plain name; a run that takes a name can be read.
 """
@@ -252,7 +252,7 @@ def found(examples: int, seed: int, place: Path) -> list[dict[str, Any]]:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=1000, help="of each kind")
+    parser.add_argument("--examples", type=int, default=1000, help="examples per type")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(words)
     for name in [name for name in os.environ if name.upper().startswith("HPCFED_")]:

@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; default: all")
     parser.add_argument("--again", action="store_true", help="also rows that are finished")
     parser.add_argument(
-        "--seeds", type=int, default=len(SEEDS), metavar="N", help="at most so many seeds of a row"
+        "--seeds", type=int, default=len(SEEDS), metavar="N", help="maximum number of seeds per row"
     )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="rows side by side")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HDF5 files")
@@ -228,7 +228,7 @@ def measure(
 ) -> Table:
     """Run a job made small, and its references; return what they reached with each seed.
 
-    There is one seed if its verdict is clear, else so many.
+    There is one seed if its verdict is clear, otherwise `seeds`.
     values: what they reached with the first seeds, or nothing.
     """
     row = small["rows"][name]

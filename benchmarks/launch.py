@@ -22,7 +22,7 @@ RANK = b"OMPI_COMM_WORLD_RANK="
 
 
 def on_ranks(ranks: int, *argv: str, timeout: float = 600) -> str:
-    """stdout of Python with these arguments on so many ranks; one rank runs without mpirun.
+    """stdout of Python with these arguments on this number of ranks; one rank runs without mpirun.
 
     Raises RuntimeError with the end of its messages where it fails.
     """

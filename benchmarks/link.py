@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def exchange(comm: MPI.Intracomm, other: int, nbytes: int) -> float:
-    """Seconds in which all ranks exchange so many bytes with their partners, again and again.
+    """Seconds in which all ranks exchange this number of bytes with their partners, repeatedly.
 
     The least of some blocks: ranks that share a core may have to wait for their turn.
     """

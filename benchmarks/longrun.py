@@ -42,7 +42,7 @@ MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """What was seen after so many rounds: seconds since the start, bytes of the result file,
+    """Measurements after a number of rounds: seconds since the start, bytes of the result file,
     and by rank bytes of memory and open files."""
 
     rounds: int
@@ -65,7 +65,7 @@ def sample(leader: int, rounds: int, start: float, run: Path) -> Sample:
 
 
 def watched(ranks: int, rounds: int, run: Path) -> list[Sample]:
-    """Run the job, and look at it each time that it has finished so many rounds."""
+    """Run the job, and measure it each time that it has finished a number of rounds."""
     command = [mpirun(), "-np", str(ranks), sys.executable, "-m", "hpcfed.main", *JOB]
     command += ["--rounds", str(rounds), "--out", str(run)]
     every, start, samples = max(1, rounds // SAMPLES), perf_counter(), []

@@ -9,7 +9,7 @@ for one epoch a round unless the method itself says otherwise, and its epochs ar
 method needs beyond `methods.toml` and its defaults stands here (NEEDS, SETTINGS). What is not run
 is named with the reason (ELSEWHERE). A row whose first seed takes less than two minutes has three.
 Writes one result file a run, and the table as Markdown and JSON, to results/methods. Runs that are
-there already are not run again; what was stopped is gone on with.
+exist already are not run again; stopped runs are continued.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
     parser.add_argument("--only", nargs="+", default=[], choices=ALGORITHMS, metavar="METHOD")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of unfinished runs")
     return parser.parse_args()
 
 

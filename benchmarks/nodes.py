@@ -125,7 +125,9 @@ class Nodes:
         self.folder.cleanup()
 
     def launcher(self, each: int) -> str:
-        """What starts so many ranks on each node, with {ranks} for all of them."""
+        """The command that starts this number of ranks on each node, with {ranks} for all of
+        them.
+        """
         hosts = ",".join(f"{name}:{each}" for name in NAMES)
         words = (
             f'--allow-run-as-root --host {hosts} --map-by slot --bind-to none -np {{ranks}} "$@"'
@@ -150,7 +152,7 @@ def clear() -> None:
 
 
 def relay(latency: float) -> None:
-    """Carry frames between two TAP devices, each so many seconds after it came."""
+    """Carry frames between two TAP devices, each with this delay in seconds."""
     ends = [tap(name) for name in ENDS]
     print("ready", flush=True)
     on_the_way: deque[tuple[float, int, bytes]] = deque()  # when it arrives, where

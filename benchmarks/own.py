@@ -3,7 +3,7 @@
 `python benchmarks/own.py [NAME ...] [--side-by-side 2]`: fedcovid, harmony, fedtype, fesem, fedgh
 and pfedhr; default: all. Three seeds each. Writes one result file a run to results/own/NAME, and
 all tables as Markdown to results/own/table.md. Runs that are there already are not run again; what
-was stopped is gone on with. A row whose method is not registered is left out.
+was stopped is continued. A row whose method is not registered is left out.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*TABLES, []], metavar="NAME")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of unfinished runs")
     options = parser.parse_args()
     archive.unpack(KEPT)
     tables = {}

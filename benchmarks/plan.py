@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument(
-        "--only", default="", help="cases whose name has this in it, such as '2 ranks, 0 ms'"
+        "--only", default="", help="only cases whose name contains this, such as '2 ranks, 0 ms'"
     )
     options = parser.parse_args()
     cases = [case for case in RANKS + NETWORKS if options.only in case.name]

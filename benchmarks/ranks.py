@@ -26,7 +26,7 @@ WARM, ROUNDS, PASSES = (
     2,
     3,
     3,
-)  # the first rounds measure, and move clients; then so many count, in each run
+)  # the first rounds measure, and move clients; then this number counts, in each run
 FLAGS = (
     "--data.root",
     "../shared/data",

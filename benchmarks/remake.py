@@ -125,7 +125,7 @@ GROWS = tuple(name for name in SHOWN if name.startswith(("evidence/", "own/")))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*SHOWN, []], metavar="NAME")
-    parser.add_argument("--all", action="store_true", help="also what is not stale")
+    parser.add_argument("--all", action="store_true", help="also run what is not stale")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
     for name in archive.STUDIES:

@@ -1,5 +1,5 @@
 """Runs for tables: several at a time, each in a process of its own, of which the result file is
-kept. What was begun and stopped is gone on with from its last checkpoint.
+kept. A stopped run continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Processes:
 
 
 def run_all(runs: Iterable[Run], side_by_side: int, folder: Path = FOLDER) -> None:
-    """Do all runs whose result file is not there yet, in this order, so many at a time, each on one
+    """Do all runs without a result file, in this order, this number at a time, each on one
     core.
 
     folder: where each run has a folder with its checkpoints until it is done, so that the same call
-    goes on where the last one was killed, with the same bits.
+    continues where the last one was killed, with the same bits.
     One that fails does not keep the others from running; SystemExit at the end names them. On
     SIGTERM or SIGINT all runs save, and this process ends with status 75.
     """
@@ -101,7 +101,7 @@ def run_all(runs: Iterable[Run], side_by_side: int, folder: Path = FOLDER) -> No
     with processes.handle_signals(), ThreadPoolExecutor(side_by_side) as pool:
         codes = list(pool.map(lambda it: run(it, folder, processes), runs))
     if processes.stopping:
-        print("stopped by a signal; the same command goes on", file=sys.stderr)
+        print("stopped by a signal; the same command continues", file=sys.stderr)
         sys.exit(RESUME_ME)
     if failed := [error for error in codes if error]:
         sys.exit("\n".join(failed))

@@ -62,16 +62,18 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--ranks", nargs="+", type=int, help="default: 1, 2, 4, ... up to SLURM_NTASKS, or 8"
     )
-    parser.add_argument("--launcher", help="with {ranks} in it; default: mpirun -np {ranks}")
+    parser.add_argument("--launcher", help="command with {ranks}; default: mpirun -np {ranks}")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--per-rank", type=int, default=4)
-    parser.add_argument("--examples", type=int, default=40, help="of each client, for training")
-    parser.add_argument("--rounds", type=int, default=3, help="that count, in each run")
+    parser.add_argument("--examples", type=int, default=40, help="training examples per client")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds per run")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument(
-        "--field", action="append", default=[], help="'--name value ...' of the job"
+        "--field", action="append", default=[], help="a field of the job, '--name value ...'"
     )
-    parser.add_argument("--name", default="scaling", help="of the folder in benchmarks/results")
+    parser.add_argument(
+        "--name", default="scaling", help="name of the folder in benchmarks/results"
+    )
     return parser.parse_args(words)
 
 

@@ -171,7 +171,7 @@ class Side:
 
 
 def free() -> None:
-    """Give the memory of candidates that nobody holds any more back to the device."""
+    """Give the memory of candidates that are no longer in use back to the device."""
     gc.collect()
     graphs.place.cache_clear()  # the pool of graphs
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""A run that is watched from outside while it goes on: which rounds it has told of, and when."""
+"""A run that is observed from outside: the rounds that it has reported, and when."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ and of FedHeNN (CIFAR-10), with small networks and all examples.
 
 `python benchmarks/evidence/run.py [NAME ...] [--side-by-side N] [--folder DIR] [--data DIR]` runs
 what is not there yet, in the order of `studies.STAGES`, most valuable first; each run has a folder
-below DIR with checkpoints, so that the same command goes on where the last one was stopped or
+below DIR with checkpoints, so that the same command continues where the last one was stopped or
 killed, with the same bits. NAME: stages; default: all. `--plan` lists what is left and its
 core-hours. `python benchmarks/evidence/run.py table` writes tables and learning curves of what is
 there; they are written after each stage too.
@@ -83,9 +83,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("names", nargs="*", choices=[*STAGES, "table", []], metavar="NAME")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of unfinished runs")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data files")
-    parser.add_argument("--plan", action="store_true", help="what is left; runs nothing")
+    parser.add_argument(
+        "--plan", action="store_true", help="print the remaining runs, without running them"
+    )
     return parser.parse_args()
 
 

@@ -103,8 +103,8 @@ class Study(NamedTuple):
     """One table: its job, what lies over the job, its rows, and how rates are chosen.
 
     rates: the grid of local.lr.  tuning: what lies over the job in the runs that choose, each of
-    which does as much as so many whole rounds.  chosen_in: the study whose choice this one takes;
-    "": its own.
+    which does as much work as this number of full rounds.  chosen_in: the study whose choice this
+    one takes; "": its own.
     """
 
     job: str

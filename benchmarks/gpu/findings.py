@@ -104,9 +104,9 @@ def carry_out(
     work: (findings, the options of the command line).  options: adds those of only this step.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the JSON files of all steps are written")
+    parser.add_argument("folder", type=Path, help="folder for the JSON files of all steps")
     parser.add_argument("--pretend", action="store_true", help="toy size on the CPU")
-    parser.add_argument("--minutes", type=float, default=LIMIT, help="limit of time")
+    parser.add_argument("--minutes", type=float, default=LIMIT, help="time limit")
     if options:
         options(parser)
     arguments = parser.parse_args()
@@ -162,7 +162,7 @@ def command(
 
 
 def run(flags: Sequence[str | Path], report: Findings, ranks: int = 1, **extra: str) -> None:
-    """One run of hpcfed on so many ranks. RuntimeError with the end of what it said where it
+    """One run of hpcfed on this number of ranks. RuntimeError with the end of its output if it
     fails.
     """
     from launch import mpirun

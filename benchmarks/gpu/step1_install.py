@@ -88,7 +88,9 @@ def install(report: Findings, folder: Path, wheels: Path) -> Path:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--wheels", type=Path, help="folder of wheels; none: this Python has all")
+    parser.add_argument(
+        "--wheels", type=Path, help="folder of wheels; none: use this Python's packages"
+    )
 
 
 if __name__ == "__main__":

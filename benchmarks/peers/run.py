@@ -119,7 +119,7 @@ class Measured:
         return json.loads(lines[-1]) if lines else f"no result: {out[-600:]}"
 
     def whole(self, processes: int) -> dict[str, tuple[list[float], Run]]:
-        """Peers that ran in every pass with so many processes."""
+        """Peers that ran in every pass with this number of processes."""
         runs = [run for run in self.rates if run[1] == processes and run not in self.failed]
         return {run[0].name: (self.rates[run], run) for run in runs}
 

@@ -82,8 +82,8 @@ def command(peer: Peer, python: Path, processes: int) -> list[str]:
 
 
 def launcher(python: Path, ranks: int) -> list[str]:
-    """The words that start Python as so many ranks: by the Open MPI that is installed beside it, or
-    the machine's.
+    """The words that start Python as this number of ranks: by the Open MPI that is installed beside
+    it, or the machine's.
     """
     beside = python.parent / "mpirun"
     return [str(beside) if beside.exists() else "mpirun", "-np", str(ranks), str(python)]
