@@ -271,16 +271,18 @@ def measured(record: Record) -> dict[str, float]:
     )
 
 
-def markdown(data: str, found: list[dict]) -> str:
+def markdown(data: str, entries: list[dict]) -> str:
     """The table of one data set, a part for each kind of methods, and what is not in it."""
     lines = [f"**{data}**", ""]
-    for kind in dict.fromkeys(one["kind"] for one in found):
+    for kind in dict.fromkeys(one["kind"] for one in entries):
         lines += [f"| {' | '.join((kind, *HEADS))} |", "|" + "---|" * (1 + len(HEADS))]
-        lines += [f"| {line(one)} |" for one in found if one["kind"] == kind] + [""]
+        lines += [f"| {line(one)} |" for one in entries if one["kind"] == kind] + [""]
     lines += [
         f"Not here: {title(name)} {why}." for name, why in ELSEWHERE.items() if name in ALGORITHMS
     ]
-    open_ = [it.label for it in rows().values() if it.label not in {one["label"] for one in found}]
+    open_ = [
+        it.label for it in rows().values() if it.label not in {one["label"] for one in entries}
+    ]
     return "\n".join([*lines, *([f"Not run yet: {', '.join(open_)}."] if open_ else []), ""])
 
 

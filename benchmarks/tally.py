@@ -26,29 +26,29 @@ def rows(outcomes: Sequence[Any], faults: dict[str, Any]) -> list[dict[str, Any]
     """One row per kind of fault, of the runs that it met, and all that JSON is to keep of it."""
     struck = {kind: [it for it in outcomes if it.kind == kind and it.counts] for kind in faults}
     return [
-        {"kind": kind, "what": faults[kind].what} | counted(own)
-        for kind, own in struck.items()
-        if own
+        {"kind": kind, "what": faults[kind].what} | counted(runs_struck)
+        for kind, runs_struck in struck.items()
+        if runs_struck
     ]
 
 
 def counted(outcomes: Sequence[Any]) -> dict[str, Any]:
-    whole = [it for it in outcomes if it.verdict in ("same", "differing")]
+    completed = [it for it in outcomes if it.verdict in ("same", "differing")]
     return {"runs": len(outcomes)} | {
         **{verdict: sum(it.verdict == verdict for it in outcomes) for verdict in VERDICTS},
         "unexpected": sum(it.unexpected for it in outcomes),
-        "repeated": [it.repeated for it in whole],
-        "seconds": [round(it.seconds, 2) for it in whole],
+        "repeated": [it.repeated for it in completed],
+        "seconds": [round(it.seconds, 2) for it in completed],
     }
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(counts: Sequence[dict[str, Any]]) -> str:
     """The rows in Markdown, and their sum."""
     return "\n".join(
         [
             line(HEAD),
             "|---" * len(HEAD) + "|",
-            *(line(cells(row)) for row in [*found, total(found)]),
+            *(line(cells(row)) for row in [*counts, total(counts)]),
         ]
     )
 

@@ -67,8 +67,8 @@ class Watched:
 
     def read(self) -> None:
         for line in self.process.stdout:
-            if found := ROUND.match(line):
-                self.told.append(Told(int(found[1]), monotonic()))
+            if match := ROUND.match(line):
+                self.told.append(Told(int(match[1]), monotonic()))
 
     @property
     def reached(self) -> int:

@@ -44,8 +44,8 @@ def run(
     """The writer of a run with so many rounds on disk, of `total`."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = np.arange(2 * K).reshape(K, 2)
-    made = Results(folder, header(K, R, total or rounds, **about), {"label_counts": counts})
+    results = Results(folder, header(K, R, total or rounds, **about), {"label_counts": counts})
     for t in range(1, rounds + 1):
-        made.append(row(t, K, R))
-    made.finish()
-    return made
+        results.append(row(t, K, R))
+    results.finish()
+    return results

@@ -24,10 +24,10 @@ def row(t: int) -> dict[str, Any]:
 def spoken(name: str, folder: Path, starts: list[tuple[int, list[int], str]] = STARTS) -> None:
     """Let a sink log: each start with the rounds done, those that are logged, and how it ends."""
     for done, rounds, status in starts:
-        said: list[str] = []
-        with Logs(Log(**{name: True}), folder, said.append) as log:
+        messages: list[str] = []
+        with Logs(Log(**{name: True}), folder, messages.append) as log:
             log.begin(HEADER, done, row)
             for t in rounds:
                 log.round(t, row(t))
             log.end(status)
-        assert said == []
+        assert messages == []

@@ -116,8 +116,8 @@ def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
 
 
 def test_neither_evaluation_nor_undo_log_changes_what_is_learned(runs: Examination):
-    for plain, whole in zip(runs.plain.outcomes, runs.whole.outcomes, strict=False):
-        assert toy.differences(learned(plain), learned(whole)) == []
+    for plain, evaluated in zip(runs.plain.outcomes, runs.whole.outcomes, strict=False):
+        assert toy.differences(learned(plain), learned(evaluated)) == []
 
 
 def test_replayed_steps_have_the_bits_of_those_that_were_recorded(runs: Examination):

@@ -125,8 +125,8 @@ def test_no_label_of_a_client_is_learnt():
     rounds, other = begun(), begun()
     for client in other.fed.clients.values():
         client.train.labels = (client.train.labels + 1) % 4
-    want, found = (toy.outcome(r, [r.step()[0]]) for r in (rounds, other))
-    assert toy.differences(found.weights, want.weights) == []
+    want, other_outcome = (toy.outcome(r, [r.step()[0]]) for r in (rounds, other))
+    assert toy.differences(other_outcome.weights, want.weights) == []
 
 
 def test_without_pruning_masks_are_full_and_bytes_exact():

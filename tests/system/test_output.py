@@ -28,7 +28,7 @@ def desk(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(desk) -> dict[str, list[Outcome]]:
+def outputs(desk) -> dict[str, list[Outcome]]:
     """What the ranks of a few runs wrote."""
     cases = {
         name: [*SMALL, "--out", str(desk / name)]
@@ -47,18 +47,18 @@ def said(desk) -> dict[str, list[Outcome]]:
 
 
 @pytest.fixture(scope="module")
-def record(desk, said) -> Record:
+def record(desk, outputs) -> Record:
     return results.load(desk / "plain")
 
 
-def test_only_rank_0_speaks(said):
-    assert {name: ranks[1].out + ranks[1].err for name, ranks in said.items()} == dict.fromkeys(
-        said, ""
+def test_only_rank_0_speaks(outputs):
+    assert {name: ranks[1].out + ranks[1].err for name, ranks in outputs.items()} == dict.fromkeys(
+        outputs, ""
     )
 
 
-def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
-    out = said["plain"][0].out
+def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, outputs):
+    out = outputs["plain"][0].out
     assert [f"round {t}/2  accuracy 0." in out for t in (1, 2)] == [True, True]
     assert "test accuracy" in out and "traffic" in out
     assert out.endswith(f"results: {desk}/plain/results.h5\npicture: {desk}/plain/curves.png\n")
@@ -66,28 +66,28 @@ def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
     assert (desk / "plain" / "curves.png").stat().st_size > 1000
 
 
-def test_a_round_without_evaluation_shows_no_nan(said):
-    out = said["rarely"][0].out
+def test_a_round_without_evaluation_shows_no_nan(outputs):
+    out = outputs["rarely"][0].out
     assert "round 1/3  train loss" in out and "round 2/3  accuracy 0." in out
     assert "nan" not in out
 
 
-def test_quiet_prints_the_table_alone(said):
-    quiet, plain = (said[name][0].out.splitlines() for name in ("quiet", "plain"))
+def test_quiet_prints_the_table_alone(outputs):
+    quiet, plain = (outputs[name][0].out.splitlines() for name in ("quiet", "plain"))
     assert not [line for line in quiet if line.startswith("round ")]
     others = [line for line in plain if line.startswith(("moved", "inputs: ", "model "))]
     assert len(quiet) == len(plain) - 2 - ROUNDS - len(others)
 
 
-def test_verbose_prints_a_line_for_every_client_and_round(said):
-    out = said["verbose"][0].out
+def test_verbose_prints_a_line_for_every_client_and_round(outputs):
+    out = outputs["verbose"][0].out
     assert [out.count(f"  round {t}  client {k} (") for t in (1, 2) for k in range(K)] == [1] * (
         ROUNDS * K
     )
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
-    out = said["dry"][0].out
+def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, outputs):
+    out = outputs["dry"][0].out
     for word in (
         "data.partition",
         "dirichlet",
@@ -118,8 +118,8 @@ def fields(model: type[Section], prefix: str = ""):
             yield f"{prefix}{name}", field
 
 
-def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(said):
-    text = " ".join(said["help"][0].out.split())
+def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(outputs):
+    text = " ".join(outputs["help"][0].out.split())
     job = load([])  # with the variables that the run has too
     all_fields = dict(fields(type(job)))
     assert len(all_fields) > 50 and "algorithm.rho" in all_fields

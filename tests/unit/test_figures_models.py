@@ -126,7 +126,7 @@ def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(t
         1,
         0,
     ]
-    runs = [run_with(tmp_path / name, found) for name, found in (("a", other), ("b", one))]
+    runs = [run_with(tmp_path / name, stored) for name, stored in (("a", other), ("b", one))]
     assert {ranks.label for ranks in models_conductance.numbers(runs)} == {"cat"}
     elsewhere = run_with(tmp_path / "c", replace(other, images=np.arange(1, 3)))
     labels = [ranks.label for ranks in models_conductance.numbers([*runs, elsewhere])]

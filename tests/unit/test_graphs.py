@@ -35,9 +35,9 @@ DROPOUT = ("--models.mix", "small")
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list:
     """A capture on the CPU; lists what was captured."""
-    made = []
-    monkeypatch.setattr(graphs, "capture", toy.capture_on_cpu(made))
-    return made
+    recorded = []
+    monkeypatch.setattr(graphs, "capture", toy.capture_on_cpu(recorded))
+    return recorded
 
 
 def federation(*flags: str) -> Federation:

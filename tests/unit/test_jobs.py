@@ -88,37 +88,37 @@ def test_each_table_is_complete_and_has_no_cell_twice():
 
 @each_job
 def test_a_job_is_the_papers_setting(name):
-    made, (table, row, column, _) = job(name), cell(name)
-    lr, rho = LOCAL[made.data.name]
+    paper_job, (table, row, column, _) = job(name), cell(name)
+    lr, rho = LOCAL[paper_job.data.name]
     local = (lr, 64, "adam")
-    if made.algorithm.name == "ktpfl":
+    if paper_job.algorithm.name == "ktpfl":
         local = (
             (0.01, 32, "sgd")
             if "+weight" in row
             else (0.02 if "CIFAR" in column else 0.01, 128, "sgd")
         )
-    assert (made.local.lr, made.local.batch, made.local.optimiser) == local
-    assert (made.rounds, made.local.epochs) == (300, 1)
-    assert (made.clients, made.participation) == (
+    assert (paper_job.local.lr, paper_job.local.batch, paper_job.local.optimiser) == local
+    assert (paper_job.rounds, paper_job.local.epochs) == (300, 1)
+    assert (paper_job.clients, paper_job.participation) == (
         (100, 0.1) if "100 clients" in column else (20, 1.0)
     )
     assert (
-        made.data.partition == ("classes" if "Skewed" in column else "dirichlet")
-        and made.data.alpha == 0.5
+        paper_job.data.partition == ("classes" if "Skewed" in column else "dirichlet")
+        and paper_job.data.alpha == 0.5
     )
-    if made.algorithm.name == "fedclassavg":
-        assert made.algorithm.rho == (0.0 if row in ("CA", "+CL") else rho)
-        assert made.algorithm.contrastive == (row not in ("CA", "+PR"))
-        assert made.algorithm.share == ("all" if "+weight" in row else "head")
-    if made.algorithm.name == "ktpfl":
-        assert made.algorithm.ramp == 20 and made.algorithm.share == (
+    if paper_job.algorithm.name == "fedclassavg":
+        assert paper_job.algorithm.rho == (0.0 if row in ("CA", "+CL") else rho)
+        assert paper_job.algorithm.contrastive == (row not in ("CA", "+PR"))
+        assert paper_job.algorithm.share == ("all" if "+weight" in row else "head")
+    if paper_job.algorithm.name == "ktpfl":
+        assert paper_job.algorithm.ramp == 20 and paper_job.algorithm.share == (
             "weights" if "+weight" in row else "predictions"
         )
-    cifar, alone = "CIFAR-10" in column, made.algorithm.name == "local" or row in ("CA", "+PR")
-    assert made.local.augment == ("crop-flip" if cifar and alone else "auto")
+    cifar, alone = "CIFAR-10" in column, paper_job.algorithm.name == "local" or row in ("CA", "+PR")
+    assert paper_job.local.augment == ("crop-flip" if cifar and alone else "auto")
     one = ("resnet18",) if row.startswith("Proposed") else ("cnn",)
     four = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
-    assert made.models.mix == (one if table == "3" else four)
+    assert paper_job.models.mix == (one if table == "3" else four)
 
 
 def test_each_job_is_named_once_among_those_that_overlays_make_small():

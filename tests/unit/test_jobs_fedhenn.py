@@ -73,11 +73,11 @@ def test_tables_1_and_2_are_complete():
 
 def test_table_3_figure_3_and_procrustes_are_there():
     rbf = [job(name) for name in FULL if cell(name)[0] == "Table 3"]
-    assert {(made.data.name, made.algorithm.kernel) for made in rbf} == {
+    assert {(paper_job.data.name, paper_job.algorithm.kernel) for paper_job in rbf} == {
         (data, "rbf") for data in ("cifar10", "cifar100", "sentiment140")
     }
     halved = [job(name) for name in FULL if cell(name)[0] == "Figure 3"]
-    assert {(made.algorithm.setting, made.data.halve) for made in halved} == {
+    assert {(paper_job.algorithm.setting, paper_job.data.halve) for paper_job in halved} == {
         (s, share) for s in ("homogeneous", "heterogeneous") for share in (0.2, 0.4, 0.6, 0.8)
     }
     assert [job(name).algorithm.distance for name in FULL if cell(name)[0] == "Section 3.4"] == [
@@ -87,19 +87,27 @@ def test_table_3_figure_3_and_procrustes_are_there():
 
 @each_job
 def test_a_job_is_the_papers_setting(name: str):
-    made, (where, row, _, _) = job(name), cell(name)
-    method = made.algorithm
-    epochs = method.head_epochs + method.body_epochs if row == "FedRep" else made.local.epochs
-    assert (made.rounds, made.participation, epochs, made.local.optimiser) == (200, 0.1, 20, "sgd")
-    assert made.data.partition == "classes" and made.local.momentum > 0
-    assert made.evaluate.received == where.startswith(("Table 1", "Tables 1"))
-    text, several = made.data.name == "sentiment140", "heterogeneous" in row
-    assert made.models.assign == ("random" if several else "round-robin")
-    assert len(made.models.mix) == ((2 if text else 5) if several else 1)
+    paper_job, (where, row, _, _) = job(name), cell(name)
+    method = paper_job.algorithm
+    epochs = method.head_epochs + method.body_epochs if row == "FedRep" else paper_job.local.epochs
+    assert (paper_job.rounds, paper_job.participation, epochs, paper_job.local.optimiser) == (
+        200,
+        0.1,
+        20,
+        "sgd",
+    )
+    assert paper_job.data.partition == "classes" and paper_job.local.momentum > 0
+    assert paper_job.evaluate.received == where.startswith(("Table 1", "Tables 1"))
+    text, several = paper_job.data.name == "sentiment140", "heterogeneous" in row
+    assert paper_job.models.assign == ("random" if several else "round-robin")
+    assert len(paper_job.models.mix) == ((2 if text else 5) if several else 1)
     if row.startswith("FedHeNN"):
-        assert (made.algorithm.eta0, made.algorithm.rad_size) == (0.01 if text else 0.001, 5000)
-        assert made.algorithm.setting == ("heterogeneous" if several else "homogeneous")
-        assert made.data.public >= made.algorithm.rad_size
+        assert (paper_job.algorithm.eta0, paper_job.algorithm.rad_size) == (
+            0.01 if text else 0.001,
+            5000,
+        )
+        assert paper_job.algorithm.setting == ("heterogeneous" if several else "homogeneous")
+        assert paper_job.data.public >= paper_job.algorithm.rad_size
 
 
 def test_each_job_is_named_once_among_those_that_overlays_make_small():

@@ -69,18 +69,18 @@ def defined(words: str) -> list[Run]:
     ("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers())
 )
 def test_the_sweep_of_a_table_fills_each_cell_once_with_the_runs_of_the_job_files(words, name):
-    made, runs = layout(name), defined(words)
+    design, runs = layout(name), defined(words)
     groups = [
-        [[run for run in runs if fits(run, row, column)] for column in made.columns]
-        for row in made.rows
+        [[run for run in runs if fits(run, row, column)] for column in design.columns]
+        for row in design.rows
     ]
     assert {len(group) for line in groups for group in line} == {1}
     if name == "fedclassavg-5":
         return  # no job file is of that table
-    assert list(otherwise(groups, made)) == []
+    assert list(otherwise(groups, design)) == []
     for run in runs:
         if name != "fedhenn-3" or "rbf" in run.name:  # the linear ones name another table
-            assert set(cells(run, made)) == told(Path(run.name), name)
+            assert set(cells(run, design)) == told(Path(run.name), name)
 
 
 def test_no_cell_depends_on_the_files_that_make_a_job_small():
@@ -93,8 +93,8 @@ def test_no_cell_depends_on_the_files_that_make_a_job_small():
 
 def test_every_cell_has_the_papers_number():
     for name in papers():
-        made = layout(name)
-        assert all(len(row.paper) == len(made.columns) for row in made.rows), name
+        design = layout(name)
+        assert all(len(row.paper) == len(design.columns) for row in design.rows), name
 
 
 def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int = 20) -> Path:

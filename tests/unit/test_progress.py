@@ -120,13 +120,13 @@ def test_each_suspicious_label_causes_one_warning(labels, classes, parts, messag
 def test_unused_clients_of_a_column_are_reported():
     data = SimpleNamespace(train=SimpleNamespace(y=np.array([0, 1, 0, 1])), classes=("a", "b"))
     data.task = Classification()
-    own = SimpleNamespace(
+    context = SimpleNamespace(
         model_dump=lambda: {"name": "t.csv"},
         partition="iid",
         partition_file=None,
         partition_by="label",
     )
-    job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"))
+    job = SimpleNamespace(data=context, columns=SimpleNamespace(client="site"))
     partition = Partition((np.arange(4),), (), np.zeros(0, np.int64))
     (line,) = odd_labels(job, SimpleNamespace(data=data, partition=partition))
     assert "column 'site' names clients, but data.partition = 'iid'" in line
@@ -135,10 +135,10 @@ def test_unused_clients_of_a_column_are_reported():
 def test_natural_clients_that_fewer_clients_merge_are_named():
     train = SimpleNamespace(y=np.zeros(4, int), users=np.array([0, 1, 2, 2]))
     data = SimpleNamespace(train=train, user_names=("Bonn", "Essen", "Ulm"))
-    own = SimpleNamespace(
+    context = SimpleNamespace(
         model_dump=lambda: {"name": "t.csv"}, partition="natural", partition_file=None
     )
-    job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"), clients=2)
+    job = SimpleNamespace(data=context, columns=SimpleNamespace(client="site"), clients=2)
     rows = (np.array([0, 2, 3]), np.array([1]))
     facts = SimpleNamespace(data=data, partition=Partition(rows, (), np.zeros(0, np.int64)))
     (line,) = merged_users(job, facts)

@@ -19,11 +19,11 @@ from tests.contract import toy
 from tests.spoken import HEADER, LOSSES, spoken
 
 
-class Told(Sink):
-    """A sink that notes what it is told; of any name."""
+class Recorder(Sink):
+    """A sink that records its calls; of any name."""
 
     package = "json"
-    said: list = []  # noqa: RUF012
+    calls: list = []  # noqa: RUF012
     fails: set = set()  # noqa: RUF012
 
     has = None
@@ -39,18 +39,18 @@ class Told(Sink):
         self.note("end", status)
 
     def note(self, what, *values):
-        self.said.append((what, *values))
+        self.calls.append((what, *values))
         if (what, values[0]) in self.fails:
             raise OSError("no room")
 
 
 @pytest.fixture
-def told(monkeypatch) -> list:
-    """What the sink `tensorboard`, which is a Told here, is told."""
-    monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
-    monkeypatch.setattr(Told, "said", [])
-    monkeypatch.setattr(Told, "fails", set())
-    return Told.said
+def calls(monkeypatch) -> list:
+    """The calls of the sink `tensorboard`, which is a Recorder here."""
+    monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Recorder", ""))
+    monkeypatch.setattr(Recorder, "calls", [])
+    monkeypatch.setattr(Recorder, "fails", set())
+    return Recorder.calls
 
 
 def run(folder: Path, *flags: str) -> int:
@@ -120,10 +120,10 @@ def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
     assert jobs[0].identity() == jobs[1].identity() == load_job([], environ={}).identity()
 
 
-def test_a_sink_gets_header_rounds_and_end_and_does_not_change_the_bits(tmp_path, told):
+def test_a_sink_gets_header_rounds_and_end_and_does_not_change_the_bits(tmp_path, calls):
     assert (run(tmp_path / "run", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
     assert digest(tmp_path / "run") == digest(tmp_path / "without")
-    assert [words[:2] for words in told] == [
+    assert [words[:2] for words in calls] == [
         ("begin", "fedavg"),
         ("round", 1),
         ("round", 2),
@@ -131,56 +131,56 @@ def test_a_sink_gets_header_rounds_and_end_and_does_not_change_the_bits(tmp_path
         ("end", "finished"),
     ]
     want = load(tmp_path / "run").columns["clients/accuracy"]
-    assert [words[2]["accuracy/mean"] for words in told[1:4]] == [
+    assert [words[2]["accuracy/mean"] for words in calls[1:4]] == [
         row[np.isfinite(row)].mean() for row in want
     ]
 
 
-def test_a_resumed_run_continues_its_log(tmp_path, told):
+def test_a_resumed_run_continues_its_log(tmp_path, calls):
     assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
-    assert [words[:2] for words in told if words[0] == "round"] == [
+    assert [words[:2] for words in calls if words[0] == "round"] == [
         ("round", 1),
         ("round", 2),
         ("round", 3),
     ]
-    assert [words[2] for words in told if words[0] == "begin"] == [0, 2]
+    assert [words[2] for words in calls if words[0] == "begin"] == [0, 2]
 
 
-def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, monkeypatch):
+def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, calls, monkeypatch):
     assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
-    rounds = [words for words in told if words[0] == "round"]
-    told.clear()
-    monkeypatch.setattr(Told, "has", 0)
+    rounds = [words for words in calls if words[0] == "round"]
+    calls.clear()
+    monkeypatch.setattr(Recorder, "has", 0)
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
-    again = [words for words in told if words[0] == "round"]
+    again = [words for words in calls if words[0] == "round"]
     assert again[:2] == rounds and [t for _, t, _ in again] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])
 def test_a_sink_that_fails_in_mid_run_causes_one_warning_and_the_run_continues(
-    tmp_path, told, what, left, capsys
+    tmp_path, calls, what, left, capsys
 ):
-    Told.fails.add(what)
+    Recorder.fails.add(what)
     assert run(tmp_path / "run", "--log.tensorboard") == 0
-    assert load(tmp_path / "run").rounds == 3 and len(told) == left - (what[0] == "round")
+    assert load(tmp_path / "run").rounds == 3 and len(calls) == left - (what[0] == "round")
     err = capsys.readouterr().err
     assert err.count("warning: log.tensorboard: no room") == 1
     assert "continues without that log" in err
 
 
-def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told, capsys):
-    Told.fails.add(("begin", "fedavg"))
+def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, calls, capsys):
+    Recorder.fails.add(("begin", "fedavg"))
     assert run(tmp_path / "run", "--log.tensorboard") == 2
     err = capsys.readouterr().err
     assert "log.tensorboard: cannot start: no room; fix that, or remove log.tensorboard" in err
-    assert "Traceback" not in err and told[1:] == [("end", "failed")]
+    assert "Traceback" not in err and calls[1:] == [("end", "failed")]
     assert not names.results_file(tmp_path / "run").exists()  # the folder can be used again
 
 
-def test_after_the_first_rounds_a_sink_that_cannot_start_is_a_warning(tmp_path, told, capsys):
+def test_after_the_first_rounds_a_sink_that_cannot_start_is_a_warning(tmp_path, calls, capsys):
     assert run(tmp_path / "run", "--rounds", "1") == 0
-    Told.fails.add(("begin", "fedavg"))
+    Recorder.fails.add(("begin", "fedavg"))
     assert (
         main(["--resume", str(tmp_path / "run"), "--rounds", "2", "--log.tensorboard", "--quiet"])
         == 0
@@ -201,7 +201,7 @@ def test_a_missing_package_is_one_message_before_anything_is_made(
 
 
 def test_the_state_of_a_log_is_kept_for_a_resumed_run_but_not_for_a_new_one(tmp_path):
-    sink = Told(tmp_path)
+    sink = Recorder(tmp_path)
     assert sink.read_mark("wandb", 3) == {}
     sink.mark("wandb", id="a", rounds=2)
     assert (sink.read_mark("wandb", 3), sink.read_mark("wandb", 0)) == (
