@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hpcfed.algorithms.common_head.fedclassavg import FedClassAvg
 from hpcfed.algorithms.personal import perfedavg
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
@@ -43,6 +44,23 @@ def test_equal_to_the_bit(claim: str):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
     for column in ("train_loss", "accuracy", "loss", "examples"):
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+def test_fedclassavgs_clients_train_alone_once_before_their_own_first_round(monkeypatch):
+    phases: dict[int, list[str]] = {k: [] for k in range(6)}
+    train = FedClassAvg.train
+
+    def watched(self, fed, client, received, t, **how):
+        phases[client.id].append(how.get("phase", "train"))
+        return train(self, fed, client, received, t, **how)
+
+    monkeypatch.setattr(FedClassAvg, "train", watched)
+    rounds = toy.start(Serial(), toy.job("fedclassavg", "--algorithm.pretrain_epochs", "1"))
+    cohorts = [rounds.step()[0]["clients/cohort"] for _ in range(2)]
+    numbers = np.sum(cohorts, 0, dtype=int)
+    assert {*numbers} >= {0, 2}
+    want = {k: ["pretrain"] * (n > 0) + ["train"] * n for k, n in enumerate(numbers.tolist())}
+    assert phases == want
 
 
 def split(outcome: toy.Outcome, method: str, flags: tuple[str, ...]) -> list[Params]:
