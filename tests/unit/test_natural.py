@@ -145,7 +145,7 @@ def test_tcga_brca_is_read_from_flambys_own_folder_or_the_files_are_named(tmp_pa
         ({"brca": "pid,age\nP-0,1\n"}, "2 in all, not pid, 39 features, E and T"),
         ({"brca": ",".join(COLUMNS) + "\nP-0,old" + ",1" * 40}, "line 2: could not convert"),
         ({"brca": ",".join(COLUMNS) + "\nP-0" + ",1" * 40 + ",-3"}, "a time is 0 or more"),
-        ({"brca": ",".join(COLUMNS) + "\nP-0" + ",nan" * 39 + ",1,3"}, "no finite number"),
+        ({"brca": ",".join(COLUMNS) + "\nP-0" + ",nan" * 39 + ",1,3"}, "not a finite number"),
         ({"brca": ""}, "is empty"),
         ({"split": "pid,fold,fold2\nP-0,train,train_6\n"}, "line 2: fold2 is 'train_6'"),
         ({"split": "pid,fold,fold2\nP-0,train,train_0\n"}, r"no test patient of region 0"),

@@ -126,7 +126,7 @@ def test_columns_become_features_by_hand(tmp_path):
     assert data.notes[0].endswith(
         "1 value missing (score 1), filled in from the training part with the mean"
     )
-    assert "1 value of the test part of a kind" in data.notes[2] and "(job 1)" in data.notes[2]
+    assert "1 value of the test part of categories" in data.notes[2] and "(job 1)" in data.notes[2]
     coded = read(
         save(tmp_path), test_file=tmp_path / "test.csv", **roles, codes=("job",), inputs=("job",)
     )
