@@ -43,7 +43,7 @@ from hpcfed.core.rng import stream
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine import folder
 from hpcfed.engine.decide import world
-from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.engine.fault_tolerance import resume
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.report.watch.terminal import render
@@ -116,7 +116,7 @@ def resumed(run: Path) -> None:
     """What `--resume` reads."""
     job = load(["--resume", str(run)], folder.read_job, environ={})
     rounds = Rounds(federation(job, Serial(), facts(clean_of(run))))
-    save_restore.restore(rounds, run)
+    resume.restore(rounds, run)
     results.Results.resume(run, rounds.t, {"job": job.plain()})
 
 

@@ -7,7 +7,7 @@ from hpcfed.comm import stale_segments, ulfm
 from hpcfed.comm.launcher_check import Foreign
 from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, everywhere
 
 # Set for each process by the launcher, in the order of trust: mpirun inside a Slurm step inherits
 # Slurm's.
@@ -80,11 +80,8 @@ def connect_mpi(name: str, size: int | None) -> Comm:
 
 def launcher_error(why: str) -> ConfigError:
     """Return the error of processes that do not find one another; each of them raises it."""
-    error = ConfigError(
-        f"{why}\n  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
-    )
-    error.everywhere = True
-    return error
+    advice = "start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
+    return everywhere(ConfigError(f"{why}\n  {advice}"))
 
 
 def other_process_reports(env: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ import errno
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,15 @@ class HpcfedError(Exception):
 
     everywhere = False
     again = False
+
+
+Failure = TypeVar("Failure", bound=HpcfedError)
+
+
+def everywhere(error: Failure) -> Failure:
+    """Return the error marked as one that all ranks raise."""
+    error.everywhere = True
+    return error
 
 
 class ConfigError(HpcfedError):

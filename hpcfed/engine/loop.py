@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.core.errors import WriteError
+from hpcfed.core.errors import WriteError, everywhere
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.engine import describe
-from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.engine.output import Output
 from hpcfed.engine.rounds import Rounds, stop_together
@@ -132,7 +131,7 @@ class Loop:
             self.output.progress.finish(self.output.results, draw)
             return DONE
         if not self.checkpoints.saver.exists:
-            raise save_restore.everywhere(WriteError(refused))
+            raise everywhere(WriteError(refused))
         self.rounds.fed.warnings.say(
             f"warning: {refused}\n  the end is not on disk; make room, and continue with --resume "
             f"{self.folder}"

@@ -12,13 +12,12 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import h5py
 
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pass
-from hpcfed.core.paths import regular
 from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import names, uncached
 from hpcfed.storage.checksum import BLOCK, intact, verify_checksum, write_checksum
@@ -90,20 +89,18 @@ def open_file(path: Path, form: str, verify_all: bool = True) -> Iterator[h5py.F
     """Yield the file at `path`, open for reading, after checking its checksum, format and version.
 
     verify_all: whether all data are checked now; otherwise each MiB when it is first read.
-    Raises DamagedError if the file is missing, cut short or altered, CheckpointError if it is of
-    another format or of a version that this hpcfed does not read. A file that is replaced meanwhile
-    stays readable as it was.
+    Raises DamagedError if the file is missing, cut short or altered, or if the block meets contents
+    that it does not expect; CheckpointError if the file is of another format or of a version that
+    this hpcfed does not read. A file that is replaced meanwhile stays readable as it was.
     """
-    try:
-        with (
-            uncached.open_existing(regular(path)) as raw,
-            h5py.File(verify_checksum(path, raw, verify_all), "r") as file,
-        ):
-            with convert_read_errors(path):
-                _check_format(path, file, form)
-            yield file
-    except OSError as error:
-        raise DamagedError(f"{path}: cannot be read: {error}; check the path") from error
+    with convert_read_errors(path), ExitStack() as stack:
+        try:
+            raw = stack.enter_context(uncached.open_existing(path))
+            file = stack.enter_context(h5py.File(verify_checksum(path, raw, verify_all), "r"))
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"{path}: cannot be read: {error}; check the path") from error
+        _check_format(path, file, form)
+        yield file
 
 
 @contextmanager

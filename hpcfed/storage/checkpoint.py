@@ -40,37 +40,27 @@ class Reader:
 
     header: as it was written.
     rounds: how many rounds are done.
-    verify_all: whether parts are checked completely when they are opened, instead of each MiB when
-    it is read.
+    Each MiB of a part is checked when it is read.
     Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if
     it is of another format.
     """
 
-    def __init__(self, path: Path, verify_all: bool = False):
-        self.path, self.whole = path, verify_all
-        self._stack, self._parts = ExitStack(), ExitStack()
+    def __init__(self, path: Path):
+        self.path, self._parts = path, ExitStack()
         self._open: dict[str, h5py.File] = {}
-        self._file = self._stack.enter_context(open_file(path, names.CHECKPOINT))
-        try:
-            with convert_read_errors(path):
-                self._read()
-        except CheckpointError:
-            self.close()
-            raise
-
-    def _read(self) -> None:
-        """Read the index."""
-        index = Index(
-            header=tree.read_json(self._file, "header"),
-            rounds=number(self._file, "rounds"),
-            names=tree.read_json(self._file, "names"),
-            parts=tree.read_json(self._file, "parts"),
-        )
-        check_header(index.header)
-        same_round(self.path, index.rounds)
-        self.header: dict[str, Any] = Table(index.header, self.path)
-        self.rounds = index.rounds
-        self._names, self._known = index.names, set(index.names)
+        with ExitStack() as stack:
+            self._file = stack.enter_context(open_file(path, names.CHECKPOINT))
+            self.rounds = number(self._file, "rounds")
+            same_round(path, self.rounds)
+            index = Index(
+                header=tree.read_json(self._file, "header"),
+                names=tree.read_json(self._file, "names"),
+                parts=tree.read_json(self._file, "parts"),
+            )
+            check_header(index.header)
+            self._stack = stack.pop_all()
+        self.header: dict[str, Any] = Table(index.header, path)
+        self._names, self._items_of = index.names, set(index.names)
         self.parts: dict[str, str] = index.parts
 
     def __enter__(self) -> Self:
@@ -97,14 +87,15 @@ class Reader:
         with convert_read_errors(self.path):
             yield from tree.leaves(self._items(name), name)
 
-    def check(self) -> None:
-        """Read all parts that have not been read yet."""
-        for part in self.parts:
-            self._part(part)
+    def verify(self, which: slice = slice(None)) -> None:
+        """Read all of these parts. Raises DamagedError if one is not as it was written."""
+        for part in [*self.parts][which]:
+            with self._opened(part, verify_all=True):
+                pass
 
     def _items(self, name: str) -> h5py.Group:
         """Return the group that holds the item of that name."""
-        if name not in self._known:
+        if name not in self._items_of:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
         *groups, last = name.split("/")
         group = subgroup(self._file, "/".join(["items", *groups]))
@@ -121,7 +112,7 @@ class Reader:
             self._open[name] = self._parts.enter_context(self._opened(name))
         return self._open[name]
 
-    def _opened(self, name: str) -> AbstractContextManager[h5py.File]:
+    def _opened(self, name: str, verify_all: bool = False) -> AbstractContextManager[h5py.File]:
         """Open a part, if it is the one that was written for this index.
 
         Raises DamagedError if it is not.
@@ -137,7 +128,7 @@ class Reader:
             raise DamagedError(
                 f"{path}: damaged: another part than the one that {self.path.name} was written with"
             )
-        return open_file(path, names.PART, self.whole)
+        return open_file(path, names.PART, verify_all)
 
 
 def same_round(index: Path, rounds: int) -> None:
@@ -176,17 +167,18 @@ def saved_rounds(run: Path) -> int:
     return rounds_of(index) if index else 0
 
 
-def all_at(path: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, the newest first, or the one at that path."""
-    return saved(path) if os.path.isdir(path) else [path]
+def all_at(path: Path, needed: bool = False) -> list[Path]:
+    """Return the checkpoints of a run folder, the newest first, or the one at that path.
 
-
-def none_at(run: Path) -> CheckpointError:
-    """Return the error about a run folder without checkpoints."""
-    return CheckpointError(
-        f"{names.checkpoint_folder(run)}: no checkpoint here; check the path, or start anew "
-        f"without --resume"
-    )
+    Raises CheckpointError if one is needed and there is none.
+    """
+    indices = saved(path) if os.path.isdir(path) else [path]
+    if needed and not indices:
+        raise CheckpointError(
+            f"{names.checkpoint_folder(path)}: no checkpoint here; check the path, or start anew "
+            f"without --resume"
+        )
+    return indices
 
 
 def open_checkpoint(path: Path) -> Reader:
@@ -194,13 +186,11 @@ def open_checkpoint(path: Path) -> Reader:
 
     Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
     """
-    files = all_at(path)
-    if not files:
-        raise none_at(path)
+    index = all_at(path, needed=True)[0]
     try:
-        return Reader(files[0])
+        return Reader(index)
     except DamagedError as error:
-        raise DamagedError(f"{error}\n  {advice(files[0])}") from error
+        raise DamagedError(f"{error}\n  {advice(index)}") from error
 
 
 def newest_header(path: Path) -> dict[str, Any]:
@@ -214,12 +204,25 @@ def newest_header(path: Path) -> dict[str, Any]:
     return {}
 
 
+def damage(index: Path, which: slice = slice(None)) -> str:
+    """Return what is damaged of a checkpoint, "" if its index and these of its parts are intact.
+
+    Raises CheckpointError if it is of another format.
+    """
+    try:
+        with Reader(index) as file:
+            file.verify(which)
+    except DamagedError as error:
+        return str(error)
+    return ""
+
+
 def advice(damaged: Path) -> str:
     """Return the advice to resume from the newest undamaged checkpoint of the folder."""
     for path in _saved(damaged.parent):
-        with suppress(CheckpointError), Reader(path, verify_all=True) as file:
-            file.check()
-            return f"this one is whole: resume from it with --resume {path}"
+        with suppress(CheckpointError):
+            if not damage(path):
+                return f"this one is intact: resume from it with --resume {path}"
     return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
 
 

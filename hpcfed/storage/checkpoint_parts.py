@@ -8,7 +8,6 @@ from typing import Any
 import h5py
 
 from hpcfed.core.errors import DamagedError, WriteError
-from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import open_file, replace_file
 from hpcfed.storage.checksum import identity
@@ -57,7 +56,7 @@ def write_part(folder: Path, rank: int, items: Items) -> Part:
 
 def compare(path: Path, items: Items) -> None:
     """Raise DamagedError unless the file holds these items."""
-    with open_file(path, names.PART, verify_all=False) as file, convert_read_errors(path):
+    with open_file(path, names.PART, verify_all=False) as file:
         for name, item in items():
             if not same(item, tree.read(subgroup(file, "items"), name)):
                 raise DamagedError(f"{name} is not what was to be written")

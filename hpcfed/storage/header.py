@@ -141,7 +141,6 @@ class Index(BaseModel):
 
     model_config = ConfigDict(strict=True)
     header: dict[str, Any]
-    rounds: Count
     names: list[Text]
     parts: dict[Annotated[str, Field(pattern=PART)], Text]
 

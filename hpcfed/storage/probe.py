@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.core.wording import count_noun
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import open_file, replace_file
@@ -107,7 +106,7 @@ def current(run: Path) -> Probe | None:
 def read(run: Path) -> Probe:
     """Return the probe of a run. Raises DamagedError if it is missing or damaged."""
     path = names.probe_file(run)
-    with open_file(path, names.PROBE) as file, convert_read_errors(path):
+    with open_file(path, names.PROBE) as file:
         budget = Budget(file)
         tables = {name: array(child(file, name)) for name in TABLES}
         lists = {

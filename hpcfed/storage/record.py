@@ -67,7 +67,7 @@ def load(run: Path) -> Record:
     except (OSError, ValueError):
         pass  # reported below as a file that cannot be read
     try:
-        with open_file(path, names.RESULTS) as file, convert_read_errors(path):
+        with open_file(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), number(file, "rounds")
             budget = Budget(file)
             arrays = _datasets(subgroup(file, "arrays"), budget)

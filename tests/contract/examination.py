@@ -39,13 +39,14 @@ from hpcfed.core.errors import DivergedError
 from hpcfed.data import augment
 from hpcfed.engine.decide import world
 from hpcfed.engine.evaluation import Evaluation
-from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance import resume, snapshot
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, optimisers, stacked
+from tests import saving
 from tests.contract import toy
 from tests.pretended_gpu import WAITS, on_host, pretended_gpu
 
@@ -161,7 +162,7 @@ class Examination:
                     watch.copied = copy, dict(toy.leaves(taken))
                 if t == STOPPED:
                     watch.steps = counting.made
-        save_restore.save(rounds, run)
+        saving.save(rounds, run)
         results.finish()
         watch.generators = before, global_generators()
         watch.messages = stderr.getvalue()
@@ -183,7 +184,7 @@ class Examination:
             for t in range(1, ROUNDS + 1):
                 outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
                 if t == SAVED:
-                    save_restore.save(rounds, self.folder / "saved")
+                    saving.save(rounds, self.folder / "saved")
                 if t == MOVED:  # as if the smallest clients had been the slowest
                     rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
                         rounds.fed.sizes
@@ -203,14 +204,14 @@ class Examination:
         """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
         assert self.spread
         watch, rounds = Watch(), toy.start(Serial(), self.stopping)
-        save_restore.restore(rounds, self.folder / "saved")
+        resume.restore(rounds, self.folder / "saved")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Evaluation, "independent", False)  # scored when the round is over
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         rounds.fed.clock.heartbeat = Impatient(rounds, self.whole.steps // 2, self.trains)
         with pytest.raises(Stopped):
             rounds.step()
-        save_restore.save(rounds, self.folder / "stopped")
+        saving.save(rounds, self.folder / "stopped")
         watch.turns = finished_turns(rounds)
         return watch
 
@@ -222,7 +223,7 @@ class Examination:
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
             rounds = toy.start(comm, self.stopping)
-            save_restore.restore(rounds, self.folder / "stopped")
+            resume.restore(rounds, self.folder / "stopped")
             outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
             if comm.rank == 0:
                 watch.empty = comm.size - len(set(rounds.fed.placement.ranks))
@@ -274,9 +275,9 @@ class Examination:
             for t in (1, 2):
                 watch.outcomes.append(on_host(toy.outcome(rounds, [rounds.step()[0]])))
                 if t == SAVED:
-                    save_restore.save(rounds, self.folder / "away")
+                    saving.save(rounds, self.folder / "away")
                     rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
-                    save_restore.restore(rounds, self.folder / "away")
+                    resume.restore(rounds, self.folder / "away")
         watch.waits = steps.count
         return watch
 

@@ -7,13 +7,13 @@ import torch
 
 from hpcfed.comm import Serial
 from hpcfed.engine.decide import world
-from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation
 from hpcfed.models.trained import Trained
 from hpcfed.storage import names
 from hpcfed.storage.record import Record, load
+from tests import saving
 from tests.contract import toy
 
 
@@ -34,7 +34,7 @@ def saved_run(
     while going.t < rounds:
         results.append(going.step()[0])
         if going.t in (saves or (rounds,)):
-            save_restore.save(going, folder)
+            saving.save(going, folder)
     results.finish()
     return folder
 

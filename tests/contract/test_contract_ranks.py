@@ -11,8 +11,8 @@ import pytest
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.job import Job
-from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.machine.heartbeat import Stopped
+from tests import saving
 from tests.contract import toy
 from tests.contract.examination import DROP, Impatient, drop_out, failure, learned, without_faults
 
@@ -95,7 +95,7 @@ def test_a_round_of_stacked_clients_that_a_signal_stops_is_ended_to_the_same_bit
     rounds.fed.clock.heartbeat = Impatient(rounds, steps=8, turns=True)
     with pytest.raises(Stopped):
         rounds.step()
-    save_restore.save(rounds, tmp_path)
+    saving.save(rounds, tmp_path)
     equal_on(2, job, toy.run(Serial(), job), resume=tmp_path)
 
 

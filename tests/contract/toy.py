@@ -26,12 +26,13 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.decide import world
-from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.training import graphs
+from tests import saving
 
 CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
 SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
@@ -179,12 +180,12 @@ def run(
     """
     going, rows = start(comm, job), []
     if resume:
-        save_restore.restore(going, resume)
+        resume.restore(going, resume)
     while going.t < (rounds or job.rounds):
         rows.append(going.step()[0])
         between(going)
     if save:
-        save_restore.save(going, save)
+        saving.save(going, save)
     return outcome(going, rows)
 
 

@@ -146,7 +146,7 @@ def test_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(desk, out
     assert outcomes[name].status == 0
     newest, before = (names.checkpoint_file(desk / name, rounds) for rounds in (DONE, DONE - 1))
     assert f"hpcfed: warning: {part(newest)}: damaged" in outcomes[name].err
-    assert f"continues from the previous checkpoint, {before}\n" in outcomes[name].err
+    assert f"continues from the checkpoint before it, {before}\n" in outcomes[name].err
     assert digest(desk / name) == digest(desk / "done")
 
 

@@ -15,12 +15,13 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.decide import assign, world
-from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance import resume, snapshot
 from hpcfed.engine.round_record import cells
 from hpcfed.engine.rounds import Rounds
 from hpcfed.storage import checkpoint
 from hpcfed.storage.columns import PHASES
 from hpcfed.training.evaluate import NONE, score
+from tests import saving
 from tests.contract import toy
 
 
@@ -229,11 +230,11 @@ def test_a_model_that_is_too_large_for_the_images_is_refused_on_all_ranks():
 def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     rounds = started()
     rounds.step()
-    save_restore.save(rounds, tmp_path)
+    saving.save(rounds, tmp_path)
     with pytest.raises(
         CheckpointError, match=r"local.lr: 0.1 here, 0.005 in the checkpoint"
     ) as refusal:
-        save_restore.restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
+        resume.restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
     assert refusal.value.everywhere
 
 
@@ -241,7 +242,7 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
     rounds = started("local", "--checkpoint.keep", "2")
     for _ in range(3):
         rounds.step()
-        save_restore.save(rounds, tmp_path)
+        saving.save(rounds, tmp_path)
     with checkpoint.open_checkpoint(tmp_path) as file:
         assert file.rounds == 3
         assert file.names() == [
@@ -264,8 +265,8 @@ def test_a_restored_run_knows_scores_costs_and_clients_to_be_scored(tmp_path):
     for _ in range(3):
         rounds.step()
     rounds.evaluation.scores[0], rounds.evaluation.stale[0] = (0.25, 1.5, 2), True
-    save_restore.save(rounds, tmp_path)
-    save_restore.restore(again, tmp_path)
+    saving.save(rounds, tmp_path)
+    resume.restore(again, tmp_path)
     assert again.t == rounds.t
     for flags in (
         lambda run: run.evaluation.scores,

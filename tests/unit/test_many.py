@@ -9,8 +9,8 @@ import torch
 from hpcfed.comm import Serial, codec, spmd
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import nbytes
-from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.storage.lru_store import LruStore
+from tests import saving
 from tests.contract import toy
 
 FLAGS = (
@@ -119,7 +119,7 @@ def test_saving_reads_spilled_values_without_loading_them(tmp_path):
     for _ in range(3):
         rounds.step()
     before = set(rounds.fed.store.kept.away)
-    save_restore.save(rounds, tmp_path / "run")
+    saving.save(rounds, tmp_path / "run")
     assert before and before <= rounds.fed.store.kept.away
     rounds.fed.store.kept.close()
 

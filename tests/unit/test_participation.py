@@ -10,8 +10,9 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
-from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.engine.fault_tolerance import resume
 from hpcfed.engine.rounds import Rounds
+from tests import saving
 from tests.contract import toy
 
 TRAFFIC = (100, 50)  # bytes down and up
@@ -197,7 +198,7 @@ def test_a_hard_system_is_the_same_on_any_ranks_and_after_a_stop(method: str, tm
 def test_virtual_time_continues_after_a_checkpoint(tmp_path):
     rounds = started("fedavg")
     rounds.step()
-    save_restore.save(rounds, tmp_path)
+    saving.save(rounds, tmp_path)
     again = started("fedavg")
-    save_restore.restore(again, tmp_path)
+    resume.restore(again, tmp_path)
     assert again.schedule.now == rounds.schedule.now > 0

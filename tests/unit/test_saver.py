@@ -16,10 +16,11 @@ from hpcfed.core.errors import WriteError
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.data.partition_file import check_seal
 from hpcfed.engine import loop, run
-from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance import resume, snapshot
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results
 from hpcfed.storage.digest import digest
+from tests import saving
 from tests.contract import toy
 
 FLAGS = (
@@ -52,7 +53,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_does_not_contain_training_during_its_writing(tmp_path, ranks):
-    save_restore.save(started(Serial()), tmp_path / "at once")
+    saving.save(started(Serial()), tmp_path / "at once")
 
     def run(comm: Comm) -> str:
         rounds, go_on = started(comm), Event()
@@ -71,7 +72,7 @@ def test_a_checkpoint_does_not_contain_training_during_its_writing(tmp_path, ran
 
 
 def test_ranks_without_clients_write_a_part_too(tmp_path):
-    spmd(8, lambda comm: save_restore.save(started(comm, 1, "--participation", "1"), tmp_path))
+    spmd(8, lambda comm: saving.save(started(comm, 1, "--participation", "1"), tmp_path))
     with checkpoint.open_checkpoint(tmp_path) as saved:
         assert len(saved.parts) == 8 and saved.names("clients/") == [
             f"clients/{k}" for k in range(6)
@@ -108,13 +109,26 @@ def test_if_one_rank_cannot_write_its_part_the_previous_checkpoint_stays_and_the
     ]
 
 
-def test_saving_and_waiting_raises_errors_of_the_disk_on_all_ranks(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        WriteError, match="file/checkpoints.*cannot be written: .*Not a directory"
-    ) as refusal:
-        spmd(2, lambda comm: save_restore.save(started(comm, 1), tmp_path / "file"))
-    assert refusal.value.everywhere
+def test_a_damaged_checkpoint_is_passed_over_before_anything_of_the_run_changes(
+    tmp_path, monkeypatch, capsys
+):
+    def run(comm: Comm) -> None:
+        rounds = started(comm, 0)
+        for _ in range(2):
+            rounds.step()
+            saving.save(rounds, tmp_path)
+
+    spmd(2, run)
+    newest = checkpoint.newest(tmp_path)
+    part = names.part_file(names.parts_folder(newest), 1)
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    taken = []
+    monkeypatch.setattr(snapshot, "take_up", lambda rounds, source: taken.append(source.rounds))
+    spmd(3, lambda comm: resume.restore(started(comm, 0), tmp_path))
+    assert taken == [1, 1, 1]
+    assert f"{part}: damaged: the checksum does not fit" in capsys.readouterr().err
 
 
 def test_a_run_can_be_restored_from_a_snapshot():
@@ -297,7 +311,7 @@ def test_a_part_that_differs_from_its_values_is_not_published(tmp_path, monkeypa
     with pytest.raises(
         WriteError, match="state is not what was to be written; it was just written: check the disk"
     ):
-        save_restore.save(started(Serial()), tmp_path)
+        saving.save(started(Serial()), tmp_path)
     assert list(tmp_path.rglob("*.h5")) == []
 
 
@@ -313,7 +327,7 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
 
 def test_resuming_from_an_early_checkpoint_removes_later_ones(tmp_path):
     whole_run(tmp_path, "--checkpoint.keep", "9")
-    save_restore.save(
+    saving.save(
         started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path
     )  # as a signal in the first round does
     initial = names.checkpoint_file(tmp_path, 0)

@@ -384,7 +384,7 @@ def test_a_lost_write_is_never_sealed_in_results_or_index(tmp_path, monkeypatch)
             assert same(dict(load(tmp_path).columns), dict(record.columns))
     assert refused > 40  # all but zeros beyond the end of a file, which cannot be lost
     with checkpoint.open_checkpoint(tmp_path) as file:
-        file.check()
+        file.verify()
 
 
 def test_results_are_written_though_the_new_file_cannot_be_opened_at_once(tmp_path, monkeypatch):

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hpcfed.core.errors import WriteError
-from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.core.errors import WriteError, everywhere
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.storage import checkpoint
 
@@ -76,7 +75,7 @@ class Checkpoints:
         warnings = self.rounds.fed.warnings
         if error and (needed or self.wanted.required):
             failure = WriteError(f"{error}\n  {warnings.last_checkpoint}")
-            raise save_restore.everywhere(failure)
+            raise everywhere(failure)
         if error:
             warnings.say(
                 f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"

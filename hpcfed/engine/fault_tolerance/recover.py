@@ -19,7 +19,7 @@ from hpcfed.comm import ulfm
 from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.exit_status import FAULT, RESUME_ME
 from hpcfed.engine import folder
-from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance import resume, snapshot
 from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy
 from hpcfed.engine.fault_tolerance.monitor import Monitor
 from hpcfed.engine.folder import Claim
@@ -145,9 +145,9 @@ class Course:
             rounds.fed.turns.share_failures()
             self.records.rows = copy.get("rows")
         elif self.begun:
-            save_restore.restore(rounds, run, needed=False)
+            resume.restore(rounds, run, needed=False)
         elif self.job.resume:
-            save_restore.restore(rounds, self.job.resume)
+            resume.restore(rounds, self.job.resume)
         comm.confirm()
         self.saved = 0 if copy else rounds.t
         self.report_deaths(rounds, copy is not None)
