@@ -22,7 +22,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import Method, RoundBased, is_plain
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core import user_code
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 from hpcfed.federation.upload import Upload
@@ -60,15 +60,13 @@ def mistakes(cls: type) -> Iterator[str]:
         return
     theirs = [c for c in cls.__mro__ if is_users(c)]
     base = next(c for c in cls.__mro__ if not is_users(c))
-    called = {c: references(c) for c in theirs}
-    used = set().union(*(names for names in called.values() if names))
+    used = set().union(*map(references, theirs))
     replaced = {name for c in theirs for name in vars(c)}
     for c in theirs:
         yield from declarations(c, base)
         for name, value in list(vars(c).items()):
             if not name.startswith("_") and name not in pydantic_names(cls):
-                names = used if called[c] is not None else None
-                yield from hook(c, name, value, base, names, replaced)
+                yield from hook(c, name, value, base, used, replaced)
 
 
 def is_users(cls: type) -> bool:
@@ -81,17 +79,17 @@ def pydantic_names(cls: type) -> set[str]:
     return {name for part in fields(decorators) for name in getattr(decorators, part.name)}
 
 
-def references(cls: type) -> set[str] | None:
+def references(cls: type) -> set[str]:
     """Return the names of attributes that the file of a class reads, as in `self.name`.
 
-    Text constants are among them, because `getattr` takes names as text. None: the class has no
-    file, as in a notebook.
+    Text constants are among them, because `getattr` takes names as text. A class without a file, as
+    in a notebook, may use all of its names.
     """
     try:
         with open(inspect.getfile(cls), encoding="utf-8") as file:
             nodes = list(ast.walk(ast.parse(file.read())))
     except (OSError, TypeError, SyntaxError):
-        return None
+        return {*vars(cls)}
     texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     reads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
     return texts | {node.attr for node in reads}
@@ -115,69 +113,69 @@ def declarations(cls: type, base: type) -> Iterator[str]:
             )
     for name, valid in CHOICES.items():
         value = vars(cls).get(name, ())
+        if name == "needs" and isinstance(value, str):
+            yield f"{place}: needs = {value!r} is no tuple; write `needs: ClassVar = ({value!r},)`"
+            continue
         for one in value if isinstance(value, tuple) else (value,):
-            if not isinstance(one, property) and (one not in valid or value in CHOICES["needs"]):
-                near = get_close_matches(str(one), valid, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                choices = ", ".join(map(repr, valid))
-                form = ", a tuple of these" if name == "needs" else ""
-                yield f"{place}: {name} = {value!r}{hint}\n  valid: {choices}{form}"
+            if not isinstance(one, property) and one not in valid:
+                yield f"{place}: {name}: {unknown('value', one, valid)}"
 
 
 def hook(
-    cls: type, name: str, value: Any, base: type, used: set[str] | None, replaced: set[str]
+    cls: type, name: str, value: Any, base: type, used: set[str], replaced: set[str]
 ) -> Iterator[str]:
     """Yield what is wrong with one public name of the class.
 
-    used: names that the user's files refer to; None if the class has no file.
+    used: names that the user's files refer to.
     replaced: names that the user's classes define.
     """
     fn = value.__func__ if isinstance(value, staticmethod | classmethod) else value
     fn = fn.fget if isinstance(fn, property) else fn
     if not isinstance(fn, FunctionType):
         return
-    place = user_code.line_of(fn)
+    place, default = user_code.line_of(fn), inspect.getattr_static(base, name, None)
     if not hasattr(base, name):
-        if used is not None and name not in used:
+        if name not in used:
             yield f"{place}: {misspelt(cls, name, base)}"
-        return
-    default = inspect.getattr_static(base, name)
-    if not isinstance(default, FunctionType):
+    elif not isinstance(default, FunctionType):
         if isinstance(value, FunctionType):
             yield (
                 f"{place}: {name} is a value of {base.__name__}, not a method; put @property above "
                 f"it, or write `{name}: ClassVar = ...`"
             )
-        return
-    if isinstance(value, property) or (
-        name in (used or ()) and replaced.intersection(CALLERS.get(name, ()))
-    ):
-        return  # only the user's own code calls it
-    want = list(inspect.signature(default).parameters)[1:]
+    elif not isinstance(value, property):
+        mine = name in used and replaced.intersection(CALLERS.get(name, ()))
+        want = list(inspect.signature(default).parameters)[1:]
+        if not mine and not takes(fn, want, bound=not isinstance(value, staticmethod)):
+            yield (
+                f"{place}: {cls.__name__}.{name} takes {inspect.signature(fn)}, but is called with "
+                f"({', '.join(want)}); write `def {name}(self, {', '.join(want)}):`"
+            )
+
+
+def takes(fn: FunctionType, want: list[str], bound: bool) -> bool:
+    """Return whether a function can be called with these arguments by position.
+
+    It may have other names for them, but not the same names in another order.
+    """
     signature = inspect.signature(fn)
-    have = [p for p in signature.parameters if p not in ("self", "cls")]
     try:
-        signature.bind(*want if isinstance(value, staticmethod) else ["self", *want])
-        fits = set(have[: len(want)]) != set(want) or have[: len(want)] == want
+        signature.bind(*["self"] * bound, *want)
     except TypeError:
-        fits = False
-    if not fits:
-        yield (
-            f"{place}: {cls.__name__}.{name} takes ({', '.join(have)}), but is called with "
-            f"({', '.join(want)}); write `def {name}(self, {', '.join(want)}):`"
-        )
+        return False
+    have = list(signature.parameters)[bound : bound + len(want)]
+    return have == want or set(have) != set(want)
 
 
 def misspelt(cls: type, name: str, base: type) -> str:
     """Return the message for a method that is not a hook and that nothing calls."""
-    kinds = (kind for kind in base.__mro__ if issubclass(kind, Method))
-    members = (pair for kind in kinds for pair in vars(kind).items())
-    hooks = {n for n, v in members if isinstance(v, FunctionType) and not n.startswith("_")}
+    members = (pair for c in base.__mro__ if issubclass(c, Method) for pair in vars(c).items())
+    hooks = sorted({n for n, v in members if isinstance(v, FunctionType) and n[0] != "_"})
     near = get_close_matches(name, hooks, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return (
         f"{cls.__name__}.{name} is not a hook of {base.__name__}, and nothing calls it{hint}\n"
-        f"  name it after a hook ({', '.join(sorted(hooks))}), call it, or begin its name with _"
+        f"  name it after a hook ({', '.join(hooks)}), call it, or begin its name with _"
     )
 
 
@@ -190,49 +188,42 @@ def guard(model: type, cls: type) -> None:
         owner = next((c for c in cls.__mro__ if name in vars(c)), None)
         fn = vars(owner).get(name) if owner else None
         if owner and is_users(owner) and isinstance(fn, FunctionType):
-            checked = add_check(fn, check)
-            setattr(model, name, check_answers(checked) if name == "predictor" else checked)
+            setattr(model, name, add_check(fn, check))
 
 
-def add_check(fn: Callable, check: Callable) -> Callable:
+def add_check(fn: Callable, check: Callable[..., str]) -> Callable:
     """Return the hook with a check; it raises OwnError if it returns what its caller cannot use."""
 
     @wraps(fn)
     def call(self: Any, *args: Any, **named: Any) -> Any:
         result = fn(self, *args, **named)
-        if advice := check(self, result, *args):
-            raise user_code.OwnError(
-                f"{user_code.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns "
-                f"{describe(result)}; {advice}"
-            )
-        return result
+        place = f"{user_code.line_of(fn)}: {type(self).__name__}.{fn.__name__}"
+        refuse_result(f"{place} returns", result, check(self, result, *args))
+        if fn.__name__ != "predictor" or result is args[1].model:
+            return result
 
-    return call
-
-
-def check_answers(predictor: Callable) -> Callable:
-    """Return the hook `predictor` with a check of what its function returns, at each call."""
-
-    @wraps(predictor)
-    def call(self: Any, fed: Any, client: Any, state: Any) -> Any:
-        answer = predictor(self, fed, client, state)
-        if answer is client.model:
-            return answer
-
-        def checked(x: Any) -> Any:
-            z = answer(x)
-            shape = [count(x), fed.classes]
-            if not isinstance(z, Tensor) or list(z.shape) != shape or not z.is_floating_point():
-                raise user_code.OwnError(
-                    f"{user_code.line_of(predictor)}: the function that {type(self).__name__}."
-                    f"predictor gives returns {describe(z)}; return a row of outputs for each "
-                    f"example, [n, C] as client.model(x) does, here {shape}"
-                )
+        def outputs(x: Any) -> Any:
+            z = result(x)
+            refuse_result(f"{place} gives a function that returns", z, rows(args[0], x, z))
             return z
 
-        return checked
+        return outputs
 
     return call
+
+
+def refuse_result(start: str, result: Any, advice: str) -> None:
+    """Raise OwnError if there is advice on the result of a hook."""
+    if advice:
+        raise user_code.OwnError(f"{start} {describe(result)}; {advice}")
+
+
+def rows(fed: Any, x: Any, z: Any) -> str:
+    """Check the outputs for inputs x, which evaluation scores."""
+    shape = [count(x), fed.classes]
+    if isinstance(z, Tensor) and list(z.shape) == shape and z.is_floating_point():
+        return ""
+    return f"return a row of outputs for each example, [n, C] as client.model(x), here {shape}"
 
 
 def describe(result: Any) -> str:
@@ -247,9 +238,7 @@ def describe(result: Any) -> str:
 
 def state(method: Any, result: Any, *args: Any) -> str:
     """Check the result of init, server or round: the server's state."""
-    if isinstance(method, RoundBased) and is_plain(method, "round", "model"):
-        if isinstance(result, Mapping):
-            return ""
+    if is_plain(method, "round", "model") and not isinstance(result, Mapping):
         return "return the state as Params, tensors by name, or replace `model` as well"
     return "return the server's state, Params for one" if result is None else ""
 
@@ -258,41 +247,33 @@ def upload(method: Any, result: Any, *args: Any) -> str:
     """Check the result of local, which the default `aggregate` averages."""
     if not is_plain(method, "round", "aggregate"):
         return ""
-    means = result.value if isinstance(result, Upload) else result
-    parts = means if isinstance(means, dict) else {"": means}
+    parts = result.value if isinstance(result, Upload) else result
+    parts = parts if isinstance(parts, dict) else {"": parts}
     if not isinstance(result, Upload) or not all(isinstance(v, Mean) for v in parts.values()):
         return (
             "return what is averaged, as in "
             "`Upload(Mean.of(client.params(self.shared), self.weight(client)))`"
         )
-    keep = method.averaged(args[2]) if len(args) > 2 else None
-    if not isinstance(keep, Mapping):
-        return ""
+    keep = method.averaged(args[2])
     wanted = {"": keep} if "" in parts else keep
     if wanted.keys() != parts.keys():
         return f"its parts are {some(parts)}, but those of `averaged` are {some(wanted)}"
-    return next(filter(None, (part_of(parts[n], wanted[n], method) for n in parts)), "")
+    return next(filter(None, (part(parts[n], wanted[n], method) for n in parts)), "")
 
 
-def part_of(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
+def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
     """Check the names and shapes of what a client sends against what the mean keeps."""
     for term in mean.terms:
-        for name, value in term.value.items():
-            if name not in keep:
-                return (
-                    f"it holds {name!r}, but the server's state holds {some(keep)}; send tensors "
-                    f"of the names that `init` and `server` return"
-                )
-            if not term.at and value.shape != keep[name].shape:
-                return (
-                    f"{name!r} has the shape {list(value.shape)}, in the server's state it "
-                    f"is {list(keep[name].shape)}"
-                )
-        missing = [name for name in keep if name not in term.value]
-        if missing and method.per == "mean":
+        sent = {name: [*value.shape] for name, value in term.value.items()}
+        wanted = {name: [*value.shape] for name, value in keep.items()}
+        differ = [name for name in sent if name not in wanted]
+        differ += [n for n in wanted if n in sent and sent[n] != wanted[n] and not term.at]
+        differ += [name for name in wanted if name not in sent and method.per == "mean"]
+        if differ:
             return (
-                f"it lacks {missing[0]!r}, which the server's state holds; send all that `init` "
-                f"and `server` return, or let these return less"
+                f"it holds {differ[0]!r} of shape {sent.get(differ[0])}, but the server's state of "
+                f"shape {wanted.get(differ[0])} (None: not at all); send tensors of the names and "
+                f"shapes that `init` and `server` return"
             )
     return ""
 
@@ -333,10 +314,6 @@ CHECKS: dict[str, Callable[..., str]] = {
     "columns": returns(
         lambda v: isinstance(v, Mapping) and all(isinstance(n, Real) for n in v.values()),
         "return numbers by name, {} if there are none",
-    ),
-    "traffic": returns(
-        lambda v: isinstance(v, tuple | list) and len(v) == 2 and all(map(is_amount, v)),
-        "return two whole numbers: the bytes that the client receives and sends in a round",
     ),
     "refuses": returns(
         lambda v: (

@@ -89,7 +89,11 @@ CLASSES = {
         "NonNegative, which is not imported",
     ),
     "init": ("def __init__(self):\n    self.mu = 1", "def __init__", "`mu: float = 0.1`"),
-    "needs": ("needs: ClassVar = 'public'", "class Mine", "a tuple of these"),
+    "needs": (
+        "needs: ClassVar = 'public'",
+        "class Mine",
+        "is no tuple; write `needs: ClassVar = ('public',)`",
+    ),
     "signature": (
         "def loss(self, model, x, y):\n    pass",
         "def loss",
@@ -98,7 +102,7 @@ CLASSES = {
     "order": (
         "def server(self, fed, mean, state, cohort):\n    return mean",
         "def server",
-        "takes (fed, mean, state, cohort), but is called with (fed, state, mean, cohort)",
+        "takes (self, fed, mean, state, cohort), but is called with (fed, state, mean, cohort)",
     ),
     "accepts": ("accepts: ClassVar[str] = 'any model'", "class Mine", "did you mean 'any models'?"),
     "no ClassVar": ("accepts: str = 'any models'", "class Mine", "`accepts: ClassVar = ...`"),
@@ -194,12 +198,23 @@ HOOKS = {
         "Mine.round returns None",
     ),
     "local": (LOCAL + "super().local(fed, client, state, t)", "Mine.local returns None"),
-    "names": (LOCAL + "return Upload(Mean.of(Params(a=torch.zeros(1))))", "it holds 'a', but"),
+    "names": (
+        LOCAL + "return Upload(Mean.of(Params(a=torch.zeros(1))))",
+        "it holds 'a' of shape [1], but the server's state of shape None",
+    ),
+    "shapes": (
+        LOCAL + "return Upload(Mean.of(Params(client.params(), **{'head.bias': torch.zeros(3)})))",
+        "it holds 'head.bias' of shape [3], but the server's state of shape [10]",
+    ),
+    "too few": (
+        LOCAL + "return Upload(Mean.of(Params({'head.bias': torch.zeros(10)})))",
+        "of shape None, but the server's state of shape [",
+    ),
     "shared": ("def shared(self, name):\n    name == 'a'", "Mine.shared returns None"),
     "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
     "predictor": (
         "def predictor(self, fed, client, state):\n    return lambda x: client.model(x).argmax(1)",
-        "Mine.predictor gives returns a tensor of shape [8]; return a row of outputs",
+        "predictor gives a function that returns a tensor of shape [8]; return a row of outputs",
     ),
     "no predictor": (
         "def predictor(self, fed, client, state):\n    client.model",
