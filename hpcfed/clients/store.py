@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,9 +128,12 @@ class ClientStore:
         """
         if (architecture, owner) not in self.skeletons:
             with rng.scoped(self.seed, "module", architecture):
-                self.skeletons[architecture, owner] = Skeleton(
-                    self.build(architecture, shape), self.device
+                model = (
+                    self.build(architecture, shape)
+                    if self.starts is None
+                    else deepcopy(self.initial(architecture, 0, shape).model)
                 )
+                self.skeletons[architecture, owner] = Skeleton(model, self.device)
         return self.skeletons[architecture, owner]
 
     def layout(self, architecture: str) -> Layout:
