@@ -62,7 +62,7 @@ class Counting(Exchange):
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
-        return keep or super().mean(terms, keep, per)  # of the shapes that it keeps
+        return super().mean(terms, keep, per)
 
     def gather(self, by_client: Mapping[int, Any]) -> dict[int, Any]:
         self.moved += nbytes(dict(by_client))

@@ -23,7 +23,6 @@ from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
 from hpcfed.data.dataset import Reading
 from hpcfed.storage.atomic import convert_write_errors, instead
-from hpcfed.storage.equality import same
 
 # Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
 # may hold, a call may give: their names belong here.
@@ -114,10 +113,16 @@ class GivenData:
                     return raw.read() == self.table.encode()
             with np.load(regular(path), allow_pickle=False) as stored:
                 return set(stored.files) == set(self.arrays) and all(
-                    same(np.asarray(array), stored[name]) for name, array in self.arrays.items()
+                    has_bits(stored[name], np.asarray(array)) for name, array in self.arrays.items()
                 )
         except Exception:  # a file that numpy or zipfile cannot read raises exceptions of any type
             return False
+
+
+def has_bits(array: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays are equal in type, shape and bits, nan included."""
+    alike = array.dtype == other.dtype and array.shape == other.shape
+    return alike and array.tobytes() == other.tobytes()
 
 
 def convert(data: Any) -> GivenData:

@@ -11,7 +11,7 @@ when the disk is full, and locks files, which some parallel file systems refuse.
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -33,13 +33,10 @@ def version_of(form: str) -> int:
 
 
 @contextmanager
-def replace_file(
-    path: Path, form: str, check: Callable[[Path], object] | None = None
-) -> Iterator[h5py.File]:
+def replace_file(path: Path, form: str) -> Iterator[h5py.File]:
     """Yield a new HDF5 file that replaces `path` when the block ends without error.
 
-    check: called with the new file's path before that; if it raises, `path` is unchanged. By
-    default the file is compared with its checksums, which are of what was written.
+    Before that the file is compared with its checksums, which are of what was written.
     Makes the folder if necessary, and removes temporary files that killed writers of the same file
     left. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
     is then unchanged.
@@ -51,9 +48,7 @@ def replace_file(
                 file.attrs.update({"format": form, "format_version": version_of(form)})
                 yield file
             write_checksum(raw)
-        if check:
-            check(new)
-        elif not intact(new):
+        if not intact(new):
             raise OSError(errno.EIO, "what was written cannot be read back", str(new))
     _sync(path.parent)
 

@@ -1,6 +1,6 @@
 """Writing of a checkpoint: a part by each rank, then by one rank the index over all parts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,9 @@ import h5py
 
 from hpcfed.core.errors import DamagedError, WriteError
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import open_file, replace_file
+from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.checksum import identity
-from hpcfed.storage.equality import same
-from hpcfed.storage.untrusted import subgroup
 
-Items = Callable[
-    [], Iterable[tuple[str, Any]]
-]  # names such as "state" or "clients/3", and values (see `tree.write`)
 Part = dict[str, Any]  # identity of a part's file, and the names of its items
 
 
@@ -32,34 +27,23 @@ class About:
     header: dict[str, Any]
 
 
-def write_part(folder: Path, rank: int, items: Items) -> Part:
-    """Write one rank's part of a checkpoint, and verify the file's contents.
+def write_part(folder: Path, rank: int, items: Iterable[tuple[str, Any]]) -> Part:
+    """Write one rank's part of a checkpoint.
 
-    items: called twice, for writing and for verification.
-    The verification reads the file as a resume would, through its checksums. It finds errors
-    between this process and the file: of HDF5, a short write, a disk that was full without saying
-    so. The system reads the file from its cache, so it does not find errors of the disk itself; the
-    checksums do, later. Raises WriteError if the file cannot be written, or has other contents;
+    items: names such as "state" or "clients/3", and values (see `tree.write`).
+    Raises WriteError if the file cannot be written, or is not what was written (`replace_file`);
     then the file is removed.
     """
     path, written = names.part_file(folder, rank), []
+    with replace_file(path, names.PART) as file:
+        group = file.create_group("items")
+        for name, item in items:
+            tree.write(group, name, item)
+            written.append(name)
     try:
-        with replace_file(path, names.PART, lambda new: compare(new, items)) as file:
-            group = file.create_group("items")
-            for name, item in items():
-                tree.write(group, name, item)
-                written.append(name)
         return {"identity": identity(path), "names": written}
     except (DamagedError, OSError) as error:
         raise WriteError(f"{path}: {error}; it was just written: check the disk") from error
-
-
-def compare(path: Path, items: Items) -> None:
-    """Raise DamagedError unless the file holds these items."""
-    with open_file(path, names.PART, verify_all=False) as file:
-        for name, item in items():
-            if not same(item, tree.read(subgroup(file, "items"), name)):
-                raise DamagedError(f"{name} is not what was to be written")
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:

@@ -39,7 +39,8 @@ from hpcfed.core.errors import DivergedError
 from hpcfed.data import augment
 from hpcfed.engine.decide import world
 from hpcfed.engine.evaluation import Evaluation
-from hpcfed.engine.fault_tolerance import resume, snapshot
+from hpcfed.engine.fault_tolerance import snapshot
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation
@@ -204,7 +205,7 @@ class Examination:
         """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
         assert self.spread
         watch, rounds = Watch(), toy.start(Serial(), self.stopping)
-        resume.restore(rounds, self.folder / "saved")
+        restore(rounds, self.folder / "saved")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Evaluation, "independent", False)  # scored when the round is over
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
@@ -223,7 +224,7 @@ class Examination:
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
             rounds = toy.start(comm, self.stopping)
-            resume.restore(rounds, self.folder / "stopped")
+            restore(rounds, self.folder / "stopped")
             outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
             if comm.rank == 0:
                 watch.empty = comm.size - len(set(rounds.fed.placement.ranks))
@@ -277,7 +278,7 @@ class Examination:
                 if t == SAVED:
                     saving.save(rounds, self.folder / "away")
                     rounds = toy.start(Serial(), self.make(self.method, *LONG, *flags))
-                    resume.restore(rounds, self.folder / "away")
+                    restore(rounds, self.folder / "away")
         watch.waits = steps.count
         return watch
 

@@ -14,6 +14,7 @@ from hpcfed.algorithms.public_data import alignment, fedhenn, kernels
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
@@ -381,7 +382,7 @@ def test_a_stopped_run_continues_to_the_same_bits_and_the_same_final_model(
     def final(comm, resume: bool) -> Params:
         rounds = toy.start(comm, job)
         if resume:
-            resume.restore(rounds, tmp_path)
+            restore(rounds, tmp_path)
         while rounds.t < job.rounds:
             rounds.step()
         rounds.finish()

@@ -27,6 +27,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.data.partition_file import Partition
 from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance import snapshot
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
@@ -180,7 +181,7 @@ def run(
     """
     going, rows = start(comm, job), []
     if resume:
-        resume.restore(going, resume)
+        restore(going, resume)
     while going.t < (rounds or job.rounds):
         rows.append(going.step()[0])
         between(going)

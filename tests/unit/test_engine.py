@@ -15,7 +15,8 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.decide import assign, world
-from hpcfed.engine.fault_tolerance import resume, snapshot
+from hpcfed.engine.fault_tolerance import snapshot
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.round_record import cells
 from hpcfed.engine.rounds import Rounds
 from hpcfed.storage import checkpoint
@@ -234,7 +235,7 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"local.lr: 0.1 here, 0.005 in the checkpoint"
     ) as refusal:
-        resume.restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
+        restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
     assert refusal.value.everywhere
 
 
@@ -266,7 +267,7 @@ def test_a_restored_run_knows_scores_costs_and_clients_to_be_scored(tmp_path):
         rounds.step()
     rounds.evaluation.scores[0], rounds.evaluation.stale[0] = (0.25, 1.5, 2), True
     saving.save(rounds, tmp_path)
-    resume.restore(again, tmp_path)
+    restore(again, tmp_path)
     assert again.t == rounds.t
     for flags in (
         lambda run: run.evaluation.scores,

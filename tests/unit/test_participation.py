@@ -10,7 +10,7 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
-from hpcfed.engine.fault_tolerance import resume
+from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from tests import saving
 from tests.contract import toy
@@ -200,5 +200,5 @@ def test_virtual_time_continues_after_a_checkpoint(tmp_path):
     rounds.step()
     saving.save(rounds, tmp_path)
     again = started("fedavg")
-    resume.restore(again, tmp_path)
+    restore(again, tmp_path)
     assert again.schedule.now == rounds.schedule.now > 0

@@ -20,7 +20,6 @@ from hpcfed.core.params import Params
 from hpcfed.storage import tree
 from hpcfed.storage.atomic import VERSIONS, open_file, replace_file
 from hpcfed.storage.checksum import BLOCK, CHUNK
-from hpcfed.storage.equality import same
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 
@@ -167,29 +166,6 @@ def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_wh
             file["last"][...]
     with pytest.raises(DamagedError, match="a.h5: damaged"), open_file(path, "test"):
         pass
-
-
-ODD = [
-    0.0,
-    float("nan"),
-    3,
-    "3",
-    None,
-    True,
-    [1],
-    {"a": torch.tensor(1)},
-    {"a": torch.tensor(1.0)},
-    np.arange(2),
-    torch.tensor([-0.0]),
-    torch.tensor([0.0]),
-    torch.tensor([[0.0]]),
-    torch.tensor([float("nan")]),
-]
-
-
-def test_values_are_the_same_only_bit_for_bit():
-    assert [[same(a, b) for b in ODD] for a in ODD] == np.eye(len(ODD), dtype=bool).tolist()
-    assert same(np.float32(0.5), 0.5) and same((torch.ones(2, 2).T,), [torch.ones(2, 2)])
 
 
 def test_plain_hdf5_tools_read_a_sealed_file(tmp_path):

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.errors import CheckpointError
 from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
-from hpcfed.storage.checkpoint_parts import About, compare, write_index, write_part
+from hpcfed.storage.checkpoint_parts import About, write_index, write_part
 from hpcfed.storage.equality import same_job
 from hpcfed.storage.results import Results
 
@@ -30,7 +30,9 @@ def save(
     """A checkpoint of so many ranks; client k is on rank k modulo ranks."""
     index, about = names.checkpoint_file(run, rounds), About(rounds, header)
     folder = checkpoint.fresh(index)
-    parts = {r: write_part(folder, r, items(r, weight, clients, ranks).items) for r in range(ranks)}
+    parts = {
+        r: write_part(folder, r, items(r, weight, clients, ranks).items()) for r in range(ranks)
+    }
     write_index(folder, about, parts)
     return index
 
@@ -181,19 +183,6 @@ def test_any_hdf5_tool_finds_all_clients_in_the_index_after_a_move_of_the_folder
         assert file["items/clients/3/model/body.weight"][...].tolist() == [3, 3, 3]
 
 
-def test_written_values_are_read_back_and_compared(tmp_path):
-    index = save(tmp_path, 20)
-    compare(part(index, 0), items(0).items)
-    with pytest.raises(CheckpointError, match="^clients/2 is not what was to be written"):
-        compare(part(index, 0), (items(0) | {"clients/2": items(0, weight=2.0)["clients/2"]}).items)
-
-
-def test_damage_that_h5py_stumbles_over_is_damage_too(tmp_path):
-    index = save(tmp_path, 20)
-    with pytest.raises(DamagedError, match="no-such-item"):
-        compare(part(index, 0), lambda: [("no-such-item", 1)])
-
-
 def test_a_folder_that_cannot_be_looked_at_is_no_folder_of_parts(tmp_path, monkeypatch):
     folder = names.parts_folder(save(tmp_path, 20))
     stale = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -291,7 +280,7 @@ def items():
     print("half", flush=True)
     sys.stdin.read()
 folder = names.parts_folder(names.checkpoint_file(pathlib.Path(sys.argv[1]), 20))
-checkpoint_parts.write_part(folder, 0, items)
+checkpoint_parts.write_part(folder, 0, items())
 """
 
 

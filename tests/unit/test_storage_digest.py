@@ -31,7 +31,9 @@ def digest_of(
 def save(run: Path, *items: dict[str, object]) -> None:
     """A checkpoint of so many ranks, by what each has."""
     folder, about = names.parts_folder(names.checkpoint_file(run, 4)), About(4, {})
-    write_index(folder, about, {r: write_part(folder, r, has.items) for r, has in enumerate(items)})
+    write_index(
+        folder, about, {r: write_part(folder, r, has.items()) for r, has in enumerate(items)}
+    )
 
 
 def test_digests_of_equal_results_do_not_depend_on_ranks_times_and_folder(tmp_path):

@@ -4,17 +4,15 @@ The threads do not communicate and use no MPI. When all ranks know that all part
 exchange that with the record of a round), rank 0 writes the index, and only then the checkpoint
 exists. At most one checkpoint is being written at a time.
 Memory: in addition to the run's own, a snapshot (`snapshot.take_snapshot`) until the part is
-written, and one client's parcel while the file is verified. If clients are kept on disk
-(run.resident) nothing is copied: the round waits for the part.
+written. If clients are kept on disk (run.resident) nothing is copied: the round waits for the part.
 Disk: checkpoint.keep checkpoints, and one more, because the oldest is deleted after the newest
 exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -81,21 +79,20 @@ class BackgroundSave:
             self.folder = self.place()
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
-            read_items = (
-                partial(snapshot.items, self.rounds)
+            items = self.with_heartbeat(
+                snapshot.items(self.rounds)
                 if on_disk
-                else snapshot.take_snapshot(self.rounds).items.items
+                else snapshot.take_snapshot(self.rounds).items.items()
             )
-            items = partial(self.with_heartbeat, read_items)
             self.part = self.thread.submit(
                 checkpoint_parts.write_part, self.folder, self.comm.rank, items
             )
             if on_disk:
                 wait([self.part])
 
-    def with_heartbeat(self, read_items: checkpoint_parts.Items) -> Iterator[tuple[str, Any]]:
+    def with_heartbeat(self, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Yield the items, with a heartbeat for each: all ranks may wait for a slow disk."""
-        for item in read_items():
+        for item in items:
             self.rounds.fed.clock.heartbeat.beats += 1
             yield item
 

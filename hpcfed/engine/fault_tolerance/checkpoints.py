@@ -87,7 +87,7 @@ class Checkpoints:
     def keep_last(self) -> None:
         """Remove all checkpoints of a finished run but the last, unless the job says how many.
 
-        The last one is intact: it was compared with memory when it was written, or the run was
+        The last one is intact: it was compared with what was written, or the run was
         restored from it.
         """
         if self.comm.rank == 0 and self.wanted.keep is None:
