@@ -103,14 +103,17 @@ def draw(
         return read(system.file, clients)
     with np.errstate(over="ignore", divide="ignore"):  # as `quotient`
         varied = {
-            name: getattr(system, name) * factors(system, clients, seed, name)
+            name: np.broadcast_to(
+                getattr(system, name) * factors(system, clients, seed, name), clients
+            )
             for name in COLUMNS[:-1]
         }
     if system.measured is not None and example is not None:
         seconds = read_measured(system.measured, clients)
         measured = ~np.isnan(seconds)
+        varied["speed"] = varied["speed"].copy()
         varied["speed"][measured] = example[measured] / seconds[measured]
-    return varied | {"availability": np.full(clients, system.availability)}
+    return varied | {"availability": np.broadcast_to(float(system.availability), clients)}
 
 
 def read_measured(path: Path, clients: int) -> np.ndarray:
@@ -133,14 +136,17 @@ def read_measured(path: Path, clients: int) -> np.ndarray:
 
 
 def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
-    """Draw the factor of each client relative to the median, [K]; its distribution has median 1."""
+    """Draw the factor of each client relative to the median, [K]; its distribution has median 1.
+
+    If clients do not differ, it is one factor for all, [1].
+    """
     g = rng.stream(seed, "profiles", name)
     if system.distribution == "uniform":
         return g.uniform(1 - system.spread, 1 + system.spread, clients)
     return (
         np.exp(g.normal(0, system.spread, clients))
         if system.distribution == "lognormal"
-        else np.ones(clients)
+        else np.ones(1)
     )
 
 

@@ -210,4 +210,6 @@ def draw_profiles(job: Job, example: np.ndarray) -> Profiles:
     """
     trace = traces.read(job.system.trace, job.clients) if job.system.trace else None
     fields = profiles.draw(job.system, job.clients, job.seed, example)
+    if trace:  # which changes a client's speed
+        fields["speed"] = fields["speed"].copy()
     return Profiles(**fields, example=example, trace=trace)

@@ -110,7 +110,7 @@ class World:
             "partition": rows,
             "public": self.public,
             "architectures": to_codes(self.architectures),
-            "costs": self.costs,
+            "costs": compact(self.costs),
             "profiles": profiles | {"trace": trace and dict(vars(trace))},
             "metrics": self.metrics,
             "folder": str(self.folder),
@@ -135,10 +135,11 @@ class World:
         if trace:  # which changes a client's speed: this rank needs a copy of its own
             profiles |= {"speed": profiles["speed"].copy(), "trace": Trace(**trace)}
         decided = {
-            "architectures": from_codes(tree["architectures"]),
+            "architectures": from_codes(tree["architectures"], job.clients),
+            "costs": expand(tree["costs"], job.clients),
             "profiles": Profiles(**profiles),
             "folder": Path(tree["folder"]),
-            "held": modalities and Held(*map(from_codes, modalities)),
+            "held": modalities and Held(*(from_codes(one, job.clients) for one in modalities)),
             "edges": edges and EdgeMap(**edges),
         }
         data = of_clients(job, data, partition)
@@ -172,12 +173,13 @@ def expand(values: np.ndarray, clients: int) -> np.ndarray:
 
 
 def to_codes(labels: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """Return the different labels, and the number of each client's, [K]: few bytes per client."""
+    """Return the different labels, and the number of each client's: few bytes per client."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    return list(numbers), np.fromiter((numbers[label] for label in labels), np.int32, len(labels))
+    each = np.fromiter((numbers[label] for label in labels), np.int32, len(labels))
+    return list(numbers), compact(each)
 
 
-def from_codes(codes: tuple[list[Label], np.ndarray]) -> tuple[Label, ...]:
+def from_codes(codes: tuple[list[Label], np.ndarray], clients: int) -> tuple[Label, ...]:
     """Return the labels of `to_codes`; clients with equal labels share one object."""
     labels, numbers = codes
-    return tuple(labels[i] for i in numbers.tolist())
+    return tuple(labels[i] for i in expand(numbers, clients))

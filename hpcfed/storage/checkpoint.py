@@ -167,18 +167,17 @@ def saved_rounds(run: Path) -> int:
     return rounds_of(index) if index else 0
 
 
-def all_at(path: Path, needed: bool = False) -> list[Path]:
-    """Return the checkpoints of a run folder, the newest first, or the one at that path.
+def all_at(path: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, the newest first, or the one at that path."""
+    return saved(path) if os.path.isdir(path) else [path]
 
-    Raises CheckpointError if one is needed and there is none.
-    """
-    indices = saved(path) if os.path.isdir(path) else [path]
-    if needed and not indices:
-        raise CheckpointError(
-            f"{names.checkpoint_folder(path)}: no checkpoint here; check the path, or start anew "
-            f"without --resume"
-        )
-    return indices
+
+def none_at(run: Path) -> CheckpointError:
+    """Return the error about a run folder without checkpoints."""
+    return CheckpointError(
+        f"{names.checkpoint_folder(run)}: no checkpoint here; check the path, or start anew "
+        f"without --resume"
+    )
 
 
 def open_checkpoint(path: Path) -> Reader:
@@ -186,11 +185,13 @@ def open_checkpoint(path: Path) -> Reader:
 
     Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
     """
-    index = all_at(path, needed=True)[0]
+    indices = all_at(path)
+    if not indices:
+        raise none_at(path)
     try:
-        return Reader(index)
+        return Reader(indices[0])
     except DamagedError as error:
-        raise DamagedError(f"{error}\n  {advice(index)}") from error
+        raise DamagedError(f"{error}\n  {advice(indices[0])}") from error
 
 
 def newest_header(path: Path) -> dict[str, Any]:
@@ -204,25 +205,21 @@ def newest_header(path: Path) -> dict[str, Any]:
     return {}
 
 
-def damage(index: Path, which: slice = slice(None)) -> str:
-    """Return what is damaged of a checkpoint, "" if its index and these of its parts are intact.
+def verify(index: Path, which: slice = slice(None)) -> None:
+    """Read the index of a checkpoint, and all of these of its parts.
 
-    Raises CheckpointError if it is of another format.
+    Raises DamagedError if one is not as it was written, CheckpointError if it is of another format.
     """
-    try:
-        with Reader(index) as file:
-            file.verify(which)
-    except DamagedError as error:
-        return str(error)
-    return ""
+    with Reader(index) as file:
+        file.verify(which)
 
 
 def advice(damaged: Path) -> str:
     """Return the advice to resume from the newest undamaged checkpoint of the folder."""
     for path in _saved(damaged.parent):
         with suppress(CheckpointError):
-            if not damage(path):
-                return f"this one is intact: resume from it with --resume {path}"
+            verify(path)
+            return f"this one is intact: resume from it with --resume {path}"
     return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
 
 

@@ -44,8 +44,8 @@ def choose(fed: Federation, path: Path, needed: bool) -> Path | None:
     """
     comm, damage = fed.comm, ""
     looks = comm.rank == 0  # other nodes may see a folder late
-    indices = on_all_ranks(comm, lambda: checkpoint.all_at(path, needed) if looks else [])
-    for index in map(Path, comm.bcast([str(index) for index in indices])):
+    indices = comm.bcast([str(index) for index in checkpoint.all_at(path)] if looks else [])
+    for index in map(Path, indices):
         if damage:
             fed.warnings.say(
                 f"warning: {damage}\n  so the run continues from the checkpoint before it, {index}"
@@ -56,14 +56,19 @@ def choose(fed: Federation, path: Path, needed: bool) -> Path | None:
     if damage:
         advice = comm.bcast(checkpoint.advice(index) if looks else "")
         raise everywhere(DamagedError(f"{damage}\n  {advice}"))
+    if needed:
+        refusal = checkpoint.none_at(path)
+        raise everywhere(refusal)
     return None
 
 
 def verify(comm: Comm, index: Path) -> str:
     """Return what is damaged of a checkpoint, "" if it is intact; collective."""
-    parts = slice(comm.rank, None, comm.size)
-    damage = on_all_ranks(comm, lambda: checkpoint.damage(index, parts))
-    return next(filter(None, comm.gather({comm.rank: damage}).values()), "")
+    try:
+        on_all_ranks(comm, lambda: checkpoint.verify(index, slice(comm.rank, None, comm.size)))
+    except DamagedError as error:
+        return str(error)
+    return ""
 
 
 def read(rounds: Rounds, index: Path) -> None:
