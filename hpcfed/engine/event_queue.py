@@ -257,5 +257,5 @@ class EventQueue:
             self.draws.profiles.follow(job.client, job.start)
         self._ends = [(job.finish, job.client) for job in jobs]
         heapq.heapify(self._ends)
-        self.free = Free(len(self.counts), map(int, tree.get("busy", self.going)))
-        self.coordinator.from_tree(tree.get("coordinator", {}))
+        self.free = Free(len(self.counts), map(int, tree["busy"]))
+        self.coordinator.from_tree(tree["coordinator"])

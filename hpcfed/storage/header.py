@@ -1,7 +1,6 @@
 """Schema of the header of a result file: types and bounds of all fields that readers rely on.
 
-Fields may be absent, because older versions wrote fewer, but a field that is present must have its
-type. Other fields are not checked.
+Fields may be absent, but a field that is present must have its type. Other fields are not checked.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgro
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
 WEIGHTS = "weights"  # in the header of checkpoints: checksums of the files of models.weights
-RUN_ID = "run_id"  # in headers and of partitions: what names the run; "" or missing in old files
+RUN_ID = "run_id"  # in headers and of partitions: identity of the run; "" or missing without one
 FINISHED, STOPPED = (
     "finished",
     "stopped",
