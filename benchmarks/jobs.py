@@ -40,6 +40,7 @@ import hpcfed
 from hpcfed.config.load import Given, load
 from hpcfed.core import rng
 from hpcfed.data.datasets import load as load_data
+from hpcfed.results.columns import so_far
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import flat
 
@@ -239,15 +240,15 @@ def measure(
     }
     reached = {"": accuracy, **references}
     for seed in SEEDS[len(accuracy) : seeds]:
-        seconds = 0.0
+        budget: dict[str, float] = {}
         for label in labels:
             job = fields(name, small, label, choice) | {"seed": seed}
-            same_time = label and row["references"][label].get("same_time")
-            within = seconds if same_time else None
+            cost = row["references"][label].get("same") if label else None
+            within = (cost, budget[cost]) if cost else None
             column = MEASURES[measure_of(row, label)]
-            value, time_of_run = run(name, job, column, folder, within)
+            value, spent = run(name, job, column, folder, within)
             reached[label].append(value)
-            seconds = seconds if label else time_of_run
+            budget = budget if label else spent
         if is_clear(row, {"accuracy": accuracy, "references": references}):
             break
     return {"accuracy": accuracy, "references": references, "commit": code_commit()}
@@ -314,11 +315,12 @@ def grid(row: Table, reference: str = "") -> Iterator[Table]:
 
 
 def run(
-    name: str, job: Table, column: str, folder: Path, within: float | None = None
-) -> tuple[float, float]:
-    """Run one job; return its value of this column, of clients their mean, and its virtual seconds.
+    name: str, job: Table, column: str, folder: Path, within: tuple[str, float] | None = None
+) -> tuple[float, dict[str, float]]:
+    """Run one job; return its value of this column, of clients their mean, and what it cost.
 
-    within: virtual seconds after which no round counts; default: the last round counts.
+    The costs are its virtual seconds and its bytes, as `so_far` names them.
+    within: a cost, and how much of it the rounds that count have; default: the last round counts.
     """
     data = job.get("data", {}) | {"root": str(folder)}
     if str(data.get("name", "")).endswith(".h5"):
@@ -328,8 +330,8 @@ def run(
     out = Path(tempfile.mkdtemp(prefix="run-", dir=folder))
     fields = flat(job | {"data": data})
     result = hpcfed.run(JOBS / f"{name}.toml", quiet=True, out=out, overwrite=True, **fields)
-    seconds = result.virtual_seconds
-    last = -1 if within is None else int(np.flatnonzero(seconds <= within)[-1])
+    costs = so_far(result.record)
+    last = -1 if within is None else last_within(costs[within[0]], within[1])
     if column in (MEASURES["everywhere"], MEASURES["averaged"]):
         values = score_everywhere(out, result.job, column == MEASURES["averaged"])
     elif column.startswith("final/"):
@@ -337,7 +339,12 @@ def run(
     else:
         values = result.column(column)[last]
     shutil.rmtree(out)
-    return round(float(np.nanmean(values)), 4), float(seconds[-1])
+    return round(float(np.nanmean(values)), 4), {cost: float(costs[cost][-1]) for cost in costs}
+
+
+def last_within(spent: np.ndarray, budget: float) -> int:
+    """Return the last round whose cumulative cost is within a budget; the first one if none is."""
+    return max(int((spent <= budget).sum()) - 1, 0)
 
 
 def score_everywhere(out: Path, job: Table, averaged: bool) -> list[float]:
@@ -415,7 +422,8 @@ def digest(name: str, small: Table) -> str:
     for label in ("", *row.get("references", {})):
         parts += describe(name, fields(name, small, label))
         parts.append(label and measure_of(row, label))
-        parts += [label] if label and row["references"][label].get("same_time") else []
+        same = row["references"][label].get("same") if label else None
+        parts += {"virtual": [label], "bytes": [label, same]}.get(same, [])
     return hash_of(parts)
 
 
@@ -532,9 +540,15 @@ def row_cells(name: str, small: Table, values: Table) -> list[str]:
         "; ".join(map(format_spread, references.values())),
         f"{row['chance']:.2f}",
         outcome,
-        "validation" if "grid" in row else row.get("chosen", "not chosen"),
+        name_basis(row),
         " ".join(filter(None, remarks)),
     ]
+
+
+def name_basis(row: Table) -> str:
+    """Return on what a row's settings were chosen: by its grid, and otherwise."""
+    parts = ["validation" if "grid" in row else "", row.get("chosen", "")]
+    return "; ".join(filter(None, parts)) or "not chosen"
 
 
 def format_spread(accuracies: list[float]) -> str:

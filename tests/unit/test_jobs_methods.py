@@ -162,3 +162,29 @@ def test_a_small_run_learns_and_a_missed_claim_has_its_cause(name: str):
     outcome = jobs.verdict(row, jobs.load_saved("rows")[name])
     assert outcome != "does not learn"
     assert bool(row.get("unmet")) == ("missed" in outcome), outcome
+
+
+def test_a_reference_of_the_same_bytes_has_the_budget_of_the_method(monkeypatch):
+    references = {"fedavg": {"same": "bytes"}, "local": {}}
+    row = {"measure": "own", "chance": 0.1, "references": references}
+    budgets = []
+
+    def run(name, job, column, folder, within):
+        budgets.append(within)
+        return 0.5, {"bytes": 10.0 + len(budgets), "virtual": 3.0}
+
+    monkeypatch.setattr(jobs, "run", run)
+    jobs.measure("fedprox", {"all": {}, "rows": {"fedprox": row}}, Path(), {}, 1, {})
+    assert budgets == [None, ("bytes", 11.0), None]
+
+
+def test_the_last_round_that_counts_is_within_the_budget_but_never_before_the_first():
+    spent = jobs.np.array([4.0, 8.0, 12.0])
+    assert [jobs.last_within(spent, budget) for budget in (9.0, 12.0, 1.0)] == [1, 2, 0]
+
+
+def test_the_table_says_what_was_chosen_on_the_test_split_beside_a_grid():
+    assert jobs.name_basis({}) == "not chosen"
+    assert jobs.name_basis({"grid": {}}) == "validation"
+    both = jobs.name_basis({"grid": {}, "chosen": "test split: rounds"})
+    assert both == "validation; test split: rounds"
