@@ -32,7 +32,7 @@ class Choice:
     """Cohort selection of a run, and what the server has learnt for it; the same on all ranks.
 
     sizes: training examples of all clients.
-    cohort_size: number of clients in a cohort.
+    cohort_size: number of clients in a cohort (`Job.cohort_size`).
     rounds: number of rounds of the run.
     """
 

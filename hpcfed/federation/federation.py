@@ -95,7 +95,7 @@ class Federation:
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
     between clients and this one), `data`, `gpu`, `trial` (whether only shapes and bytes count: then
-    a training takes one step, and a pass over examples computes three of them).
+    a training takes one step or none, and a pass over examples computes three of them).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -375,7 +375,7 @@ class Federation:
     def down(self, client: Client, value: T) -> T:
         """Send a value to a client, and return what the client receives.
 
-        It passes the downward transforms of the job. What comes through is counted, and is all that
+        It passes `fed.transforms`. What comes through is counted, and is all that
         the client has of the server: what it loads and computes with.
         """
         bytes_: int | None = None

@@ -35,9 +35,9 @@ class Upload:
 
     `Upload(Mean.of(params, weight))` for one part, `Upload(model=..., control=...)` for several.
 
-    relative_to: the value of which a part is a change, or which the client started from: by default
-    none. For several parts, a dict by the part's name. Transforms that need it (compression,
-    clipping) get it; it is not sent.
+    relative_to: the value of which a part is a new version, so that part - relative_to is the
+    update; by default none: the part is an update already, or no update. For several parts, a dict
+    by the part's name. Transforms that need it (compression, clipping) get it; it is not sent.
     receivers: number of clients to which the upload goes; each of them gets all bytes.
     """
 

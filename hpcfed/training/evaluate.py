@@ -6,8 +6,8 @@ It trains nothing. A model that draws in eval mode draws from a stream of its cl
 The scores of client k in a round (papers differ in what they report; results use these words):
 - before: the client's model at the start of the round, after its download. Only the cohort has it.
 - after: the client's own model after its local training and before its next download. A client
-  outside the cohort keeps its model, and therefore its score. If clients keep nothing (FedAvg), it
-  is the new global model.
+  outside the cohort keeps its model, and therefore its score; one that keeps nothing (FedAvg) is
+  scored with the new global model.
 - received: the model that each client would receive now, for example a global model on each
   client's test set.
 - common: the server's new model on the full test split, if the server has a complete model. Each

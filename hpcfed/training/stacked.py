@@ -89,6 +89,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "the method trains clients in its own way": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
+        "uploads are transformed, client by client": bool(fed.transforms),
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
         f"{architecture} has buffers": bool(layout.buffers or layout.integers),
         f"{architecture} is recurrent": is_recurrent(fed.store.skeleton(architecture).model),

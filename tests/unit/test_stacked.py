@@ -172,7 +172,7 @@ def test_a_cohort_is_distributed_in_complete_groups():
         ("fedavg", KEPT, "local.keep_optimiser is set"),
         ("fedavg", ("--local.augment", "crop-flip"), "batches are augmented"),
         ("fedavg", ("--models.mix", "resnet8"), "resnet8 has buffers"),
-        ("fedsgd", (), "the method trains clients in a way of its own"),
+        ("fedsgd", (), "the method trains clients in its own way"),
         ("local", (), "clients keep weights"),
     ],
 )
@@ -190,6 +190,15 @@ def test_objectives_that_cannot_be_stacked_are_traced_with_one_notice(
         )
         == 1
     )
+
+
+def test_clients_whose_uploads_are_transformed_train_alone():
+    """A transform may keep a residual in the client's memory, which each turn has to find."""
+    rounds = start("--training.stack", "3")
+    assert groups(rounds.fed, rounds.algorithm, [0, 1, 2]) == [[0, 1, 2]]
+    rounds = start("--training.stack", "3")
+    rounds.fed.transforms.append(object())
+    assert groups(rounds.fed, rounds.algorithm, [0, 1, 2]) == [[0], [1], [2]]
 
 
 def dropping(shape: tuple[int, ...], d: int) -> nn.Module:
