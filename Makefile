@@ -53,7 +53,7 @@ check: lint ## after each change, about a minute: style, types, house rules, gol
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m quick
 
 test: .venv/.tests ## install what the tests need, run all of them, and list the slowest
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --durations=25
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: .venv/.tests ## check style and types
 	$(BIN)/ruff format --check -q hpcfed tests benchmarks docs setup.py

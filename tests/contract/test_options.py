@@ -320,4 +320,4 @@ def test_a_run_that_ends_before_an_option_has_an_effect_is_a_warning(flags, caps
         )
         text = f"algorithm.{words}"
         err = capsys.readouterr().err
-        assert (text in err and f"that takes {enough} rounds" in err) == warned
+        assert (text in err and f"it needs at least {enough} rounds" in err) == warned

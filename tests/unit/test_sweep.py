@@ -460,7 +460,7 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
 
     monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")
     assert main([*words, *asked]) == 0
-    assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
+    assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s shows")
     sweep = store.read(tmp_path / "s")
     assert (sweep.ranks, sweep.launcher) == (8, "mpirun --bind-to none")
     assert main([*words, *asked, "--ranks", "9"]) == 2
