@@ -45,6 +45,5 @@ def common_error(failures: dict[int, Any], ranks: int) -> HpcfedError:
     name, message, again = failures[first]
     alike = first == 0 or [report[1] for report in failures.values()] == ranks * [message]
     error: HpcfedError = getattr(errors, name)(message if alike else f"rank {first}: {message}")
-    error.everywhere = True
     error.again = again
-    return error
+    return errors.everywhere(error)

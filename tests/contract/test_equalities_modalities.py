@@ -121,18 +121,18 @@ def test_with_one_cluster_per_client_classifiers_are_not_averaged(monkeypatch: p
     for _ in range(2):
         rounds.step()
     assert set(trained) == {2, 3, 4, 5}
-    for k, own in trained.items():
-        kept = rounds.fed.clients[k].params(harmony.in_classifier)
-        assert toy.differences(kept, own) == []
+    for k, classifier in trained.items():
+        params = rounds.fed.clients[k].params(harmony.in_classifier)
+        assert toy.differences(params, classifier) == []
 
 
 def test_clusters_do_not_depend_on_the_order_of_points():
     d = torch.tensor([[0.1, 0.9], [0.11, 0.8], [0.7, 0.1], [0.8, 0.12], [0.72, 0.9]]).double()
-    found = discrepancies.cluster(d, 3)
-    assert found[0] == found[1] and found[2] == found[3] and len(set(found)) == 3
+    clusters = discrepancies.cluster(d, 3)
+    assert clusters[0] == clusters[1] and clusters[2] == clusters[3] and len(set(clusters)) == 3
     for order in ([4, 3, 2, 1, 0], [2, 0, 4, 1, 3]):
-        assert discrepancies.cluster(d[order], 3) == [found[i] for i in order]
-    assert discrepancies.cluster(100 * d, 3) == found  # each modality by its maximum
+        assert discrepancies.cluster(d[order], 3) == [clusters[i] for i in order]
+    assert discrepancies.cluster(100 * d, 3) == clusters  # each modality by its maximum
     assert discrepancies.cluster(torch.zeros(4, 2).double(), 3) == [0] * 4
     assert discrepancies.cluster(d, 9) == [0, 1, 2, 3, 4]
 

@@ -380,7 +380,7 @@ def one(definition: Sweep, task: int) -> int:
 
 
 def all_of(definition: Sweep, places: int) -> int:
-    """Do all runs, this number at a time, and print those that are not done at the end."""
+    """Do all runs, `places` at a time, and print those that are not done at the end."""
     print(printable(describe_sweep(definition, places)), flush=True)
     outcomes = Pool(definition, places).run(range(len(definition.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
