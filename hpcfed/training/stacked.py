@@ -116,7 +116,7 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
         kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})
     }
     for reason in filter(None, reasons.values()):
-        fed.warnings.say(f"clients cannot be stacked ({reason}); they train with the traced engine")
+        fed.warnings.say(f"clients cannot be stacked ({reason}); they train with the eager engine")
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
@@ -139,7 +139,7 @@ def train(
         group.train()
     except Unshareable as why:
         fed.warnings.say(
-            f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced "
+            f"{title(method.loss)} cannot be stacked ({why}); its clients train with the eager "
             f"engine"
         )
         fed.tallies |= before

@@ -17,7 +17,7 @@ from hpcfed.core.errors import CheckpointError, DivergedError
 from hpcfed.engine.rounds import Rounds
 from hpcfed.models import MODELS, Entry
 from hpcfed.training import stacked
-from hpcfed.training.stacked import groups
+from hpcfed.training.stacked import groups, resolve_engine
 from tests.contract import toy
 
 ALIKE = (
@@ -176,17 +176,17 @@ def test_a_cohort_is_distributed_in_complete_groups():
         ("local", (), "clients keep weights"),
     ],
 )
-def test_objectives_that_cannot_be_stacked_are_traced_with_one_notice(
+def test_objectives_that_cannot_be_stacked_train_eagerly_with_one_notice(
     method: str, flags: tuple[str, ...], why: str, capsys
 ):
     got, want = (
         toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine))
-        for engine in ("stacked", "traced")
+        for engine in ("stacked", "eager")
     )
     assert toy.differences(got, want) == []
     assert (
         capsys.readouterr().err.count(
-            f"cannot be stacked ({why}); they train with the traced engine"
+            f"cannot be stacked ({why}); they train with the eager engine"
         )
         == 1
     )
@@ -210,7 +210,7 @@ def test_dropout_draws_client_by_client_so_that_it_is_not_stacked(capsys, monkey
     flags = (*PLAIN, "--models.mix", "dropping")
     got, want = (
         toy.run(Serial(), toy.job("fedavg", *flags, "--training.engine", e))
-        for e in ("stacked", "traced")
+        for e in ("stacked", "eager")
     )
     assert toy.differences(got, want) == []
     assert capsys.readouterr().err.count("Method.loss cannot be stacked (vmap") == 1
@@ -253,16 +253,35 @@ def test_auto_stacks_many_equal_clients_with_tiny_models_for_any_number_of_round
     assert toy.start(Serial(), toy.job("fedavg", *flags)).fed.job.training.engine == wanted
 
 
+class Collects(FedAvg):
+    """A user's own method, whose objective has something to write into."""
+
+    def loss(self, client, state, model, x, y):
+        BATCHES.append(y)
+        return super().loss(client, state, model, x, y)
+
+
+BATCHES: list[torch.Tensor] = []
+
+
+def test_auto_does_not_stack_a_users_own_objective():
+    job = toy.job("fedavg", *PLAIN, "--clients", "12", "--training.stack", "6")
+    fed = toy.start(Serial(), job).fed
+    fed.job = job
+    engines = [resolve_engine(fed, method).training.engine for method in (FedAvg(), Collects())]
+    assert engines == ["stacked", "auto"]
+
+
 def saved(folder: Path, *flags: str, **how: object) -> toy.Outcome:
     return toy.run(Serial(), toy.job("fedavg", *PLAIN, *flags), **how)
 
 
 def test_a_run_can_be_resumed_with_another_exact_engine_but_not_with_stacked(tmp_path: Path):
     saved(tmp_path, "--training.engine", "eager", rounds=1, save=tmp_path)
-    assert saved(tmp_path, "--training.engine", "traced", resume=tmp_path).rows
+    assert saved(tmp_path, "--training.engine", "graphed", resume=tmp_path).rows
     with pytest.raises(
         CheckpointError,
-        match="training.engine: stacked here, eager, traced or graphed in the checkp",
+        match="training.engine: stacked here, eager or graphed in the checkp",
     ):
         saved(tmp_path, *STACKED, resume=tmp_path)
 
@@ -273,7 +292,7 @@ def test_a_stacked_run_can_be_resumed_only_with_the_same_group_size(tmp_path: Pa
         saved(tmp_path, *STACKED, "--training.stack", "8", resume=tmp_path)
     with pytest.raises(
         CheckpointError,
-        match="training.engine: eager, traced or graphed here, stacked in the checkp",
+        match="training.engine: eager or graphed here, stacked in the checkp",
     ):
         saved(tmp_path, "--training.engine", "eager", resume=tmp_path)
 
