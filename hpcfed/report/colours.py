@@ -41,4 +41,4 @@ def phase(name: str) -> str:
 
 def for_scripts() -> dict[str, Any]:
     """Return colours and dashes for the scripts of a page, on light and on dark ground."""
-    return {"colours": list(zip(LIGHT, DARK, strict=True)), "dashes": DASHES, "phases": PHASES}
+    return {"colours": list(zip(LIGHT, DARK, strict=True)), "dashes": DASHES}

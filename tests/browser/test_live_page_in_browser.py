@@ -97,7 +97,6 @@ def test_a_run_that_begins_later_and_the_end_of_all_are_shown(browser, tmp_path)
         writer = records.run(tmp_path / "run", 1, total=2)
         browser.until(lambda: browser.texts_now("#runs tbody tr"), "the run never came")
         assert lines(browser, "lines-accuracy")["xs"] == [[1]]
-        assert lines(browser, "bars-phases")["seconds"] == [1, 2, 1, 2, 0.5, 0]
         writer.append(records.row(2, 4, 2, clients__fault=np.array([0, 1, 0, 0])))
         writer.finish()
         until_line(browser, 0, "round 2/2")
@@ -105,8 +104,6 @@ def test_a_run_that_begins_later_and_the_end_of_all_are_shown(browser, tmp_path)
         assert browser.texts_now("#asked") == ["finished; hpcfed watch has ended"]
         assert "diverged" in browser.texts_now("#warnings")[0] and server.notified.is_set()
         assert browser.complaints() == []
-        browser.click("#of-rounds option[value=phases]")
-        assert lines(browser, "bars-phases")["seconds"] == [2, 4, 2, 4, 1, 0]
 
 
 def test_names_stay_names_when_they_come_later(browser, tmp_path):

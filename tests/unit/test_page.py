@@ -144,7 +144,7 @@ def test_a_population_has_no_curves_of_clients():
     one.columns["clients/id"] = np.array([[5, 7, 8], [1, 2, 3]])
     choice = curves.choose_curves(one, runs=1)
     assert len(choice.clients) == 0 and curves.content(one, choice)["clients"] == {}
-    assert tables.clients(one, choice.clients) == {} and tables.labels(one, choice.clients) is None
+    assert tables.clients(one, choice.clients) == {}
 
 
 def test_a_line_of_the_runs_table():
@@ -179,10 +179,6 @@ def test_the_clients_table():
         and rows["traffic"] == [15, 30, 15]
     )
     assert rows["before"] == [None] * 3 and list(rows) == list(tables.CLIENTS)
-
-
-def test_phases_are_summed_by_rank_for_changing_numbers_of_ranks():
-    assert tables.phases(record()) == {"train": [5, 2]}
 
 
 def test_differences_between_jobs_are_distinguished():

@@ -104,7 +104,6 @@ def test_a_page_gets_the_changes_since_its_version_and_the_state_of_runs(tmp_pat
         second = changes(server, 1)
         assert second["live"]["version"] == 2 and second["live"]["runs"][1]["share"] == 3 / 5
         assert [row["rounds"] for row in second["data"]["rows"]] == [2, 3]
-        assert second["data"]["runs"][1]["recent"]["wait"] == [0.5, 0.0]
         records.run(tmp_path / "c", 1, total=5)
         third = changes(server, 2)["data"]["runs"]
         assert [run["name"] for run in third] == ["a", "b", "c"]

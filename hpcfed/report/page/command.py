@@ -13,7 +13,6 @@ from hpcfed.core.version import __version__
 from hpcfed.report import colours
 from hpcfed.report.page import curves, job, methods, notes, tables, write
 from hpcfed.results.run import Run, find, name_runs
-from hpcfed.results.state import RECENT
 from hpcfed.storage import names
 
 NAME = "report.html"
@@ -75,7 +74,6 @@ def render_page(
         metric=methods.metric_words(metric),
         choices=[(name, methods.metric_words(name)["title"]) for name in (metric, *others)],
         resolution=data["resolution"],
-        recent=RECENT,
     )
 
 
@@ -143,9 +141,6 @@ def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str])
         "some": some(run, len(ids)),
         "curves": curves.content(record, choice, metric, others),
         "table": tables.clients(record, ids, metric),
-        "labels": tables.labels(record, ids),
-        "phases": tables.phases(record),
-        "recent": tables.recent_phases(record),
     }
 
 
@@ -186,7 +181,7 @@ def parts(begun: bool, warned: bool) -> list[tuple[str, str]]:
         ("methods", "Methods"),
         ("all-runs", "Runs"),
         ("curves", "Curves"),
-        ("one-run", "Clients, labels, phases"),
+        ("one-run", "Clients"),
         ("job", "Job"),
         ("environment", "Environment"),
     ]

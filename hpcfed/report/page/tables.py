@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.report.page import encode
 from hpcfed.results.columns import (
     column,
     is_high,
@@ -17,9 +16,7 @@ from hpcfed.results.columns import (
     metrics,
     title_metric,
 )
-from hpcfed.results.columns import phases as spent
 from hpcfed.results.run import Run
-from hpcfed.results.state import RECENT
 from hpcfed.results.summary import data, facts
 from hpcfed.storage.record import Record
 
@@ -187,40 +184,3 @@ def numbers(values: np.ndarray) -> list[float | int | None]:
         None if not np.isfinite(v) else int(v) if float(v).is_integer() else float(v)
         for v in values.tolist()
     ]
-
-
-def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
-    """Return the number of training examples of each class of these clients.
-
-    Returns None if it was not recorded.
-    """
-    counts = record.arrays.get("label_counts")
-    if counts is None or not len(ids):
-        return None
-    return {
-        "classes": list(map(str, record.header["classes"])),
-        "counts": encode.exact(counts[ids]),
-    }
-
-
-def phases(record: Record) -> dict[str, list[float | None]]:
-    """Return seconds of each phase by rank, over all rounds; empty if no rank was recorded."""
-    return {phase: numbers(np.nansum(seconds, 0)) for phase, seconds in spent(record).items()}
-
-
-def recent_phases(record: Record) -> dict[str, list[float]]:
-    """Return seconds of each phase by rank, mean over the last rounds.
-
-    Ranks are those of the last round.
-    """
-    recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
-    recent = {phase: seconds for phase, seconds in recent.items() if len(seconds)}
-    if not recent:
-        return {}
-    present = np.any([np.isfinite(seconds[-1]) for seconds in recent.values()], axis=0)
-    finite = {phase: np.isfinite(seconds) for phase, seconds in recent.items()}
-    means = {
-        phase: np.where(finite[phase], seconds, 0.0).sum(0) / finite[phase].sum(0).clip(min=1)
-        for phase, seconds in recent.items()
-    }
-    return {phase: mean[present].tolist() for phase, mean in means.items()}

@@ -15,7 +15,6 @@ import numpy as np
 from hpcfed.core.errors import printable
 from hpcfed.core.paths import tail
 from hpcfed.core.wording import count_noun, join_few
-from hpcfed.report.page.tables import recent_phases
 from hpcfed.results.columns import (
     architectures,
     column,
@@ -23,10 +22,11 @@ from hpcfed.results.columns import (
     last,
     main_metric,
     mean_and_std,
+    phases,
     rounds_with_values,
 )
 from hpcfed.results.run import Run
-from hpcfed.results.state import FAILED, State
+from hpcfed.results.state import FAILED, RECENT, State
 from hpcfed.results.summary import title
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
@@ -100,6 +100,24 @@ def numbers(record: Record) -> dict[str, Any]:
         "clients": last(record, f"clients/{metric}"),
         "kinds": architectures(record),
     }
+
+
+def recent_phases(record: Record) -> dict[str, list[float]]:
+    """Return seconds of each phase by rank, mean over the last rounds.
+
+    Ranks are those of the last round.
+    """
+    recent = {phase: seconds[-RECENT:] for phase, seconds in phases(record).items()}
+    recent = {phase: seconds for phase, seconds in recent.items() if len(seconds)}
+    if not recent:
+        return {}
+    present = np.any([np.isfinite(seconds[-1]) for seconds in recent.values()], axis=0)
+    finite = {phase: np.isfinite(seconds) for phase, seconds in recent.items()}
+    means = {
+        phase: np.where(finite[phase], seconds, 0.0).sum(0) / finite[phase].sum(0).clip(min=1)
+        for phase, seconds in recent.items()
+    }
+    return {phase: mean[present].tolist() for phase, mean in means.items()}
 
 
 def warnings(record: Record, folder: Path) -> list[str]:

@@ -34,10 +34,6 @@ function colour(pair) {
   return pair[dark() ? 1 : 0];
 }
 
-function ofPhase(name) {
-  return colour(PAGE.colours[PAGE.phases[name]]);
-}
-
 function look(i) {
   const n = PAGE.colours.length;
   return {colour: colour(PAGE.colours[i % n]), dash: PAGE.dashes[Math.floor(i / n) % PAGE.dashes.length]};
@@ -159,84 +155,11 @@ function setX(from, to) {
   range.setv({reset_start: from, reset_end: to});
 }
 
-// The labels of the chosen run's clients.
-async function drawLabels() {
-  const {labels, ids} = PAGE.runs[state.run];
-  document.getElementById("labels").hidden = !labels;
-  if (!labels) return;
-  const counts = await exact(labels.counts);
-  const C = labels.classes.length;
-  const most = counts.reduce((a, b) => Math.max(a, b), 1);
-  const cells = [...counts.keys()].filter(i => counts[i]).map(i => ({x: Math.floor(i / C), y: i % C, n: counts[i],
-    client: ids[Math.floor(i / C)], label: labels.classes[i % C], a: 0.1 + 0.9 * counts[i] / most}));
-  model("cells-labels").data = columns(cells, ["x", "y", "client", "label", "n", "a"]);
-  const chart = model("labels");
-  chart.height = Math.min(700, 120 + 14 * C);
-  scale(chart.below[0], "x-labels", ids, "client");
-  scale(chart.left[0], "y-labels", labels.classes, "class");
-  mark(chart.left[0], labels.classes);
-  model("y-labels").setv({start: C - 0.5, end: -0.5, reset_start: C - 0.5, reset_end: -0.5});
-  document.getElementById("most").textContent = most.toLocaleString("en");
-}
-
-// An axis of named places. least: places that there is room for.
-function scale(axis, range, names, text, least = 1) {
-  axis.axis_label = text;
-  const [start, end] = [-0.5, Math.max(names.length, least) - 0.5];
-  model(range).setv({start, end, reset_start: start, reset_end: end});
-}
-
-// Write at most 25 of an axis's names, and across no more than there is room for.
-function mark(axis, names, pixels = Infinity) {
-  const words = [...names].map(name => short(String(name)));
-  const each = 10 + 7 * words.reduce((most, word) => Math.max(most, word.length), 1);
-  const step = Math.ceil(words.length / Math.max(1, Math.min(25, Math.floor(pixels / each))));
-  const places = [...words.keys()].filter(i => i % step === 0);
-  axis.ticker.ticks = places;
-  axis.major_label_overrides = new Map(places.map(i => [i, words[i]]));
-}
-
-// The clients and ranks of the chosen run, in a window as wide as it is now.
-function markAcross() {
-  const {ids} = PAGE.runs[state.run];
-  const phases = phasesShown();
-  const room = document.getElementById("curves").clientWidth - 120;
-  mark(model("labels").below[0], ids, room);
-  mark(model("phases").below[0], Object.keys(Object.values(phases)[0] ?? []), room);
-}
-
-function short(text) {
-  return text.length > 14 ? `${text.slice(0, 13)}…` : text;
-}
-
-// Seconds by phase and rank: of all rounds, or on a page that is served of the last ones.
-function phasesShown() {
-  return PAGE.runs[state.run][$("of-rounds")?.value ?? "phases"];
-}
-
-function drawPhases() {
-  const phases = phasesShown();
-  const names = Object.keys(phases);
-  document.getElementById("phases").hidden = !names.length;
-  if (!names.length) return;
-  const height = phases[names[0]].map(() => 0);
-  const bars = names.flatMap(phase => phases[phase].map((seconds, rank) => {
-    const bottom = height[rank];
-    height[rank] += seconds;
-    return {rank, bottom, top: height[rank], colour: ofPhase(phase), phase, seconds};
-  }));
-  model("bars-phases").data = columns(bars, ["rank", "bottom", "top", "colour", "phase", "seconds"]);
-  const chart = model("phases");
-  scale(chart.below[0], "x-phases", height.map((_, rank) => rank), "rank", 8);
-  chart.left[0].axis_label = "seconds";
-  chart.left[0].formatter.doFormat = ticks => ticks.map(value => tick(value, "s"));
-}
-
 // Colours of axes and grids from the page's style.
 function paint() {
   const style = getComputedStyle(document.body);
   const [ink, rule] = [style.color, getComputedStyle(document.querySelector("hr")).borderTopColor];
-  for (const name of [...Object.keys(PAGE.y), "labels", "phases"]) {
+  for (const name of Object.keys(PAGE.y)) {
     const chart = model(name);
     for (const axis of [...chart.below, ...chart.left])
       axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: rule, axis_label_text_font_style: "normal",

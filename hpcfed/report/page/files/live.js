@@ -85,7 +85,7 @@ async function keepChosen(name, clients) {
   if (state.clients.size) await unpackClients(run);
   clientsTable.replace(rowsOf(run), state.clients);
   const kind = $("architecture").value;
-  await showRun();
+  showRun();
   $("architecture").value = [...$("architecture").options].some(one => one.value === kind) ? kind : "";
   filterClients();
 }

@@ -26,20 +26,6 @@ function repaint() {
   runsTable.lines.forEach((tr, i) => tr.querySelector(".swatch").replaceWith(swatchOf(i)));
   paint();
   drawAll();
-  drawPhases();
-  legend();
-}
-
-function legend() {
-  const names = Object.keys(phasesShown());
-  $("phases-legend").replaceChildren(...names.map(name => {
-    const item = document.createElement("li");
-    const box = item.appendChild(document.createElement("span"));
-    box.className = "box";
-    box.style.background = ofPhase(name);
-    item.append(name);
-    return item;
-  }));
 }
 
 let runsTable;
@@ -49,7 +35,7 @@ function openRuns() {
   runsTable = new Table($("runs"), PAGE.heads.runs, PAGE.rows, state.runs, drawAll, swatchOf);
   $("filter-runs").addEventListener("input", event => runsTable.filter(holds(event.target.value)));
   fill($("run"), PAGE.runs.map((run, i) => [i, run.name]));
-  $("run").addEventListener("change", event => chooseRun(+event.target.value).then(drawAll));
+  $("run").addEventListener("change", event => { chooseRun(+event.target.value); drawAll(); });
 }
 
 // Whether a row has these words.
@@ -62,14 +48,14 @@ function fill(select, options) {
   select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
 }
 
-// Another run whose clients, labels and phases are looked at; its curves are for who calls.
-async function chooseRun(i) {
+// Another run whose clients are looked at; its curves are for who calls.
+function chooseRun(i) {
   state.run = i;
   state.clients.clear();
   const run = PAGE.runs[i];
   $("clients").replaceChildren();
   clientsTable = new Table($("clients"), PAGE.heads.clients, rowsOf(run), state.clients, drawClients);
-  await showRun();
+  showRun();
 }
 
 // The rows of a run's clients.
@@ -78,16 +64,12 @@ function rowsOf(run) {
 }
 
 // What the chosen run has beside its table of clients and its curves.
-async function showRun() {
+function showRun() {
   const run = PAGE.runs[state.run];
   const kinds = [...new Set(run.table.architecture ?? [])].sort();
   fill($("architecture"), [["", "all"], ...kinds.map(kind => [kind, kind])]);
   $("some").textContent = run.some;
   $("with-clients").hidden = !run.ids.length;
-  legend();
-  drawPhases();
-  await drawLabels();
-  markAcross();
 }
 
 async function drawClients() {
@@ -117,8 +99,6 @@ function openControls() {
   $("architecture").addEventListener("change", filterClients);
   for (const make of [csvOfRuns, csvOfRounds, csvOfClients, csvOfCurves]) $(make.name).addEventListener("click", make);
   $("metric")?.addEventListener("change", () => { showMetric(); dispatchEvent(new Event("resize")); });
-  $("of-rounds")?.addEventListener("change", () => { legend(); drawPhases(); markAcross(); });
-  addEventListener("resize", markAcross);
 }
 
 // Comparison, tables by architecture and curves of the chosen metric; those of the others are hidden.
@@ -178,7 +158,7 @@ async function openAll() {
   openRuns();
   openControls();
   paint();
-  await chooseRun(0);
+  chooseRun(0);
   chooseX("round");
   openPrint();
 }
