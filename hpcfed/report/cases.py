@@ -145,6 +145,18 @@ def axes(
     )
 
 
+def by_seed(runs: list[Run]) -> tuple[list[str], list[list[Run]]]:
+    """Return the fields that distinguish runs, and groups of runs that differ only in their seed.
+
+    A group may have several runs of one seed.
+    """
+    down, across = axes(runs, None, None)
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.at([*down, *across]), []).append(run)
+    return [*down, *across], list(groups.values())
+
+
 def drop_redundant(
     runs: list[Run], axis: list[str], other: list[str], fixed: set[str], fields: set[str]
 ) -> list[str]:

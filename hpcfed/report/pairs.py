@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import differences
-from hpcfed.report.cases import ASIDE, SEED, axes
+from hpcfed.report.cases import ASIDE, SEED, by_seed
 from hpcfed.report.differences import PLACES
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
@@ -59,14 +59,14 @@ class Pair:
 
 def methods(runs: list[Run]) -> list[Method]:
     """Return the runs grouped by all fields of the job but the seed, in their order."""
-    down, across = axes(runs, None, None)
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        words = zip((*down, *across), run.at([*down, *across]), strict=True)
-        groups.setdefault(
-            ", ".join(label_value(field, value) for field, value in words if value), []
-        ).append(run)
-    return [method(label, group) for label, group in groups.items()]
+    fields, groups = by_seed(runs)
+    return [method(label_fields(group[0], fields), group) for group in groups]
+
+
+def label_fields(run: Run, fields: Sequence[str]) -> str:
+    """Return the values of these fields, such as "fedprox, mu=0.1"."""
+    words = zip(fields, run.at(list(fields)), strict=True)
+    return ", ".join(label_value(field, value) for field, value in words if value)
 
 
 def method(label: str, group: Sequence[Run]) -> Method:

@@ -9,14 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpcfed.report.cases import (
-    FIRST,
-    SEED,
-    conflicting_values,
-    drop_redundant,
-    one_skew,
-    order,
-)
+from hpcfed.report.cases import SEED, by_seed, one_skew
 from hpcfed.report.figures.runs import setting, short
 from hpcfed.results.run import Run
 
@@ -46,14 +39,15 @@ def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
     ignore: fields that are drawn otherwise.
     """
     cases = {run.name: run.with_fields(drop_fields(one_skew(run.fields), ignore)) for run in runs}
-    lines, panels = axes(list(cases.values()))
-    by_axes: dict[tuple, list[Run]] = {}
-    for run in runs:
-        by_axes.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
+    fields, alike = by_seed(list(cases.values())) if cases else ([], [])
+    panels = [name for name in fields if name.startswith(APART)]
+    lines = [name for name in fields if name not in panels]
+    originals = {run.name: run for run in runs}
     result = []
-    for one, *others in by_axes.values():
-        title = ", ".join([setting(one, ignore), *describe_fields(cases[one.name], panels)])
-        label = ", ".join([one.method, *describe_fields(cases[one.name], lines)])
+    for group in alike:
+        one, *others = [originals[case.name] for case in group]
+        title = ", ".join([setting(one, ignore), *describe_fields(group[0], panels)])
+        label = ", ".join([one.method, *describe_fields(group[0], lines)])
         result += split_runs(title, label, [one, *others], ignore)
     return distinct(result)
 
@@ -87,23 +81,6 @@ def split_runs(title: str, label: str, alike: list[Run], ignore: Sequence[str]) 
     ):
         return [Group(title, label, tuple(alike))]
     return [Group(title, f"{label} ({run.name})", (run,)) for run in alike]
-
-
-def axes(cases: list[Run]) -> tuple[list[str], list[str]]:
-    """Return the fields that distinguish lines, and those that distinguish panels.
-
-    There are no more of them than needed.
-    """
-    lines = [METHOD]
-    panels: list[str] = []
-    fields = {name for case in cases for name in case.fields} - {SEED}
-    for name in sorted(fields, key=lambda name: order(cases, name)):
-        if conflicting_values(cases, [*lines, *panels], name):
-            (panels if name.startswith(APART) else lines).append(name)
-    fixed = {METHOD, *FIRST}
-    return drop_redundant(cases, lines, panels, fixed, fields), drop_redundant(
-        cases, panels, lines, fixed, fields
-    )
 
 
 def drop_fields(fields: dict, names: Sequence[str]) -> dict:

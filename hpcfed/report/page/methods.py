@@ -15,10 +15,9 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
 from hpcfed.report import compare
-from hpcfed.report.cases import SEED, axes
-from hpcfed.report.formats import label_value
+from hpcfed.report.cases import SEED, by_seed
 from hpcfed.report.measures import view_of
-from hpcfed.report.pairs import methods
+from hpcfed.report.pairs import label_fields, methods
 from hpcfed.results.columns import (
     architectures,
     format_metric,
@@ -110,24 +109,20 @@ def seeds(runs: Sequence[Run]) -> list[tuple[str, list[int]]]:
 
     Two runs with the same seed are not averaged, nor is an unfinished run with others.
     """
-    try:
-        down, across = axes(list(runs), None, None)
-    except ConfigError:  # other fields differ: each run is a separate line
-        return [(run.name, [i]) for i, run in enumerate(runs)]
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i, one in enumerate(runs):
-        groups.setdefault(one.at([*down, *across]), []).append(i)
+    if not runs:
+        return []
+    place = {id(run): i for i, run in enumerate(runs)}
+    fields, groups = by_seed(list(runs))
     result = []
-    for values, places in groups.items():
-        words = zip((*down, *across), values, strict=True)
-        label = ", ".join(label_value(name, value) for name, value in words if value)
-        done = [i for i in places if runs[i].finished]
-        if len({runs[i].fields[SEED] for i in done}) < len(done):
-            result += [(f"{label} ({runs[i].name})", [i]) for i in done]
+    for group in groups:
+        label = label_fields(group[0], fields)
+        done = [run for run in group if run.finished]
+        if len({run.fields[SEED] for run in done}) < len(done):
+            result += [(f"{label} ({run.name})", [place[id(run)]]) for run in done]
         elif done:
-            result.append((label, done))
-        unfinished = [i for i in places if i not in done]
-        result += [(f"{label} ({runs[i].name}, not finished)", [i]) for i in unfinished]
+            result.append((label, [place[id(run)] for run in done]))
+        unfinished = [run for run in group if not run.finished]
+        result += [(f"{label} ({run.name}, not finished)", [place[id(run)]]) for run in unfinished]
     return result
 
 
