@@ -269,9 +269,7 @@ class Models(Section):
     relu_head: bool = False
     """A ReLU between the representation and the head, as in the authors' FedClassAvg code."""
     weights: Names = ()
-    """Initial weights of each architecture of the mix: a file, cache (of torchvision or timm;
-    nothing is downloaded), or none.
-    """
+    """Initial weights of each architecture of the mix: a file, or none."""
     train: Names = ()
     """Train and send only the tensors with these names (head.*) and freeze all others; none: all,
     with LoRA the head.

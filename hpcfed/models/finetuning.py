@@ -48,7 +48,7 @@ class Finetuning:
     train: patterns of names. If empty, those of the method (`trains`) count; if it has none either,
     all tensors are trained, or with LoRA the head.
     lora: rank of LoRA's matrices; 0: none.
-    weights: by architecture the file or the word that `pretrained.find_file` takes.
+    weights: by architecture the file, or "none".
     checksums: of these files when the run was set up (`sums`), which identify its start.
     """
 
@@ -77,7 +77,7 @@ class Finetuning:
         """The files of weights by architecture. Raises ConfigError if one does not exist."""
         from hpcfed.models.pretrained import find_file
 
-        paths = {name: find_file(name, source) for name, source in self.weights.items()}
+        paths = {name: find_file(source) for name, source in self.weights.items()}
         return {name: path for name, path in paths.items() if path}
 
     def sums(self) -> dict[str, str]:

@@ -11,10 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from hpcfed.core.compat import import_torchvision, prepare_torchvision
@@ -106,63 +104,3 @@ def replace_first(net: nn.Module, channels: int) -> None:
                 parent, _, last = path.rpartition(".")
                 setattr(net.get_submodule(parent), last, stem(layer, channels))
             return
-
-
-def cached(name: str) -> Path:
-    """Return the file of this model's pretrained weights in the cache of its library.
-
-    Raises ConfigError, with the command that downloads it, if it is not there: a run downloads
-    nothing.
-    """
-    library, _, model = name.partition(":")
-    if library == "torchvision":
-        return cached_torchvision(model)
-    if library == "timm":
-        return cached_timm(model)
-    if library == "hf":
-        raise ConfigError(
-            f"models.weights: {name} reads hpcfed's tokens, for which no weights were made; set "
-            f"models.weights = 'none'"
-        )
-    raise ConfigError(
-        f"models.weights: 'cache' is for models of torchvision and timm, and {name} is none; give "
-        f"a file, or 'none'"
-    )
-
-
-def cached_torchvision(name: str) -> Path:
-    models = import_torchvision().models
-    of_torchvision(name)
-    url = models.get_model_weights(name).DEFAULT.url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
-    if not path.is_file():
-        raise missing(
-            f"torchvision:{name}",
-            str(path),
-            f"import torchvision.models as m; m.get_model({name!r}, weights='DEFAULT')",
-        )
-    return path
-
-
-def cached_timm(name: str) -> Path:
-    of_timm(name)
-    timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
-    hub = import_extra("huggingface_hub", "timm", "models.weights = ['cache'] of timm")
-    config = timm.get_pretrained_cfg(name)
-    where = config.hf_hub_id or ""
-    for file in ("model.safetensors", "pytorch_model.bin"):
-        path = hub.try_to_load_from_cache(where, file) if where else None
-        if isinstance(path, str):
-            return Path(path)
-    raise missing(
-        f"timm:{name}",
-        where or "no hub",
-        f"import timm; timm.create_model({name!r}, pretrained=True)",
-    )
-
-
-def missing(name: str, where: str, code: str) -> ConfigError:
-    return ConfigError(
-        f"models.weights: the weights of {name} are not in the cache ({where}), and a run "
-        f'downloads nothing; download them once, with python -c "{code}", or give a file'
-    )

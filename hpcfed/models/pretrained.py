@@ -1,4 +1,4 @@
-"""Initial weights from a file, or from the usual cache of torchvision and timm.
+"""Initial weights from a file.
 
 A file is a state dict, by the names of the model itself ("fc.weight" of torchvision's) or by those
 of hpcfed ("body. ...", "head.weight"). It is read with weights_only, or as safetensors, so no code
@@ -17,28 +17,24 @@ from torch import Tensor
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
-from hpcfed.models.library import cached
 from hpcfed.models.model import Model
 from hpcfed.models.variants import PROJECTION
 
-CACHE = "cache"
 NONE = "none"
 
 
-def find_file(name: str, source: str) -> Path | None:
-    """Return the file that models.weights names for a model; None for "none".
+def find_file(source: str) -> Path | None:
+    """Return the file that models.weights names; None for "none".
 
-    source: a path, "cache", or "none". Raises ConfigError if the file does not exist.
+    Raises ConfigError if the file does not exist.
     """
     if source == NONE:
         return None
-    if source == CACHE:
-        return cached(name)
     path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"models.weights: {source}: there is no such file; give the path of a state dict, "
-            f"'cache' for weights that torchvision or timm have downloaded, or 'none'"
+            f"models.weights: {source}: there is no such file; give the path of a state dict, or "
+            f"'none'"
         )
     return path
 

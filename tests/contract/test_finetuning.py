@@ -156,7 +156,6 @@ REFUSED = {
     ("fedrep", *HEAD): "models.train leaves nothing that fedrep exchanges",
     ("fedavg", "--models.weights", "none,none"): "2 entries, but models.mix 1",
     ("fedavg", "--models.weights", "gone.pt"): "gone.pt: there is no such file",
-    ("fedavg", "--models.weights", "cache"): "small is none; give a file",
 }
 
 

@@ -1,6 +1,5 @@
-"""Models of torchvision and timm by name, and weights from a file or a cache."""
+"""Models of torchvision and timm by name, and weights from a file."""
 
-import re
 import shlex
 from importlib.util import find_spec
 
@@ -16,7 +15,6 @@ from hpcfed.main import main
 from hpcfed.models import build, check, missing_head, represents
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
-from hpcfed.models.library import cached
 from tests.contract import toy
 
 NAME = "torchvision:shufflenet_v2_x0_5"
@@ -79,21 +77,6 @@ def test_a_file_that_is_none_of_this_model_or_holds_code_is_refused(tmp_path):
         ours(tmp_path / "text.pt", 4)
 
 
-def test_weights_come_from_the_cache_or_the_message_says_how_to_download_them(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"not in the cache .*get_model\('shufflenet_v2_x0_5'"):
-        cached(NAME)
-    url = import_torchvision().models.get_model_weights("shufflenet_v2_x0_5").DEFAULT.url
-    folder = tmp_path / "hub/checkpoints"
-    folder.mkdir(parents=True)
-    net = theirs(1000)
-    torch.save(net.state_dict(), folder / url.rpartition("/")[2])
-    model = ours("cache", 4)
-    assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
-
-
 @pytest.mark.parametrize(
     "name, message",
     [
@@ -119,17 +102,14 @@ def test_models_of_libraries_take_images_and_need_no_leave_to_be_imported():
         refuse_import(["mine:Net"], (), "job", "")
 
 
-def test_a_model_of_timm_has_its_last_linear_layer_as_head(tmp_path, monkeypatch):
+def test_a_model_of_timm_has_its_last_linear_layer_as_head():
     if find_spec("timm") is None:
         pytest.skip("timm is not installed")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with scoped(1, "init"):
         model = build("timm:test_resnet", (1, 32, 32), 5)
         transformer = build("timm:test_vit", (3, 64, 64), 5)
     assert model(images(2, (1, 32, 32))).shape == (2, 5) and model.last
     assert transformer(images(2, (3, 64, 64))).shape == (2, 5)
-    with pytest.raises(ConfigError, match=re.escape("timm.create_model('test_resnet'")):
-        cached("timm:test_resnet")
 
 
 def test_without_timm_the_message_says_what_to_install(monkeypatch):
