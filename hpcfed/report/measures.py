@@ -13,7 +13,6 @@ from hpcfed.core.tables import size
 from hpcfed.results import summary
 from hpcfed.results.columns import (
     best_mean,
-    by_round,
     column,
     format_number,
     is_high,
@@ -157,13 +156,6 @@ def lately(metric: str, n: int, record: Record) -> Numbers:
     return float(np.mean([row["mean"] for row in rows])), float(np.mean(stds)) if stds else None
 
 
-def lately_pooled(metric: str, n: int, record: Record) -> Numbers:
-    """Return the mean of the pooled metric over the last n evaluated rounds."""
-    values = by_round(record, f"{metric}_pooled")[rounds_with_values(record)[-n:]]
-    complete = len(values) == n and np.isfinite(values).all()
-    return (float(values.mean()) if complete else None), None
-
-
 def each_last(names: Sequence[str], record: Record, n: int = 1) -> dict[int, float]:
     """Return the mean over the last n evaluated rounds, by client; empty if there are fewer.
 
@@ -204,7 +196,7 @@ def mean_by_client(
 def measure(name: str = "last", metric: str | None = None) -> Measure:
     """Return the measure of this name. Raises ConfigError for unknown ones.
 
-    `last:10` is the mean over the last 10 evaluated rounds, `pooled:10` that of the pooled metric.
+    `last:10` is the mean over the last 10 evaluated rounds, as several papers report it.
     metric: of which it is; default: accuracy.
     """
     if metric is not None and metric not in METRICS:
@@ -218,19 +210,17 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         return FLOWS[name]
     metric, name = metric or "accuracy", "last" if name == "accuracy" else name
     start, _, n = name.partition(":")
-    if start in ("last", "pooled") and n.isdecimal() and 0 < int(n) < 10**9:
-        title = f"Test {title_metric(metric)}"
-        if start == "pooled":
-            what = f"{title} {AFTER_EACH}, {POOLED}, mean over the last {int(n)} evaluated rounds"
-            of: Callable[[Record], Numbers] = partial(lately_pooled, metric, int(n))
-            return Measure(what, of, is_share(metric), is_high(metric))
-        what = f"{title} {AFTER_EACH}, {OVER} and over the last {int(n)} evaluated rounds"
-        each = partial(each_last, [f"clients/{metric}"], n=int(n))
+    if start == "last" and n.isdecimal() and 0 < int(n) < 10**9:
+        what = (
+            f"Test {title_metric(metric)} {AFTER_EACH}, {OVER} and over the last {int(n)} "
+            f"evaluated rounds"
+        )
         of = partial(lately, metric, int(n))
+        each = partial(each_last, [f"clients/{metric}"], n=int(n))
         return Measure(what, of, is_share(metric), is_high(metric), each=each)
     measures = measures_of(metric)
     if name not in measures:
-        names = ["accuracy", *measures, *FLOWS, "last:10", "pooled:10"]
+        names = ["accuracy", *measures, *FLOWS, "last:10"]
         raise ConfigError(f"--value: {unknown('value', name, names)}")
     return measures[name]
 

@@ -116,8 +116,6 @@ def test_a_run_gives_its_metrics_as_arrays(tmp_path: Path):
         ("last:2", (pytest.approx(0.55), pytest.approx(0.1))),
         ("pooled", (0.5, None)),
         ("received_pooled", (0.1, None)),
-        ("pooled:2", (0.4, None)),
-        ("pooled:4", (None, None)),
         ("final_pooled", (None, None)),
     ],
 )
