@@ -57,7 +57,7 @@ PLACES = argument(
 VALUES = (
     "last (round; default), last:10, best, before (local training), received (the server's next "
     "model), final and final_received (the same after the method's last step), pooled (over all "
-    "clients' test examples together), pooled:10, received_pooled, final_pooled, "
+    "clients' test examples together), received_pooled, final_pooled, "
     "final_received_pooled, accuracy, up, down, or seconds"
 )
 METRIC = argument(
@@ -339,10 +339,18 @@ PLAN = (
         help="default: one per GPU, or as many as cores allow",
     ),
     argument(
-        "--network",
-        default="latency 2us, 100Gb/s",
-        metavar="TEXT",
-        help="default: 'latency 2us, 100Gb/s'",
+        "--latency",
+        type=float,
+        default=2.0,
+        metavar="US",
+        help="of the network, in microseconds; default: 2",
+    ),
+    argument(
+        "--bandwidth",
+        type=float,
+        default=100.0,
+        metavar="GBIT/S",
+        help="of the network, each way; default: 100",
     ),
 )
 DOCTOR = (

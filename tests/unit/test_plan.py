@@ -25,7 +25,6 @@ from hpcfed.launch.plan.predict import (
     Demand,
     Network,
     Prediction,
-    network,
     predict,
 )
 from hpcfed.storage.results import Results
@@ -175,16 +174,6 @@ def test_a_list_of_nodes_may_double():
             ConfigError, match="is not a number of nodes; give 1,2,4 or 1,2,4,...,1024"
         ):
             numbers(wrong)
-
-
-def test_a_network_is_read_as_data_sheets_write_it():
-    assert network("latency 2us, 100Gb/s") == Network(2e-6, 12.5e9)
-    assert network("1.5 ms, bandwidth 10 MB/s") == Network(1.5e-3, 1e7)
-    assert network("0s,8b/s") == Network(0.0, 1.0)
-    for wrong in ("", "2us", "fast, 1Gb/s", "2us, 100", "2us, 0Gb/s", "2 years, 1Gb/s"):
-        with pytest.raises(ConfigError) as refused:
-            network(wrong)
-        assert repr(wrong) in str(refused.value)
 
 
 def test_a_round_on_one_rank_is_the_sum_of_its_clients():
@@ -352,7 +341,8 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
     ("words", "why"),
     [
         (["--nodes", "none"], "'none' is not a number of nodes"),
-        (["--network", "fast"], "--network 'fast': give latency"),
+        (["--latency", "-1"], "--latency -1 is at least 0"),
+        (["--bandwidth", "0"], "--bandwidth 0 above 0"),
         (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
         (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
         (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),

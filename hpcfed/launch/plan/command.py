@@ -18,7 +18,7 @@ from rich.text import Text
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
-from hpcfed.launch.plan.predict import Cluster, Demand, Prediction, network, predict
+from hpcfed.launch.plan.predict import Cluster, Demand, Network, Prediction, predict
 from hpcfed.machine.memory_budget import weights
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ def plan(
     gpus_per_node: int,
     cores_per_node: int | None,
     ranks_per_node: int | None,
-    network: str,
+    latency: float,
+    bandwidth: float,
     json: bool = False,
 ) -> dict[str, Any] | Group:
     """Return the predictions for people, or with `json` as numbers.
 
+    latency: of the network between nodes, in microseconds.  bandwidth: of it, in Gbit/s.
     Raises ConfigError for a job that cannot be planned, CheckpointError if RUN has no results.
     """
     from hpcfed.config.load import load
@@ -58,6 +60,12 @@ def plan(
     counts = numbers(nodes)
     job = load(words, read_job)
     trial, demand = costs_and_demand(job, costs, words)
+    if latency < 0 or bandwidth <= 0:
+        raise ConfigError(
+            f"plan: --latency {latency:g} is at least 0 microseconds, and --bandwidth "
+            f"{bandwidth:g} above 0 Gbit/s"
+        )
+    network = Network(1e-6 * latency, 1e9 / 8 * bandwidth)
     clusters = [
         cluster(job, trial, n, gpus_per_node, cores_per_node, ranks_per_node, network)
         for n in counts
@@ -197,7 +205,7 @@ def cluster(
     gpus: int,
     cores: int | None,
     each: int | None,
-    far: str,
+    network: Network,
 ) -> Cluster:
     """Return a cluster of this number of nodes. Raises ConfigError for impossible numbers."""
     cores = trial.cores if cores is None else cores
@@ -213,7 +221,7 @@ def cluster(
             "make it on the processor of the ranks"
         )
     speeds = job.run.speeds
-    return Cluster(nodes, each, cores, network(far), gpus, job.run.threads, speeds)
+    return Cluster(nodes, each, cores, network, gpus, job.run.threads, speeds)
 
 
 def predict_cluster(demand: Demand, trial: Costs, one: Cluster) -> Prediction:

@@ -6,14 +6,12 @@ Pure arithmetic: the slowest rank makes the round; messages take latency and byt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpcfed.comm.sum_messages import ITEM
-from hpcfed.core.errors import ConfigError
 from hpcfed.machine.assignment import place
 from hpcfed.machine.memory_budget import weights
 
@@ -25,15 +23,6 @@ VALUE = ITEM + 4  # bytes of a value on its way into a sum, and of its float32 o
 MEMORY = 1e10  # bytes per second from rank to rank through a node's memory
 CELL = 520  # bytes of a client in the record of a round, about
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-RATES = {
-    f"{prefix}{unit}/s": factor * size
-    for prefix, factor in PREFIXES.items()
-    for unit, size in (("B", 1), ("b", 1 / 8))
-}
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*([a-zA-Z/]+)")
-
 
 @dataclass(frozen=True)
 class Network:
@@ -41,25 +30,6 @@ class Network:
 
     latency: float
     bandwidth: float
-
-
-def network(text: str) -> Network:
-    """Return the network that a text describes, such as `latency 2us, 100Gb/s`.
-
-    The latency is in s, ms, us or ns, the bandwidth in bits (b/s) or bytes (B/s) with k, M, G or T.
-    Raises ConfigError for anything else.
-    """
-    words = [word.strip() for word in re.sub("latency|bandwidth", "", text).split(",")]
-    parts = [NUMBER.fullmatch(word) for word in words]
-    if len(parts) == 2 and parts[0] and parts[1]:
-        latency = float(parts[0][1]) * UNITS.get(parts[0][2], -1.0)
-        bandwidth = float(parts[1][1]) * RATES.get(parts[1][2], 0.0)
-        if latency >= 0 and bandwidth >= 1:
-            return Network(latency, bandwidth)
-    raise ConfigError(
-        f"--network {text!r}: give latency ({', '.join(UNITS)}) and bandwidth (b/s or B/s with k, "
-        "M, G or T), as in 'latency 2us, 100Gb/s'"
-    )
 
 
 @dataclass(frozen=True)
