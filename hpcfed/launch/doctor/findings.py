@@ -1,4 +1,4 @@
-"""Findings from the facts of all ranks of a world: nodes, cores, threads, GPUs, shared memory.
+"""Findings from the facts of all ranks of a world: nodes, cores, GPUs, shared memory.
 
 All are pure functions of these facts.
 """
@@ -95,21 +95,6 @@ def cores(ranks: Ranks, threads: int) -> Finding:
     )
 
 
-def threads(ranks: Ranks, wanted: int) -> Finding:
-    """Return the finding about OMP_NUM_THREADS, which libraries beside torch use."""
-    values = sorted({rank["threads"] for rank in ranks})
-    if values == [str(wanted)]:
-        return Finding("threads", "ok", f"OMP_NUM_THREADS = {wanted}, as run.threads")
-    return Finding(
-        "threads",
-        "warning",
-        f"OMP_NUM_THREADS: {', '.join(value or 'not set' for value in values)}; "
-        f"run.threads = {wanted}",
-        f"export OMP_NUM_THREADS={wanted} before the launcher: libraries beside torch start a "
-        "thread a core",
-    )
-
-
 def gpus(ranks: Ranks, allowed: int | None) -> list[Finding]:
     """Return findings about the GPU of each rank. allowed: run.ranks_per_gpu."""
     if not any(rank["present"] for rank in ranks):
@@ -155,20 +140,20 @@ def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
     )
 
 
-def shared_memory(ranks: Ranks, data: int) -> Finding:
-    """Return the finding whether shared memory has space for the data, which each node has once.
+def shared_memory(ranks: Ranks, data: int) -> list[Finding]:
+    """Return a warning if shared memory has no space for the data, which each node has once.
 
     data: bytes of the job's data set, as far as they are known.
     """
     least = min(rank["shm"] for rank in ranks)
     if least >= data:
-        return Finding(
-            "shared memory", "ok", f"{size(least)} free, enough for data of {size(data)}"
+        return []
+    return [
+        Finding(
+            "shared memory",
+            "warning",
+            f"{size(least)} free, too little for data of {size(data)}",
+            "give the container more (--shm-size), or set TMPDIR to a folder with room, which is "
+            "used instead",
         )
-    return Finding(
-        "shared memory",
-        "warning",
-        f"{size(least)} free, too little for data of {size(data)}",
-        "give the container more (--shm-size), or set TMPDIR to a folder with room, which is used "
-        "instead",
-    )
+    ]

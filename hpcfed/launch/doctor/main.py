@@ -76,8 +76,8 @@ def show(report: Sequence[Finding], as_json: bool) -> None:
 
 def examine(job: Job, n: int, out: Path, options: list[str], limit: float) -> list[Finding]:
     """Return all findings."""
-    slurm = slurm_finding()
-    plugins = launchers.list_srun_plugins() if slurm and slurm.status == "ok" else []
+    silent = slurm_silent()
+    plugins = launchers.list_srun_plugins() if shutil.which("srun") and not silent else []
     trials = [
         launchers.trial(launcher, n, limit)
         for launcher in launchers.here(n, plugins, options, limit)
@@ -90,11 +90,10 @@ def examine(job: Job, n: int, out: Path, options: list[str], limit: float) -> li
         report += [
             *findings.nodes(world, slurm_number("SLURM_JOB_NUM_NODES", 0)),
             findings.cores(world, threads),
-            findings.threads(world, threads),
             *findings.gpus(world, job.run.ranks_per_gpu),
-            findings.shared_memory(world, data_size(job)),
+            *findings.shared_memory(world, data_size(job)),
         ]
-    return [*report, disk.finding(out, limit), *([slurm] if slurm else [])]
+    return [*report, disk.finding(out, limit), *silent]
 
 
 def launcher_findings(trials: Sequence[Trial], works: Sequence[Trial]) -> list[Finding]:
@@ -150,17 +149,18 @@ def data_size(job: Job) -> int:
     return files[0].stat().st_size if files else TYPICAL
 
 
-def slurm_finding() -> Finding | None:
-    """Return whether Slurm's controller answers; None without Slurm."""
+def slurm_silent() -> list[Finding]:
+    """Return a warning if Slurm is installed and its controller does not answer."""
     if not shutil.which("srun"):
-        return None
+        return []
     answer = run_with_timeout(["sinfo", "-h", "-o", "%P"], 10)
     if answer.status == 0:
-        partitions = ", ".join(answer.out.split()) or "none"
-        return Finding("Slurm", "ok", f"partitions {partitions}")
-    return Finding(
-        "Slurm",
-        "warning",
-        f"does not answer: {answer.last_error or 'no answer'}",
-        "set SLURM_CONF, or ask those who run the cluster",
-    )
+        return []
+    return [
+        Finding(
+            "Slurm",
+            "warning",
+            f"does not answer: {answer.last_error or 'no answer'}",
+            "set SLURM_CONF, or ask those who run the cluster",
+        )
+    ]

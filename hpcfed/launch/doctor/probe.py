@@ -48,14 +48,13 @@ def describe_library() -> str:
 
 
 def inspect_rank(comm: Comm) -> dict[str, Any]:
-    """Return facts about this rank: its node, cores, threads, GPUs and free shared memory."""
+    """Return facts about this rank: its node, cores, GPUs and free shared memory."""
     present = gpu_files()
     return {
         "node": comm.node_of[comm.rank],
         "cores": sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1)),
-        "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
         "mps": bool(present) and mps_runs(),
