@@ -235,17 +235,22 @@ def parts_of(index: Path) -> list[Path]:
 
 
 def unfinished_parts(run: Path) -> list[Path]:
-    """Return the folders of parts that no index uses yet.
+    """Return the folders of parts that no index names.
 
-    Their index is missing, or names older parts. The parts of an unreadable index are not meant: it
-    may be readable the next time.
+    Their index is missing, or names others. The parts of an unreadable index are not meant: it may
+    be readable the next time.
     """
-    return [
-        parts
-        for parts in _parts(names.checkpoint_folder(run))
-        if names.is_missing(names.index_of(parts))
-        or number_of(parts) > parts_number(names.index_of(parts)) >= 0
-    ]
+    folders = _parts(names.checkpoint_folder(run))
+    several = Counter(map(names.index_of, folders))
+
+    def unnamed(parts: Path) -> bool:
+        index = names.index_of(parts)
+        if names.is_missing(index):
+            return True
+        # read only if it has several folders, because that takes a millisecond
+        return several[index] > 1 and number_of(parts) != parts_number(index) >= 0
+
+    return list(filter(unnamed, folders))
 
 
 def parts_number(index: Path) -> int:
@@ -269,21 +274,12 @@ def prune(run: Path, keep: int) -> None:
     keep >= 1. No rank may be writing meanwhile. Files that cannot be deleted stay, and so do the
     parts of an unreadable index.
     """
-    folder = names.checkpoint_folder(run)
     with suppress(OSError):
         for index in saved(run)[keep:]:
             remove(index)
-        folders = _parts(folder)
-        many = Counter(map(names.index_of, folders))
-        for parts in folders:
-            index = names.index_of(
-                parts
-            )  # read only if there are several, because it takes a millisecond
-            if names.is_missing(index) or (
-                many[index] > 1 and number_of(parts) != parts_number(index) >= 0
-            ):
-                shutil.rmtree(parts)
-        for left in folder.glob(f".*{TEMPORARY}"):
+        for parts in unfinished_parts(run):
+            shutil.rmtree(parts)
+        for left in names.checkpoint_folder(run).glob(f".*{TEMPORARY}"):
             left.unlink()
 
 
