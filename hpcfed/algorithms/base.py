@@ -293,8 +293,6 @@ class RoundBased(Method):
 
         received: what the client received.  how: as `LocalSteps` takes it.
         """
-        if fed.trial and self.default_client_round:
-            return 0  # what the client sends has as many bytes untrained
         return sgd(
             fed, client, t, partial(self.loss, client, received), **{"views": self.views} | how
         )

@@ -2,10 +2,9 @@
 
 A trial is two rounds of a few clients of the job, in a federation of their own, on the CPU of one
 rank. Bytes follow from shapes and not from values, so that it computes as little as possible: a
-client has three examples of each of its classes, training takes one step (none with the default
-round), and passes over examples compute three of them (`Federation.trial`). The most of both rounds
-counts, because in the first one a server may have nothing to send yet; a method with the default
-round needs one.
+client has three examples of each of its classes, training takes one step, and passes over examples
+compute three of them (`Federation.trial`). The most of both rounds counts, because in the first one
+a server may have nothing to send yet; a method with the default round needs one.
 
 Clients of one architecture with the same modalities are alike, unless clients with the fewest and
 the most classes differ. Then a third one is measured. If each class costs the same, the others
