@@ -33,7 +33,7 @@ import torch
 from hpcfed.algorithms import load
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.config.job import Job
 from hpcfed.core.errors import DivergedError
 from hpcfed.data import augment
@@ -50,6 +50,7 @@ from hpcfed.training import graphs, local, optimisers, stacked
 from tests import saving
 from tests.contract import toy
 from tests.pretended_gpu import WAITS, on_host, pretended_gpu
+from tests.threads import spmd
 
 ROUNDS = 4
 SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.run import run_here
 from hpcfed.storage.record import load as load_record
 from tests.contract import toy
+from tests.threads import spmd
 
 SGD = ("--local.optimiser", "sgd", "--local.lr", "0.1")
 ONE_STEP = (*SGD, "--local.batch", "1000", "--models.mix", "mlp")

@@ -6,9 +6,10 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from tests.contract import toy
+from tests.threads import spmd
 
 MLP = ("--models.mix", "mlp", "--rounds", "4", "--evaluate.before", "false")
 LOST = ("--system.dropout", "0.3")

@@ -12,7 +12,7 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.effects import Effects
 from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.launch.plan.command import demand
@@ -32,6 +32,7 @@ from tests.contract.examination import (
 )
 from tests.contract.models import counted, with_tests
 from tests.contract.models import load as load_record
+from tests.threads import spmd
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
 

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
@@ -15,6 +15,7 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.tasks.task import concat
 from hpcfed.training import evaluate
 from tests.contract import toy
+from tests.threads import spmd
 
 BINARY = ("f1", "kappa", "pr_auc", "roc_auc")
 KEPT = ("--algorithm.name", "lgfedavg")  # clients keep models, and so scores, when they rest

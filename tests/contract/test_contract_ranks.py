@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.machine.heartbeat import Stopped
 from tests import saving
 from tests.contract import toy
 from tests.contract.examination import DROP, Impatient, drop_out, failure, learned, without_faults
+from tests.threads import spmd
 
 SERVED = "fedavg", "fedprox"  # methods whose clients can be stacked
 STACKED = (

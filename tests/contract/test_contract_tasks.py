@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from tests.contract import toy
+from tests.threads import spmd
 
 TASKS = ("regression", "multilabel")
 METHODS = [name for name in ALGORITHMS if not load(name)().needs_classes]

@@ -9,7 +9,7 @@ import torch
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.events import Coordinator, EventBased
 from hpcfed.clients import edges
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.edges import Edges
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.engine import describe
@@ -18,6 +18,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.exchange import Exchange
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import models, toy
+from tests.threads import spmd
 
 MLP = (
     *("--models.mix", "mlp", "--rounds", "4"),

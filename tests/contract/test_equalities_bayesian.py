@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from hpcfed.algorithms.bayesian import gaussian
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.training.server import recalibrate
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
+from tests.threads import spmd
 
 SMALL, MLP = ("--models.mix", "small"), ("--models.mix", "mlp")
 SWA = ("--algorithm.server_batch", "8", "--algorithm.swa_start", "2", "--algorithm.swa_every", "3")

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from hpcfed.algorithms.clusters import cfl, clusters
 from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.proxies import fedgkt
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.config.job import Job
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
+from tests.threads import spmd
 
 SMALL, ALL = ("--models.mix", "small"), ("--participation", "1")
 WEIGHTS = ("--algorithm.share", "weights", "--models.mix", "small")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpcfed.algorithms.data_free import fedsynth, inversion, zeroshot
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import prepare, restore
 from hpcfed.engine.rounds import Rounds
@@ -19,6 +19,7 @@ from hpcfed.training.local import sgd
 from hpcfed.training.losses import moment_distance
 from tests.contract import toy
 from tests.contract.test_equalities import run
+from tests.threads import spmd
 
 MLP = ("--models.mix", "mlp")
 SERVER = ("--algorithm.at", "server")

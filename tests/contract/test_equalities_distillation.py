@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
@@ -17,6 +17,7 @@ from hpcfed.training.losses import distil
 from hpcfed.training.server import predictor
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
+from tests.threads import spmd
 
 ALL = ("--participation", "1")
 LOCAL = {  # claim: (method, flags), those of local training

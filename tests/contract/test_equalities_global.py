@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from tests.contract import toy
 from tests.contract.test_equalities import FULL, ONE, SGD, near, run
+from tests.threads import spmd
 
 UNIFORM = ("--algorithm.weighting", "uniform")
 EQUAL = {  # claim: (method, flags), (method that it must equal, flags)

@@ -14,7 +14,7 @@ from hpcfed.algorithms.data_free.generators import Generator
 from hpcfed.algorithms.global_model import ccvr
 from hpcfed.algorithms.matching import nonparametric, otfusion, permutation
 from hpcfed.algorithms.matching.nonparametric import Prior
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
@@ -25,6 +25,7 @@ from hpcfed.training.infer import represent
 from hpcfed.training.server import in_layout
 from tests.contract import toy
 from tests.contract.test_equalities import run
+from tests.threads import spmd
 from tests.unit.test_matching import made, parameters, shuffled
 
 MLP = ("--models.mix", "mlp")

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from hpcfed.algorithms.multimodal import discrepancies, fedcovid, harmony
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
 from tests.contract.test_equalities import near
 from tests.contract.test_methods_on_modalities import job
+from tests.threads import spmd
 
 LISTED = (  # clients 0 and 1 have one modality, the others several
     *("--modalities.clients", "listed", "--models.mix", "mean", "--participation", "1"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms.public_data import feddf
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.engine.rounds import Rounds
@@ -18,6 +18,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import predictor, split_holdout
 from tests.contract import toy
 from tests.contract.test_equalities import run
+from tests.threads import spmd
 
 ONE = ("--models.mix", "small")
 NO_TRANSFER = ("--algorithm.transfer_epochs", "0")

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.algorithms.proxies import conformal
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from hpcfed.training.infer import outputs
 from tests.contract import toy
+from tests.threads import spmd
 
 APART = ("--algorithm.imitation", "0", "--algorithm.kl", "0", "--models.mix", "mlp")
 AGGREGATIONS = ("fedavg", "fedprox", "pfedme", "pfedbayes")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms.public_data import alignment, fedhenn, kernels
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.fault_tolerance.resume import restore
@@ -19,6 +19,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
 from tests.contract import toy
+from tests.threads import spmd
 
 ONE = ("--algorithm.setting", "homogeneous", "--models.mix", "mlp")
 SMALL = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms.global_model.fedclip import contrast_pairs
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.engine.job_warnings import odd_settings
@@ -17,6 +17,7 @@ from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.training import graphs
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
+from tests.threads import spmd
 
 HEAD = ("--models.train", "head.*")
 LORA = ("--models.lora", "2")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from hpcfed.algorithms import load as algorithm
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError, HpcfedError
 from hpcfed.training import graphs
 from tests.contract import toy
+from tests.threads import spmd
 
 USERS = 6
 LACK = {4: "table", 5: "motion"}  # users without one modality

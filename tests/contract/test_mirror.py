@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from hpcfed.comm import Comm, spmd
+from hpcfed.comm import Comm
 from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy, stride
 from hpcfed.engine.fault_tolerance.snapshot import take_up
 from tests.contract import toy
+from tests.threads import spmd
 
 ROUNDS = 3
 FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--rounds", str(ROUNDS + 2))

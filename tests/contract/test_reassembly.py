@@ -11,7 +11,7 @@ from hpcfed.algorithms.public_data import reassembly
 from hpcfed.algorithms.public_data.blocks import fits, nbytes
 from hpcfed.algorithms.public_data.pfedhr import closest
 from hpcfed.algorithms.public_data.reassembly import Piece, Reassembly
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.engine.rounds import Rounds
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs
@@ -19,6 +19,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import predictor
 from tests.contract import toy
 from tests.contract.test_equalities import run
+from tests.threads import spmd
 
 ALONE = ("--algorithm.lam", "0", "--algorithm.server_epochs", "3")  # its default
 KINDS = ("mlp", "cnn", "fedhenn-1", "fedhenn-3", "logistic")

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.sampling import hold_out
 from tests.contract import toy
+from tests.threads import spmd
 
 VALIDATION = ("--evaluate.validation", "0.25")
 NAMES = ("clients/accuracy_validation", "clients/loss_validation")

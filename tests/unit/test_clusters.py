@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from tests.contract import toy
+from tests.threads import spmd
 
 EVERYTHING = frozenset({"w", "v"}).__contains__
 

@@ -7,11 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, connect, spmd
+from hpcfed.comm import Serial, connect
 from hpcfed.comm.connect import RANKS, SIZES, detect_launcher
 from hpcfed.core.errors import ConfigError, DivergedError
 from tests import limits
 from tests.mpi.laws import LAWS
+from tests.threads import spmd
 
 
 @pytest.mark.parametrize("law", LAWS)

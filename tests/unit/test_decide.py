@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError, DataError, HpcfedError
 from hpcfed.data import datasets
 from hpcfed.engine import checks, decide
 from hpcfed.engine.decide import world
 from hpcfed.engine.world import from_codes, to_codes
 from tests.contract import toy
+from tests.threads import spmd
 
 pytestmark = pytest.mark.quick
 MLP = ("--models.mix", "mlp")

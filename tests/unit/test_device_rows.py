@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed.clients.client import Shard
-from hpcfed.comm import Serial, exact, spmd, sum_messages
+from hpcfed.comm import Serial, exact, sum_messages
 from hpcfed.core import payload
 from hpcfed.core.averaging import Row, mean_of
 from hpcfed.core.errors import DivergedError
@@ -19,6 +19,7 @@ from hpcfed.federation.device_rows import DeviceLines, DeviceRows
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
 from tests.on_device import CPU, Launches, Waits, mean_on_both
+from tests.threads import spmd
 
 TYPES = {  # bytes of a value
     torch.float16: 2,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms.base import Method
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
@@ -24,6 +24,7 @@ from hpcfed.storage.columns import PHASES
 from hpcfed.training.evaluate import NONE, score
 from tests import saving
 from tests.contract import toy
+from tests.threads import spmd
 
 
 def started(method: str = "fedavg", *flags: str, comm=None) -> Rounds:

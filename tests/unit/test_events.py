@@ -18,7 +18,7 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.traces import Trace
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError
@@ -29,6 +29,7 @@ from hpcfed.engine.events import Events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.upload import Upload
 from tests.contract import toy
+from tests.threads import spmd
 
 SPEEDS = (1.0, 2.0, 5.0)  # examples per second; each client has ten
 

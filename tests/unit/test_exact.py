@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed.comm import Serial, spmd, sum_messages
+from hpcfed.comm import Serial, sum_messages
 from hpcfed.comm.exact import largest, quantise, restore, scale
 from hpcfed.comm.sum_messages import MESSAGE
 from hpcfed.core.errors import DivergedError
+from tests.threads import spmd
 
 pytestmark = pytest.mark.quick
 

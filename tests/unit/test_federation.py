@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
@@ -17,6 +17,7 @@ from hpcfed.engine import balance
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.upload import Upload
 from tests.contract import toy
+from tests.threads import spmd
 
 
 def federation(*flags: str, comm=None) -> Federation:

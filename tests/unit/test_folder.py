@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.comm import Comm, spmd
+from hpcfed.comm import Comm
 from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError
 from hpcfed.engine import folder
 from hpcfed.engine.folder import Claim
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
+from tests.threads import spmd
 
 
 def enter(comm: Comm, out: Path) -> None:

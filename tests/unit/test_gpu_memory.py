@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcfed import models
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.engine import memory_check, run, setup
@@ -29,6 +29,7 @@ from hpcfed.models import MODELS
 from hpcfed.training import engines
 from hpcfed.training.local import LocalSteps
 from tests.contract import toy
+from tests.threads import spmd
 
 LARGE = Need(modules=2 * GIB, examples=GIB, resting=GIB, steps={"resnet18": 4 * GIB, "cnn": GIB})
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Serial, codec, spmd
+from hpcfed.comm import Serial, codec
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import nbytes
 from hpcfed.storage.lru_store import LruStore
 from tests import saving
 from tests.contract import toy
+from tests.threads import spmd
 
 FLAGS = (
     "--local.keep_optimiser",

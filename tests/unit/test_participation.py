@@ -7,13 +7,14 @@ import pytest
 
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.sections import Local
 from hpcfed.config.system import System
 from hpcfed.engine.fault_tolerance.resume import restore
 from hpcfed.engine.rounds import Rounds
 from tests import saving
 from tests.contract import toy
+from tests.threads import spmd
 
 TRAFFIC = (100, 50)  # bytes down and up
 

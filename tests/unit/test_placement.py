@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import calibration
@@ -19,6 +19,7 @@ from hpcfed.engine.setup import federation
 from hpcfed.machine.assignment import bound, makespan, place
 from hpcfed.machine.speeds import of_ranks
 from tests.contract import toy
+from tests.threads import spmd
 
 pytestmark = pytest.mark.quick
 

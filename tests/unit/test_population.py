@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.data.synthetic import SPREAD, Synthetic
@@ -22,6 +22,7 @@ from hpcfed.storage.columns import ByClient, stack_rows
 from hpcfed.storage.digest import digest
 from hpcfed.storage.results import load as results
 from tests.contract import toy
+from tests.threads import spmd
 from tests.unit.test_turns import failing
 
 POPULATION = Synthetic(0, 1000, 1.0, 1.0, 20, 0.3)

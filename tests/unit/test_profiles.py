@@ -9,12 +9,13 @@ import pytest
 
 from hpcfed.clients import traces
 from hpcfed.clients.profiles import Profiles, draw, factors, read, read_measured
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError, DataError, HpcfedError
 from hpcfed.engine.decide import world
 from hpcfed.models.cost import work
 from tests.contract import toy
+from tests.threads import spmd
 
 HEADER = "client,speed,bandwidth,latency,availability\n"
 GOOD = HEADER + "1,2e9,5e5,0.2,0.5\n0,1e9,1e6,0.1,1\n"

@@ -11,7 +11,7 @@ from threading import Event
 
 import pytest
 
-from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.comm import Comm, Serial
 from hpcfed.core.errors import WriteError
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.data.partition_file import check_seal
@@ -23,6 +23,7 @@ from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results
 from hpcfed.storage.digest import digest
 from tests import saving
 from tests.contract import toy
+from tests.threads import spmd
 
 FLAGS = (
     "--local.keep_optimiser",

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpcfed.comm import spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine import device_choice, devices, gpu_sharing
 from hpcfed.machine.gpu_sharing import check_sharing, gpu_name, sharers, take, visible
 from tests.contract.toy import job
+from tests.threads import spmd
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 

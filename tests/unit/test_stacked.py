@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcfed.algorithms.global_model.fedavg import FedAvg
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import CheckpointError, DivergedError
 from hpcfed.engine.rounds import Rounds
@@ -19,6 +19,7 @@ from hpcfed.models import MODELS, Entry
 from hpcfed.training import stacked
 from hpcfed.training.stacked import groups, resolve_engine
 from tests.contract import toy
+from tests.threads import spmd
 
 ALIKE = (
     "--clients",

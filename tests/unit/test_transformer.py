@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
@@ -21,6 +21,7 @@ from hpcfed.models.transformer import HEADS, INNER, WIDTH, Attend
 from hpcfed.training import graphs
 from tests.contract import toy
 from tests.contract.test_methods_on_text import job
+from tests.threads import spmd
 from tests.unit.test_lstm import LENGTH, WORDS, texts
 from tests.unit.test_lstm import new as of_texts
 from tests.unit.test_stacked import distance

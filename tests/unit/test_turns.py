@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Serial
 from hpcfed.core.errors import DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
@@ -16,6 +16,7 @@ from hpcfed.federation.replay_log import WHY, Entry, Turn
 from hpcfed.federation.upload import Upload
 from hpcfed.machine import error_messages
 from tests.contract import toy
+from tests.threads import spmd
 
 DROP = ("--run.on_client_fault", "drop")
 
