@@ -85,7 +85,7 @@ class Candidate:
         self.start = perf_counter() - start
 
     def answer(self) -> dict[str, Any]:
-        line = self.process.stdout.readline()  # type: ignore[union-attr]  # a pipe
+        line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
         return json.loads(line)
@@ -95,7 +95,7 @@ class Candidate:
         self.done.append(self.answer())
 
     def end(self) -> None:
-        self.process.stdin.close()  # type: ignore[union-attr]  # a pipe
+        self.process.stdin.close()
         self.process.wait()
 
     @property

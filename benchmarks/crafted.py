@@ -382,9 +382,10 @@ def played(
                 continue
             running[i] = None
             lines = [json.loads(line) for line in files_[i].read_text().splitlines()]
-            begun = [tuple(line["begin"]) for line in lines if "begin" in line]
+            begun = [line["begin"] for line in lines if "begin" in line]
             if process.exitcode and begun:
-                faults.append(Fault(*begun[-1], "", f"the process ended: {process.exitcode}"))
+                kind, number = begun[-1]
+                faults.append(Fault(kind, number, "", f"the process ended: {process.exitcode}"))
                 rest = shares[i][len(begun) :]
                 running[i] = start(context, rest, seed, place, files_[i]) if rest else None
             elif process.exitcode:

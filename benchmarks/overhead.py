@@ -113,7 +113,7 @@ def whole(case: Case) -> Callable[[], object]:
         rounds,
         place,
         open_results(job, place, facts, rounds),
-        Progress(job, place, facts.architectures, active=False),
+        Progress(job, place, facts.architectures, facts.metrics[0], active=False),
         Course(job),
     )
     return lambda: one_round(loop)

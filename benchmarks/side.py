@@ -147,13 +147,13 @@ class Side:
             self.launched = perf_counter()
             return self.launched - start
         with torch.cuda.device(self.device):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
             work()
             end.record()
             self.launched = perf_counter()
             self.wait()
-        return start.elapsed_time(end) / 1000
+        return begin.elapsed_time(end) / 1000
 
     def peaks(self) -> dict[str, int]:
         """By architecture, bytes that the training of one client takes at most, beside what

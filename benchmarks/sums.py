@@ -43,7 +43,9 @@ def main() -> None:
     rows = []
     for ranks in RANKS:
         measured = json.loads(on_ranks(ranks, __file__, "rank"))
-        rows += [row(ranks, *key.split(" x "), seconds) for key, seconds in measured.items()]
+        for key, seconds in measured.items():
+            model, uploads = key.split(" x ")
+            rows.append(row(ranks, model, uploads, seconds))
     save("sums", rows)
 
 

@@ -133,13 +133,13 @@ def milliseconds(work: Callable[[], object], device: torch.device, times: int) -
         for _ in range(times):
             work()
         return 1000 * (perf_counter() - start) / times
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     for _ in range(times):
         work()
     end.record()
     torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / times
+    return begin.elapsed_time(end) / times
 
 
 if __name__ == "__main__":
