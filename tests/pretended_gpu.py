@@ -3,8 +3,9 @@
 Inside `pretended_gpu()` torch sees one GPU, cuda:0. What is made there or moved there is an `Away`,
 a tensor that refuses what a GPU's tensor refuses: to meet tensors of the host in an operation, and
 to become an array before it is copied. So code that runs here has all its tensors where they
-belong. `WAITS.count` counts where the host would wait until the GPU has done all its work. Nothing
-is said of kernels, streams, memory and speed: those are the CPU's, as are the bits.
+belong. `WAITS.count` counts where the host would wait until the GPU has done all its work, and
+`LOCKED.count` buffers of page-locked memory. Nothing is said of kernels, streams, memory and speed:
+those are the CPU's, as are the bits.
 
 C++ sees a CPU, so what is composed there would make its own tensors on the host: `one_hot` and `to`
 are replaced, and what a derivative makes or converts counts as the GPU's. What asks `device` in
@@ -49,7 +50,7 @@ READS = {
     aten.nonzero.default,
     aten._unique2.default,
 }
-WAITS = SimpleNamespace(count=0)
+WAITS, LOCKED = SimpleNamespace(count=0), SimpleNamespace(count=0)
 base_to, base_empty_like = Tensor.to, torch.empty_like
 
 
@@ -129,6 +130,7 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     WAITS.count += waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
     how = dict(kwargs)
+    LOCKED.count += bool(how.pop("pin_memory", False))
     if how.get("device") is not None:
         if torch._C._current_autograd_node() is None:
             goes_there = on_gpu(how["device"])

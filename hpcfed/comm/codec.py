@@ -61,8 +61,9 @@ def encode(item: Any) -> bytes:
 
     Raises TypeError for a type that the codec does not carry; the message names it.
     """
-    arrays: list[np.ndarray] = []
+    arrays = _Arrays()
     header = json.dumps(_pack(item, arrays), separators=(",", ":")).encode()
+    arrays.wait()
     return b"".join([START.pack(MAGIC, len(header)), header, *(a.data for a in arrays)])
 
 
@@ -93,7 +94,42 @@ def decode(data: bytes) -> Any:
         raise ValueError(f"damaged data of {len(data)} bytes: {error}") from error
 
 
-def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
+class _Arrays(list[np.ndarray]):
+    """The bytes of arrays, in order. Those of a GPU's tensors are there after `wait`.
+
+    They come through page-locked memory (`core.payload.LOCKED` bytes at most), so that the host
+    waits once for all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[Any] = set()
+        self.locked = 0
+
+    def add_tensor(self, tensor: Any) -> None:
+        import torch
+
+        host = self.locked_copy(tensor) if tensor.is_cuda else tensor
+        self.append(host.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    def locked_copy(self, tensor: Any) -> Any:
+        """Return a copy in page-locked memory, or the tensor itself if that would be too much."""
+        from hpcfed.core.payload import LOCKED, host_buffer
+
+        if self.locked + tensor.nbytes > LOCKED:
+            return tensor
+        self.locked += tensor.nbytes
+        self.devices.add(tensor.device)
+        buffer = host_buffer(tensor.shape, tensor.dtype, tensor.device)
+        return buffer.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait for the copies from GPUs."""
+        for device in self.devices:
+            sys.modules["torch"].cuda.synchronize(device)
+
+
+def _pack(item: Any, arrays: _Arrays) -> Any:
     """Return the header's tree for an item, and append the bytes of its arrays to `arrays`.
 
     Plain values stand for themselves, all others are lists [kind, ...].
@@ -124,7 +160,7 @@ def _key(key: Any) -> str | int:
     return key
 
 
-def _pack_array(item: np.ndarray | np.generic, arrays: list[np.ndarray]) -> list[Any]:
+def _pack_array(item: np.ndarray | np.generic, arrays: _Arrays) -> list[Any]:
     array = np.asarray(item, item.dtype.newbyteorder("<"), order="C")
     if array.dtype.str not in DTYPES:
         raise TypeError(f"codec: cannot carry a numpy value of dtype {array.dtype}")
@@ -136,7 +172,7 @@ def _pack_array(item: np.ndarray | np.generic, arrays: list[np.ndarray]) -> list
     ]
 
 
-def _pack_tensor(item: Any, arrays: list[np.ndarray]) -> list[Any]:
+def _pack_tensor(item: Any, arrays: _Arrays) -> list[Any]:
     import torch
 
     name = str(item.dtype).removeprefix("torch.")
@@ -144,7 +180,7 @@ def _pack_tensor(item: Any, arrays: list[np.ndarray]) -> list[Any]:
         raise TypeError(
             f"codec: cannot carry a torch tensor of dtype {item.dtype}, layout {item.layout}"
         )
-    arrays.append(item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    arrays.add_tensor(item.detach())
     return ["tensor", name, list(item.shape)]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.core.params import Params, Per, Term
+from hpcfed.core.payload import host_buffer
 
 
 def mean_of(
@@ -49,15 +50,14 @@ class Quotients:
         self.weights = [
             np.empty(s) for s in ([()] if per == "mean" else [weight_shape(s, per) for s in shapes])
         ]
-        kind = (
-            np.float32
-            if all(value.dtype == torch.float32 for value in keep.values())
-            else np.float64
+        float32 = all(value.dtype == torch.float32 for value in keep.values())
+        devices = {value.device for value in keep.values()}
+        self.device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+        # one buffer, because new memory comes faster in large pages, and reaches a GPU in one copy
+        self.flat = host_buffer(
+            [sum(map(math.prod, shapes))], torch.float32 if float32 else torch.float64, self.device
         )
-        # one array, because new memory comes faster in large pages
-        flat = np.empty(sum(map(math.prod, shapes)), kind)
-        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
-        self.means = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self.means = [view.numpy() for view in self.views(self.flat)]
         self.arrays, self.first = self.weights + self.means, len(self.weights)
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
@@ -76,11 +76,20 @@ class Quotients:
         old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
         np.copyto(total, _numpy(old), where=~positive)
 
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return the parts of a flat vector in the shapes of the means."""
+        shapes = [value.shape for value in self.keep.values()]
+        parts = flat.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
     def mean(self) -> Params:
         """Return the means by name, with the type and device of the values that they replace."""
-        means = zip(self.keep.items(), self.means, strict=True)
+        means = self.views(self.flat.to(self.device, non_blocking=True))
         return Params(
-            {name: torch.from_numpy(mean).to(old.device, old.dtype) for (name, old), mean in means}
+            {
+                name: mean.to(old.device, old.dtype)
+                for (name, old), mean in zip(self.keep.items(), means, strict=True)
+            }
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import inf, isfinite
 from typing import Any
@@ -16,6 +17,8 @@ from hpcfed.core.params import Mean
 LEAVES = (Tensor, np.ndarray)
 AT_HAND = {"cpu"}  # devices whose values are read without a wait
 AT_ONCE = 2**26  # bytes of tensors on a GPU that are examined at once
+# largest page-locked buffer, in bytes: the system cannot use such memory for anything else
+LOCKED = 2**28
 
 
 @dataclass
@@ -37,8 +40,21 @@ class Tally:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Move all tensors in nested dicts, lists and means to the device."""
-    return map_tensors(value, lambda tensor: tensor.to(device))
+    """Move all tensors in nested dicts, lists and means to the device.
+
+    The host does not wait for copies to a GPU; it waits for those to its own memory.
+    """
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+
+
+def host_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return new memory on the host for values that come from this device, or go to it.
+
+    For a GPU it is page-locked, up to LOCKED bytes: the GPU then reads and writes it directly, and
+    a copy may run while the host continues. torch keeps such memory for later buffers.
+    """
+    locked = device.type == "cuda" and 0 < math.prod(shape) * dtype.itemsize <= LOCKED
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=locked)
 
 
 def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:

@@ -1,10 +1,10 @@
 """Rows of an exact sum on a GPU, which puts them on the grid and adds them up.
 
 The host gets one copy of each message, which is this rank's share of it, and one of all largest
-values, however many clients the rank has. The bits are those of the rows on the host
-(`comm.exact`): the same numbers are multiplied in the same order, all operations are those of IEEE
-754 in float64, which a GPU has as well, and the sums are of integers within 2**53, which are exact
-in any order.
+values, however many clients the rank has. Messages come through page-locked memory of the size of a
+message. The bits are those of the rows on the host (`comm.exact`): the same numbers are multiplied
+in the same order, all operations are those of IEEE 754 in float64, which a GPU has as well, and the
+sums are of integers within 2**53, which are exact in any order.
 
 During a sum the device holds, beside the uploads: the lines of one message in float64 (2 MiB; with
 so many ranks that a line would have fewer than 2**13 values, up to 64 MiB), one more line, up to
@@ -27,7 +27,7 @@ from torch import Tensor
 from hpcfed.comm.exact import check_length, check_shape, diverged, multipliers
 from hpcfed.comm.protocol import Lines, Rows
 from hpcfed.core.averaging import Row
-from hpcfed.core.payload import magnitudes
+from hpcfed.core.payload import host_buffer, magnitudes
 
 # types of devices that put rows on the grid. The CPU's tensors are NumPy's arrays, which are faster
 DEVICES = {"cuda"}
@@ -83,12 +83,17 @@ class DeviceRows(Rows):
 
 
 class DeviceLines(Lines):
-    """Lines of a message that are written on a device, and copied from there when complete."""
+    """Lines of a message that are written on a device, and copied from there when complete.
+
+    From a GPU they come through page-locked memory: a message may be in memory that ranks share,
+    which cannot be page-locked as it is made.
+    """
 
     def __init__(self, sent: np.ndarray, device: torch.device):
         self.sent = torch.from_numpy(sent)  # the same memory
         self.own = torch.zeros(sent.shape, dtype=torch.float64, device=device)
         self.buffer = torch.zeros(sent.shape[1], dtype=torch.float64, device=device)
+        self.host = host_buffer(sent.shape, torch.float64, device)
 
     def put(
         self, line: int, columns: slice, values: Sequence[Any], factors: Sequence[float], s: int
@@ -97,7 +102,7 @@ class DeviceLines(Lines):
 
     def complete(self, n: int) -> None:
         """Copy the first n lines to the host."""
-        self.sent[:n].copy_(self.own[:n])
+        self.sent[:n] = self.host[:n].copy_(self.own[:n])
 
 
 def quantise(

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from hpcfed.comm import Serial
+from hpcfed.comm import Serial, codec
+from hpcfed.core import payload
+from hpcfed.core.averaging import mean_of
+from hpcfed.core.params import Mean, Params
+from hpcfed.federation import device_rows
 from tests.contract import toy
-from tests.pretended_gpu import GPU, WAITS, pretended_gpu
+from tests.pretended_gpu import GPU, LOCKED, WAITS, on_host, pretended_gpu
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -62,3 +66,66 @@ def states_away(gib: str) -> int:
 
 def test_clients_that_do_not_fit_in_the_memory_that_the_job_gives_wait_on_the_host():
     assert states_away("1") == 0 and states_away("0") > 0
+
+
+def tensors(n: int) -> list[torch.Tensor]:
+    """Tensors of several types and shapes, one of them transposed, one without dimensions."""
+    some = [X, X.double().t(), X.bfloat16(), torch.tensor(3), torch.zeros(0)]
+    return [some[i % len(some)] + i for i in range(n)]
+
+
+def mean_on_gpu(n: int) -> tuple[Params, int, int]:
+    """Return a mean of n tensors on the host, the waits for it, and the page-locked buffers."""
+    values = Params({str(i): torch.full((5, i + 1), i / 3) for i in range(n)})
+    with pretended_gpu():
+        there = values.map(lambda value: value.to(GPU))
+        terms = [term for k in range(3) for term in Mean.of(there * (1 / (k + 3)), k + 1.0).terms]
+        waits, locked = WAITS.count, LOCKED.count
+        mean = mean_of(terms, there, "mean", Serial().sum, device_rows.place)
+        assert all(value.device == GPU for value in mean.values())
+        counts = WAITS.count - waits, LOCKED.count - locked
+        return on_host(mean), *counts
+
+
+def test_a_mean_of_many_tensors_waits_for_a_gpu_no_more_often_than_one_of_few():
+    few, waits, locked = mean_on_gpu(2)
+    many, *others = mean_on_gpu(40)
+    assert others == [waits, locked] and locked == 2  # the message and the means
+    values = Params({str(i): torch.full((5, i + 1), i / 3) for i in range(40)})
+    terms = [term for k in range(3) for term in Mean.of(values * (1 / (k + 3)), k + 1.0).terms]
+    want = mean_of(terms, values, "mean", Serial().sum)
+    assert all(torch.equal(many[name], value) for name, value in want.items())
+    assert all(torch.equal(few[name], want[name]) for name in few)
+
+
+def test_a_message_of_many_tensors_leaves_a_gpu_with_one_wait_and_the_same_bytes(monkeypatch):
+    value = {"list": tensors(7), "mean": Mean.of(Params(a=X), 2.0)}
+    with pretended_gpu():
+        there, synchronised = payload.on_device(value, GPU), []
+        monkeypatch.setattr(torch.cuda, "synchronize", synchronised.append)
+        waits, locked = WAITS.count, LOCKED.count
+        assert codec.encode(there) == codec.encode(value)
+        assert WAITS.count == waits and synchronised == [GPU] and LOCKED.count > locked
+
+
+def test_what_exceeds_the_limit_of_page_locked_memory_leaves_a_gpu_without_it(monkeypatch):
+    monkeypatch.setattr(payload, "LOCKED", 2 * X.nbytes)
+    with pretended_gpu():
+        there, locked = payload.on_device([X, X, X, X], GPU), LOCKED.count
+        assert codec.encode(there) == codec.encode([X, X, X, X])
+        assert LOCKED.count - locked == 2
+        payload.host_buffer((100,), torch.float64, GPU)
+        assert LOCKED.count - locked == 2
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_nothing_is_page_locked_on_a_cpu(method: str, monkeypatch):
+    locked, empty = [], torch.empty
+
+    def note(*shape, pin_memory: bool = False, **how):
+        locked.append(pin_memory)
+        return empty(*shape, **how)
+
+    monkeypatch.setattr(torch, "empty", note)
+    toy.run(Serial(), toy.job(method, "--rounds", "1", "--models.mix", "mlp"))
+    assert locked and not any(locked)
