@@ -262,7 +262,12 @@ def beside(setting: Setting, more: dict[str, Any]) -> Iterator[Row]:
     """
     peers = more["peers"] = {}
     with tempfile.TemporaryDirectory() as folder:
+        # by default its clients train as one on a GPU: whether that pays shows beside the other
         ours = peers["hpcfed"] = peer(setting, "hpcfed_run.py", 1, Path(folder))
+        engine = "graphed" if setting.kind == "cuda" else "eager"
+        peers[f"hpcfed, {engine}"] = peer(
+            setting, "hpcfed_run.py", 1, Path(folder), "--engine", engine
+        )
         for name, module, processes in (
             ("pfl-research", "pfl", (1, 5)),
             ("BlazeFL", "blazefl", (1,)),
@@ -280,14 +285,14 @@ def beside(setting: Setting, more: dict[str, Any]) -> Iterator[Row]:
                 peers[name] = f"skipped: this Python has no module {module}"
 
 
-def peer(setting: Setting, script: str, processes: int, folder: Path) -> float | str:
+def peer(setting: Setting, script: str, processes: int, folder: Path, *flags: str) -> float | str:
     """Images a second of a script of `peers/` on the task, or the end of what it said instead."""
     place = Path(__file__).parent / "peers"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     many = launcher if processes > 1 else []
     words = [str(place / script), "made", "--folder", str(folder / script)]
     done = subprocess.run(
-        [sys.executable, *many, *words, "--processes", str(processes), "--rounds", "5"],
+        [sys.executable, *many, *words, "--processes", str(processes), "--rounds", "5", *flags],
         env=os.environ
         | SETTINGS
         | {

@@ -17,6 +17,7 @@ import numpy as np
 from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
+from hpcfed.engine.calibration import on_gpus
 from hpcfed.engine.edge_aggregation import SynchronousEdges
 from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
@@ -175,7 +176,7 @@ class Rounds:
         self.fed, self.algorithm, self.state = fed, algorithm, state
         self.t, self.run_id = 0, ""
         fed.store.stateless = not keeps_weights(algorithm, fed)
-        fed.job = stacked.resolve_engine(fed, algorithm)
+        fed.job = stacked.resolve_engine(fed, algorithm, on_gpus(fed))
         fed.turns.grouping = partial(stacked.groups, fed, algorithm)
         self.evaluation = Evaluation(fed, algorithm)
         self.balance = Balance(fed)

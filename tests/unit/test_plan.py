@@ -288,7 +288,9 @@ def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFi
     assert (
         cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2", "--ranks-per-node", "1"]) == 0
     )
-    assert "2 nodes pay" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "2 nodes pay" in text and f"measured, in {run} on cpu" in text
+    assert "assumed" not in text
 
 
 def test_speeds_of_nodes_are_those_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -306,7 +308,7 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     run = str(trial(tmp_path / "run", hardware={"device": "a GPU", "cores": 2, "nodes": 1}))
-    seconds = []
+    seconds, basis = [], []
     for ranks in ("2", "4"):
         words = [
             "--costs",
@@ -320,8 +322,12 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
             "--json",
         ]
         assert cli.main(["plan", *FIELDS, *words]) == 0
-        seconds += json.loads(capsys.readouterr().out)["clusters"]
+        report = json.loads(capsys.readouterr().out)
+        seconds, basis = seconds + report["clusters"], report["basis"]
     two, four = seconds
+    assert f"measured, in {run} on a GPU" in basis[0]
+    assert any(line.startswith("assumed: each rank of the short run") for line in basis)
+    assert "no plan for GPUs has been compared with measured rounds yet" in basis
     assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
     assert four["parts"]["train"] == pytest.approx(
         two["parts"]["train"]

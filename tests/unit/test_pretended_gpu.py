@@ -1,9 +1,11 @@
 """The GPU that is not there refuses what a GPU refuses, and computes what the CPU computes."""
 
+import numpy as np
 import pytest
 import torch
 
 from hpcfed.comm import Serial, codec
+from hpcfed.config.load import load
 from hpcfed.core import payload
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
@@ -129,3 +131,50 @@ def test_nothing_is_page_locked_on_a_cpu(method: str, monkeypatch):
     monkeypatch.setattr(torch, "empty", note)
     toy.run(Serial(), toy.job(method, "--rounds", "1", "--models.mix", "mlp"))
     assert locked and not any(locked)
+
+
+CLIENTS, IMAGES = 100, 50  # pfl-research's task: 50 of many clients train in a round
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of 50 black images for each client."""
+    path, n = tmp_path_factory.mktemp("images") / "images.npz", CLIENTS * IMAGES
+    x, y = np.zeros((n, 28, 28), np.uint8), np.arange(n) % 10
+    np.savez_compressed(path, x_train=x, y_train=y, x_test=x[:CLIENTS], y_test=y[:CLIENTS])
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "engine"),
+    [
+        ((), "stacked"),
+        (("--participation", "0.32"), "stacked"),
+        (("--participation", "0.31"), "auto"),  # too few in a round
+        (("--training.stack", "8"), "auto"),  # groups of too few
+        (("--models.mix", "mlp"), "stacked"),
+        (("--models.mix", "resnet18"), "auto"),
+        (("--models.mix", "alexnet"), "auto"),
+        (("--models.d", "2048"), "auto"),  # too many weights
+        (("--local.batch", "50"), "auto"),  # too large steps
+        (("--local.batch", "50", "--models.mix", "mlp"), "stacked"),
+        (("--data.partition", "quantity"), "auto"),
+        (("--training.engine", "eager"), "eager"),
+    ],
+)
+def test_auto_stacks_many_small_equal_clients_on_a_gpu(
+    more: tuple[str, ...], engine: str, images: str
+):
+    words = ["--algorithm.name", "fedavg", "--data.name", images, "--data.partition", "iid"]
+    words += ["--clients", str(CLIENTS), "--participation", "0.5", "--models.mix", "cnn"]
+    words += ["--local.optimiser", "sgd", "--local.batch", "10", "--run.device", "cuda", *more]
+    with pretended_gpu():
+        rounds = toy.start(Serial(), load(words, environ={}))
+    assert rounds.fed.job.training.engine == engine
+
+
+def test_small_clients_that_a_gpu_stacks_train_alone_on_a_cpu(images: str):
+    words = ["--algorithm.name", "fedavg", "--data.name", images, "--data.partition", "iid"]
+    words += ["--clients", str(CLIENTS), "--models.mix", "cnn", "--local.batch", "10"]
+    rounds = toy.start(Serial(), load(words, environ={}))
+    assert rounds.fed.job.training.engine == "auto"

@@ -81,6 +81,7 @@ def plan(
         "costs": str(costs),
         "processor": trial.processor,
         "warnings": warnings,
+        "basis": basis(trial, costs, clusters[-1]),
         "best": best(predictions).nodes,
         "fastest": min(predictions, key=lambda p: p.seconds).nodes,
         "clusters": [{**asdict(p), "node_hours": p.node_hours} for p in predictions],
@@ -120,6 +121,7 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
     from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.setup import federation
     from hpcfed.launch.plan.costs import costs
+    from hpcfed.training.stacked import resolve_engine
 
     if run is None:
         others = without(words, "rounds", "out", "overwrite")
@@ -145,6 +147,8 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
         else np.array([len(rows) for rows in facts.rows.test])
     )
     trial = costs(run, evaluates_everybody(fed))
+    if trial.processor != "cpu":  # clients that a GPU trains as one are placed as one
+        fed.job = resolve_engine(fed, job.algorithm, gpus=True)
     return trial, demand(fed, tests, trial)
 
 
@@ -254,12 +258,34 @@ def best(predictions: list[Prediction]) -> Prediction:
     return paying[-1]
 
 
+def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
+    """Return what the figures rest on: measurements or assumptions.
+
+    largest: the cluster with most nodes.
+    """
+    lines = [
+        f"measured, in {run} on {trial.processor}: seconds of training, of evaluation and of the "
+        "server, and memory besides weights"
+    ]
+    if largest.ranks > 1:
+        lines.append("computed: placement of clients, waits, and messages from --network")
+    if largest.gpus:
+        lines += [
+            "assumed: each rank of the short run had a GPU of its own; ranks that share one take "
+            "turns, though with MPS they may be faster",
+            "assumed: sums of uploads take as long as on a core of the CPU that was measured",
+            "no plan for GPUs has been compared with measured rounds yet",
+        ]
+    return lines
+
+
 def page(predictions: list[Prediction], facts: dict[str, Any]) -> Group:
     """Return the predictions for people."""
     gpu = max(p.gpu for p in predictions)
     return Group(
         *(Text(f"warning: {line}") for line in facts["warnings"]),
         table(HEADS, [row(p) for p in predictions]),
+        Text("\n" + "\n".join(facts["basis"])),
         *([Text(f"\nmemory a GPU: at most {size(gpu)}")] if gpu else []),
         Text(
             f"\n{facts['best']} nodes pay: the most with an efficiency of at least {PAYS:.0%}; "
