@@ -282,10 +282,30 @@ def test_fedets_small_models_are_fedavgs_if_no_layer_is_transferred():
     plain = begun("fedet", "--models.mix", "small", "--rounds", "1", "--algorithm.transfer", "[]")
     plain.step()
     assert toy.differences(plain.state.models.under("small/"), theirs) == []
-    transferred = transfer(plain.state.server, plain.state.models)
+    transferred = transfer(rounds.state.server, plain.state.models)
     assert toy.differences(transferred, rounds.state.models) == []
     changed = {n for n in transferred if not torch.equal(transferred[n], plain.state.models[n])}
     assert changed == {"small/head.weight", "small/head.bias"}
+
+
+def test_fedets_server_begins_a_round_with_the_mean_of_the_uploaded_representation_layers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    starts = []
+
+    def fit(fed, architecture, params, *more, **how):
+        starts.append(params)
+        return params
+
+    monkeypatch.setattr("hpcfed.algorithms.public_data.fedet.fit_targets", fit)
+    rounds = begun("fedet", "--models.mix", "small", "--rounds", "1")
+    server = rounds.state.server
+    rounds.step()
+    mean = run("fedavg", "--models.mix", "small", "--rounds", "1").state
+    assert (
+        toy.differences(starts, [Params({**server, **mean.pick(lambda n: n.startswith("head."))})])
+        == []
+    )
 
 
 def fedet_targets(*logits: tuple[float, ...]) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Cho et al. (Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated
 Learning), IJCAI 2022, arXiv:2204.12703. A round has three steps:
 
-- FedAvg within each architecture.
+- FedAvg within each architecture. The server's representation layer becomes the mean of that of all
+  uploaded models.
 - The uploaded models' logits z_k(x) of public examples x are weighted by their variance over
   classes, a_k(x) = Var z_k / sum_l Var z_l, because a confident model's logits vary more. The
   server's model learns the label of their sum,
@@ -14,9 +15,9 @@ Learning), IJCAI 2022, arXiv:2204.12703. A round has three steps:
 
 Deviations: the authors have published no code. The three steps are the paper's; the formulas of a_k
 and q and lam = 0.05 rest on descriptions of it; optimiser and length of the server's training are
-our choice. In the paper the copied layer is a representation layer that all models have. Here all
-tensors are copied that `transfer` names and that have one shape in both models: by default the
-head, the one layer that all models of hpcfed have in common.
+our choice. In the paper the copied layer is a representation layer that all models have. Here these
+are all tensors that `transfer` names and that have one shape in both models: by default the head,
+the one layer that all models of hpcfed have in common. Their mean has the weights of FedAvg.
 """
 
 from collections.abc import Mapping
@@ -74,8 +75,8 @@ class FedET(RoundBased):
     server_batch: PositiveInt = field(128, used_if="server_epochs")
     """Examples in one step of the server."""
     transfer: tuple[str, ...] = field(("head.",), used_if="server_epochs")
-    """Prefixes of the names of the server's tensors that are copied into the small models if name
-    and shape agree; none: no tensors.
+    """Prefixes of the names of the tensors that pass from the small models to the server, as their
+    mean, and back, if name and shape agree; none: no tensors.
     """
 
     def init(self, fed: Federation) -> State:
@@ -136,12 +137,13 @@ class FedET(RoundBased):
         models = fed.mean(parts.items(), keep=state.models, per="tensor")
         if not self.server_epochs:
             return State(state.server, models)
+        start = self.take_layers(fed, state.server, uploads)
         data = Paired(fed.public, self.targets(fed, answers))
         server = fed.on_root(
             lambda: fit_targets(
                 fed,
                 fed.job.models.server,
-                state.server,
+                start,
                 data,
                 self.student_loss,
                 "student",
@@ -154,12 +156,38 @@ class FedET(RoundBased):
         )
         return State(server, self.carry_over(server, models))
 
+    def layers(self, server: Params) -> Params:
+        """Return the server's tensors that `transfer` names."""
+        return server.pick(lambda name: name.startswith(self.transfer))
+
+    def take_layers(
+        self, fed: Federation, server: Params, uploads: list[tuple[int, Mean]]
+    ) -> Params:
+        """Return the server's model with the mean of the layers that `transfer` names; collective.
+
+        The mean is taken over the uploaded models that have a tensor of the same name and shape. If
+        there is none, the server's tensor stays.
+        """
+        layers = self.layers(server)
+
+        def part(sent: Mean) -> Mean:
+            (term,) = sent.terms
+            same = {
+                name: value
+                for name, value in term.value.items()
+                if name in layers and value.shape == layers[name].shape
+            }
+            return Mean.of(Params(same), term.weight)
+
+        parts = [(k, part(sent)) for k, sent in uploads]
+        return Params({**server, **fed.mean(parts, keep=layers, per="tensor")})
+
     def carry_over(self, server: Params, models: Params) -> Params:
         """Return the small models with the server's layers that `transfer` names.
 
         Only tensors of the same name and shape are copied.
         """
-        layers = server.pick(lambda name: name.startswith(self.transfer))
+        layers = self.layers(server)
 
         def new(name: str, value: Tensor) -> Tensor:
             layer = layers.get(name.partition("/")[2])
