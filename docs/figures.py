@@ -14,15 +14,21 @@ HEAD = """# Figures
 
 Each is drawn from result files alone, while a run goes on or later, for one run or a hundred; those
 of trained models ask the models in the newest checkpoint. Sweeps may stand for their runs. In
-`learning`, `bytes`, `time`, `accuracies` and `halved` runs that differ in the seed alone are one
-line, and those whose data differ make panels; `labels` has a panel for each way in which data were
-shared out; in the others each run has a line or a panel of its own. What runs cannot give is one
-message, and `all` leaves it out.
+`curves`, `learning`, `bytes`, `time`, `accuracies` and `halved` runs that differ in the seed alone
+are one line, and in all of these but `curves` those whose data differ make panels; `labels` has a
+panel for each way in which data were shared out; in the others each run has a
+line or a panel of its own. What runs cannot give is one message, and `all` leaves it out.
 
 ```sh
 hpcfed plot runs/first runs/alone --figure learning,accuracies -o figures.png
 hpcfed plot runs/first --figure all --format pdf
 ```
+
+For a paper: `--size 3.4x2.3` (inches), `--title`, `--fonts serif` or a font's name, and
+`--names fedavg=FedAvg,mine:Mine=Ours`; fonts are embedded in PDF as TrueType. `--band seeds` or
+`--band clients` says over what a band's standard deviation is; by default over seeds, if a line has
+several. A method has one colour in every figure and page, and one place in the order; the variants
+of a method differ in dashes and tint, and if all lines are of one method, in colour.
 
 ## Which figure answers which question
 """
@@ -81,6 +87,11 @@ QUESTIONS = (  # the question, the figures, of which runs; {name}: a link to a f
         "where the wall time goes, and who waits for whom",
         "{phases}; the page of `hpcfed report` has the time of each round",
         "one or several",
+    ),
+    (
+        "how much faster more ranks are",
+        "{scaling}; with a table: `hpcfed scaling`",
+        "one job on several numbers of ranks",
     ),
     (
         "how many ranks a node has memory for",

@@ -320,6 +320,41 @@ def bare(name: str) -> str:
 
 
 SPELLINGS = {bare(name): name for name in ALGORITHMS}
+IN_PAPERS = {  # spellings of papers that differ from the names of the classes
+    "scaffold": "SCAFFOLD",
+    "semicyclic": "Semi-Cyclic SGD",
+    "otfusion": "OT fusion",
+    "lgfedavg": "LG-FedAvg",
+    "dsfl": "DS-FL",
+    "heterossfl": "Hetero-SSFL",
+    "fedet": "Fed-ET",
+    "pfedhr": "pFedHR",
+    "ktpfl": "KT-pFL",
+    "feddropout": "Federated Dropout",
+    "perfedavg": "Per-FedAvg",
+    "pfedknow": "pFedKnow",
+    "pfedme": "pFedMe",
+    "waffle": "WAFFLe",
+    "fesemma": "FeSEM-MA",
+    "pfedbayes": "pFedBayes",
+    "dsgd": "D-SGD",
+}
+
+
+def spelling(name: str) -> str:
+    """Return a method's name as its paper spells it; of a user's "module:Class" the class."""
+    if name in IN_PAPERS:
+        return IN_PAPERS[name]
+    target = ALGORITHMS[name].target if name in ALGORITHMS else name
+    return target.rpartition(":")[2]
+
+
+def place(name: str) -> int:
+    """Return a method's place in the order of lists; users' methods are last."""
+    return PLACES.get(name, len(PLACES))
+
+
+PLACES = {name: i for i, name in enumerate(ALGORITHMS)}
 
 
 def kind_of(entry: Entry) -> str:

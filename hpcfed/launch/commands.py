@@ -65,6 +65,11 @@ METRIC = argument(
     metavar="NAME",
     help="which metric (`hpcfed list metrics`); default: accuracy, or the first that runs have",
 )
+NAMES = argument(
+    "--names",
+    metavar="NAME=TEXT,...",
+    help="names of methods and data in place of the usual ones: fedavg=FedAvg,mine:Mine=Ours",
+)
 TABLES = (
     argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
     argument(
@@ -134,7 +139,24 @@ PLOT = (
         metavar="FILE",
         help="picture to write; default: in the first RUN's folder",
     ),
-    argument("--format", choices=("png", "svg", "pdf"), help="default: the suffix of FILE, or png"),
+    argument(
+        "--format",
+        choices=("png", "svg", "pdf"),
+        help="default: the suffix of FILE, or png; fonts are embedded in pdf",
+    ),
+    NAMES,
+    argument("--size", metavar="WxH", help="inches of a figure, such as 3.4x2.3"),
+    argument("--title", metavar="TEXT", help="title above each figure"),
+    argument(
+        "--band",
+        choices=("seeds", "clients"),
+        help="standard deviation over these; default: seeds, if a line has several",
+    ),
+    argument(
+        "--fonts",
+        metavar="NAME",
+        help="family of fonts: serif, sans-serif, monospace, or a name such as 'Times New Roman'",
+    ),
 )
 CLEAN = (
     argument("--delete", action="store_true", help="delete the files; default: only list them"),
@@ -172,7 +194,7 @@ TABLE = (
     argument(
         "--layout",
         metavar="TABLE",
-        help="a paper's table: fedclassavg-2 (to -5), fedhenn-1 (to -3); scaling: seconds by ranks",
+        help="a paper's table: fedclassavg-2 (to -5), fedhenn-1 (to -3)",
     ),
     argument(
         "--paper", action="store_true", help="with --layout: the paper's own numbers beside ours"
@@ -184,6 +206,7 @@ TABLE = (
         help="default: text",
     ),
     argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it"),
+    NAMES,
 )
 COMPARE = (
     argument(
@@ -199,7 +222,17 @@ COMPARE = (
     *(
         option
         for option in TABLE
-        if option[0][0] in ("--value", "--metric", "--percent", "--format", "-o")
+        if option[0][0] in ("--value", "--metric", "--percent", "--format", "-o", "--names")
+    ),
+)
+SCALING = (
+    *(option for option in TABLE if option[0][0] in ("--format", "--names")),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="picture to write; default: scaling.png in the first RUN's folder",
     ),
 )
 BATCH = (
@@ -438,6 +471,12 @@ COMMANDS = {
         PLACES,
         *TABLE,
     ),
+    "scaling": command(
+        "hpcfed.report.scaling:scaling",
+        "compare the times of one job on several numbers of ranks",
+        PLACES,
+        *SCALING,
+    ),
     "compare": command(
         "hpcfed.report.compare:compare",
         "compare methods: differences, intervals, tests",
@@ -451,6 +490,7 @@ COMMANDS = {
         PLACES,
         PAGE,
         METRIC,
+        NAMES,
     ),
     "clean": command(
         "hpcfed.results.clean:clean",

@@ -8,7 +8,8 @@ from typing import Any
 
 from hpcfed.config.job import FREE
 from hpcfed.core.errors import ConfigError
-from hpcfed.results.run import Run, data_names, find, format_value
+from hpcfed.report.naming import Names, find_named
+from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import covers
 
 SEED = "seed"
@@ -44,13 +45,14 @@ MACHINE = ("ranks", "nodes", "version")  # of a run's header; they change its ti
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
-def find_cases(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs at these paths, and all of the sweeps among them.
+def find_cases(paths: Sequence[Path | Run], names: Names = None) -> list[Run]:
+    """Return the runs at these paths, and all of the sweeps among them, by method.
 
+    names: of methods and data, as `find_named` takes them.
     Runs of a sweep have the fields that the sweep defines. The rounds of a finished run are those
     that it has done, which may be more than its job asks for.
     """
-    return [with_rounds_done(run) for run in find(paths)]
+    return [with_rounds_done(run) for run in find_named(paths, names)]
 
 
 def with_rounds_done(run: Run) -> Run:
@@ -71,17 +73,6 @@ def machine(run: Run) -> dict[str, Any]:
     nodes = header.get("hardware", {}).get("nodes", 0)
     version = header.get("versions", {}).get("hpcfed", "")
     return dict(zip(MACHINE, (header.get("ranks", 0), nodes, version), strict=True))
-
-
-def rename_data(runs: list[Run]) -> list[Run]:
-    """Return the runs with the data names that tables show."""
-    names = data_names(run.fields for run in runs if "data.name" in run.fields)
-    return [
-        run.with_fields({**run.fields, "data.name": names[run.fields["data.name"]]})
-        if "data.name" in run.fields
-        else run
-        for run in runs
-    ]
 
 
 def name_skew(runs: list[Run], axes: Sequence[str]) -> list[Run]:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from hpcfed.config.methods import registered_name
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, code_differs, find_cases, rename_data
+from hpcfed.report.cases import also_differ, code_differs, find_cases
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
+from hpcfed.report.naming import Names, with_titles
 from hpcfed.report.pairs import (
     ENOUGH,
     Comparison,
@@ -31,6 +33,7 @@ from hpcfed.report.pairs import (
     explain_unpaired,
     methods,
 )
+from hpcfed.results.run import Run, find
 from hpcfed.storage.names import results_of
 
 HEADS = (
@@ -91,28 +94,48 @@ class Result:
 
 def compare(
     runs: Sequence[Path],
+    format: str = "text",
+    out: Path | None = None,
+    **options: Any,
+) -> str:
+    """Return the comparison as a table, or the path of the file that it was written to.
+
+    options: as `make_comparison` takes them.
+    """
+    return save_or_return(FORMATS[format](make_comparison(runs, **options)), out)
+
+
+def make_comparison(
+    runs: Sequence[Path | Run],
     baseline: str | None = None,
     value: str | None = None,
     anyway: bool = False,
     percent: bool = False,
-    format: str = "text",
-    out: Path | None = None,
     metric: str | None = None,
-) -> str:
-    """Return the comparison as a table, or the path of the file that it was written to.
+    names: Names = None,
+) -> Result:
+    """Return the comparisons of methods with one of them.
 
-    baseline: a method as the table names it, or one of its runs; default: that of the first run.
+    baseline: a method as the table or a job names it, or one of its runs; default: that of the
+    first path.
     anyway: whether runs of other rounds, data, partitions or clients are accepted.
+    names: of methods and data, as `find_named` takes them.
     """
-    cases = find_cases(runs)
+    cases = find_cases(runs, names)
     view = view_of((run.record for run in cases if run.finished), value, metric, percent=percent)
-    groups = methods(rename_data(cases))
+    groups = methods(with_titles(cases))
+    if baseline is None:
+        return result(groups, methods_at(groups, runs[0])[0], view, anyway)
     base = find_baseline(groups, baseline)
     if base is None:
-        assert baseline is not None  # which would be the first method
-        groups = methods(rename_data(find_cases([*runs, Path(baseline)])))
-        base = also(groups, Path(baseline))
-    return save_or_return(FORMATS[format](result(groups, base, view, anyway)), out)
+        groups = methods(with_titles(find_cases([*runs, Path(baseline)], names)))
+        base, *others = methods_at(groups, Path(baseline))
+        if others:
+            raise ConfigError(
+                f"compare: --baseline {baseline} holds runs of {1 + len(others)} methods; give one "
+                "of them"
+            )
+    return result(groups, base, view, anyway)
 
 
 def result(groups: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
@@ -128,12 +151,14 @@ def result(groups: list[Method], base: Method, view: View, anyway: bool = False)
     return Result(base, compare_all(groups, base, view, anyway), view)
 
 
-def find_baseline(groups: list[Method], baseline: str | None) -> Method | None:
+def find_baseline(groups: list[Method], baseline: str) -> Method | None:
     """Return the baseline method of this name; None if the name is a path."""
-    if baseline is None:
-        return groups[0]
-    names = {baseline, registered_name(baseline)}
-    matches = [one for one in groups if names & {one.label, one.label.partition(",")[0]}]
+    matches = [one for one in groups if one.label == baseline] or [
+        one
+        for one in groups
+        if one.label.partition(",")[0] == baseline
+        or one.all()[0].method == registered_name(baseline)
+    ]
     if len(matches) > 1:
         labels = "; ".join(one.label for one in matches)
         raise ConfigError(f"compare: --baseline {baseline} may be any of: {labels}")
@@ -144,17 +169,11 @@ def find_baseline(groups: list[Method], baseline: str | None) -> Method | None:
     return matches[0] if matches else None
 
 
-def also(groups: list[Method], baseline: Path) -> Method:
-    """Return the method to which the run at this path belongs."""
-    places = {results_of(run.path).resolve() for run in find_cases([baseline])}
-    matches = [
-        one for one in groups if places & {results_of(run.path).resolve() for run in one.all()}
-    ]
-    if len(matches) > 1:
-        raise ConfigError(
-            f"compare: --baseline {baseline} holds runs of {len(matches)} methods; give one of them"
-        )
-    return matches[0]
+def methods_at(groups: list[Method], place: Path | Run) -> list[Method]:
+    """Return the methods of the runs at this path, in the order of these runs."""
+    of = {results_of(run.path).resolve(): one for one in groups for run in one.all()}
+    places = [results_of(run.path).resolve() for run in find([place])]
+    return list({of[place].label: of[place] for place in places if place in of}.values())
 
 
 def lines(result: Result) -> list[list[str]]:

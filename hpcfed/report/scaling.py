@@ -1,76 +1,142 @@
-"""`hpcfed table RUNS --layout scaling`: the same job on several numbers of ranks."""
+"""`hpcfed scaling RUN...`: one job on several numbers of ranks or nodes, as a table and a picture.
+
+It needs only result files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import MACHINE, axes
-from hpcfed.report.formats import Grid, Shown
-from hpcfed.results.run import Run
-from hpcfed.results.summary import facts
+from hpcfed.report.cases import MACHINE, axes, find_cases, with_machine
+from hpcfed.report.formats import FORMATS, Grid, Shown, label_value
+from hpcfed.report.naming import Names, with_titles
+from hpcfed.results.columns import by_round, phases
+from hpcfed.results.run import Run, folder_at
 
-COLUMNS = ("seconds per round", "speedup", "efficiency", "waiting")
+COLUMNS = ("seconds per round", "speedup", "efficiency")
 RANKS, NODES = MACHINE[:2]
+PICTURE = "scaling.png"
 
 
-def scaling(finished: list[Run]) -> Grid:
-    """Return seconds, speedup and efficiency for each number of ranks.
+@dataclass(frozen=True)
+class Point:
+    """The runs of one job on one number of ranks, mean over their rounds, and over seeds.
 
-    finished: the runs, with their machine's fields (`cases.with_machine`). Runs that differ in
-    their seed alone are averaged. Speedup and efficiency are relative to the fewest ranks of the
-    same job. Raises ConfigError if all runs of each job have the same number of ranks.
+    seconds: of a round.
+    speedup, efficiency: relative to the fewest ranks of the same job; efficiency 1 is a speedup as
+    large as the number of ranks.
+    phases: seconds of a round by phase, mean over ranks.
     """
-    down, across = axes(finished, None, None, timed=True)
-    job = [name for name in (*down, *across) if name not in MACHINE]
-    place = [RANKS, *([NODES] if len({run.at([NODES]) for run in finished}) > 1 else [])]
-    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Run]]] = {}
-    for run in sorted(finished, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
-        groups.setdefault(run.at(job), {}).setdefault(run.at(place), []).append(run)
-    if all(len(places) == 1 for places in groups.values()):
+
+    job: str
+    ranks: int
+    nodes: int
+    seconds: float
+    speedup: float
+    efficiency: float
+    phases: dict[str, float]
+    runs: tuple[Run, ...]
+
+
+def scaling(
+    runs: Sequence[Path | Run],
+    format: str = "text",
+    out: Path | None = None,
+    names: Names = None,
+) -> str:
+    """Return the table, and the path of the picture that was drawn.
+
+    out: the picture; default: scaling.png in the folder of the first run. Raises ConfigError if all
+    finished runs of each job have the same number of ranks.
+    """
+    from hpcfed.report.figures import plotting  # here: a page imports this module for its numbers
+    from hpcfed.report.figures.scaling import draw
+
+    measured = points(find_cases(runs, names))
+    picture = plotting.save(draw(measured), out or folder_at(runs[0]) / PICTURE)
+    return f"{FORMATS[format](grid(measured))}\n\n{picture}"
+
+
+def points(runs: Sequence[Run]) -> list[Point]:
+    """Return the finished runs by job, from the fewest ranks on. Raises ConfigError as above."""
+    timed = with_machine(with_titles([run for run in runs if run.finished]))
+    down, across = axes(timed, None, None, timed=True)
+    fields = [name for name in (*down, *across) if name not in MACHINE]
+    jobs: dict[str, dict[tuple[int, int], list[Run]]] = {}
+    for run in sorted(timed, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
+        words = zip(fields, run.at(fields), strict=True)
+        job = ", ".join(label_value(field, value) for field, value in words if value)
+        jobs.setdefault(job, {}).setdefault((run.fields[RANKS], run.fields[NODES]), []).append(run)
+    if all(len(places) == 1 for places in jobs.values()):
         raise ConfigError(
-            "table: --layout scaling: the runs of each job have one number of ranks; run it on "
-            "several, as with mpirun -np 2, each with its own --out"
+            "scaling: the finished runs of each job have one number of ranks; run it on several, "
+            "as with mpirun -np 2, each with its own --out"
         )
-    rows = [(*name, *at) for name, places in groups.items() for at in places]
-    cells = [line(runs, places) for places in groups.values() for runs in places.values()]
-    caption = (
-        "Seconds per round, mean over rounds; speedup and efficiency relative to the fewest ranks "
-        "of the same job; waiting: share of the ranks' time in which they wait for others"
-    )
-    heads: list[tuple[str, ...]] = [(name,) for name in COLUMNS]
-    return Grid(
-        caption, "seconds", [*job, *place], ["measure.name"], rows, heads, cells, notes(finished)
-    )
-
-
-def line(runs: Sequence[Run], places: dict[tuple[str, ...], list[Run]]) -> list[Shown]:
-    """Return the cells of the runs on one number of ranks.
-
-    places: all runs of their job, from the fewest ranks on.
-    """
-    base = next(iter(places.values()))
-    seconds = seconds_of(runs)
-    speedup = seconds_of(base) / seconds
-    efficiency = speedup * base[0].fields[RANKS] / runs[0].fields[RANKS]
-    waiting = float(np.mean([facts(run.record)["time"]["wait"]["share"] for run in runs]))
-    shown = (f"{seconds:.3g} s", f"{speedup:.2f}", f"{efficiency:.0%}", f"{waiting:.0%}")
-    numbers = (seconds, speedup, efficiency, waiting)
-    return [
-        Shown(text, "", "", number, None, len(runs), len(runs))
-        for text, number in zip(shown, numbers, strict=True)
-    ]
+    result = []
+    for job, places in jobs.items():
+        (ranks, _), base = next(iter(places.items()))
+        for (n, nodes), group in places.items():
+            seconds = seconds_of(group)
+            speedup = seconds_of(base) / seconds
+            spent = mean_phases(group)
+            result.append(
+                Point(job, n, nodes, seconds, speedup, speedup * ranks / n, spent, tuple(group))
+            )
+    return result
 
 
 def seconds_of(runs: Sequence[Run]) -> float:
-    """Return the seconds of a round, mean over runs."""
-    return float(np.mean([facts(run.record)["time"]["seconds_per_round"] for run in runs]))
+    """Return the seconds of a round, mean over rounds and runs."""
+    return float(np.mean([np.nanmean(by_round(run.record, "seconds")) for run in runs]))
 
 
-def notes(runs: Sequence[Run]) -> list[str]:
+def mean_phases(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the seconds of a round by phase, mean over ranks, rounds and runs."""
+    each = [
+        {name: float(np.nanmean(seconds)) for name, seconds in phases(run.record).items()}
+        for run in runs
+    ]
+    return {name: float(np.mean([one.get(name, 0.0) for one in each])) for name in each[0]}
+
+
+def grid(measured: Sequence[Point]) -> Grid:
+    """Return the table: a line for each number of ranks, with the share of time of each phase."""
+    nodes = [NODES] if len({point.nodes for point in measured}) > 1 else []
+    shown = [name for name in measured[0].phases if any(p.phases.get(name) for p in measured)]
+    rows = [
+        (point.job, str(point.ranks), *([str(point.nodes)] if nodes else [])) for point in measured
+    ]
+    heads: list[tuple[str, ...]] = [(name,) for name in (*COLUMNS, *shown)]
+    phrase = "; phases: share of the ranks' time; wait: for other ranks" if shown else ""
+    caption = (
+        "Seconds per round, mean over rounds; speedup and efficiency relative to the fewest ranks "
+        f"of the same job{phrase}"
+    )
+    cells = [line(point, shown) for point in measured]
+    fields, said = ["job", RANKS, *nodes], notes(measured)
+    return Grid(caption, "seconds", fields, ["measure"], rows, heads, cells, said, spoken=True)
+
+
+def line(point: Point, shown: Sequence[str]) -> list[Shown]:
+    """Return the cells of a line."""
+    numbers = {
+        f"{point.seconds:.3g} s": point.seconds,
+        f"{point.speedup:.2f}": point.speedup,
+    }
+    shares = [point.efficiency, *(point.phases.get(n, 0.0) / point.seconds for n in shown)]
+    texts = [*numbers.items(), *((f"{share:.0%}", share) for share in shares)]
+    n = len(point.runs)
+    return [Shown(text, "", "", number, None, n, n) for text, number in texts]
+
+
+def notes(measured: Sequence[Point]) -> list[str]:
     """Return what else may explain differences of time: processors, and versions."""
+    runs = [run for point in measured for run in point.runs]
     machines = {str(run.header.get("hardware", {}).get("cpu")) for run in runs}
     versions = {run.fields[MACHINE[2]] for run in runs}
     return [

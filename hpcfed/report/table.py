@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
@@ -18,18 +19,15 @@ from hpcfed.report.cases import (
     code_differs,
     find_cases,
     name_skew,
-    rename_data,
     with_machine,
 )
 from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, Shown, save_or_return
 from hpcfed.report.measures import View, view_of
-from hpcfed.report.scaling import scaling
+from hpcfed.report.naming import Names, with_titles
 from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.one_class import one_class
 from hpcfed.results.run import Run
-
-SCALING = "scaling"  # a separate layout
 
 AS_RECEIVED = ", as received"
 RECEIVED_NOTE = (
@@ -40,6 +38,19 @@ RECEIVED_NOTE = (
 
 def table(
     runs: Sequence[Path],
+    format: str = "text",
+    out: Path | None = None,
+    **options: Any,
+) -> str:
+    """Return the table, or the path of the file that it was written to.
+
+    options: as `make_grid` takes them.
+    """
+    return save_or_return(FORMATS[format](make_grid(runs, **options)), out)
+
+
+def make_grid(
+    runs: Sequence[Path | Run],
     rows: str | None = None,
     columns: str | None = None,
     value: str | None = None,
@@ -47,25 +58,23 @@ def table(
     percent: bool = False,
     layout: str | None = None,
     paper: bool = False,
-    format: str = "text",
-    out: Path | None = None,
     metric: str | None = None,
     choose: str | None = None,
-) -> str:
-    """Return the table, or the path of the file that it was written to.
+    names: Names = None,
+) -> Grid:
+    """Return the table of these runs.
 
     rows, columns: fields of the job, separated by commas; chosen automatically if not given.
     value: which number of a run.
     metric: of which metric it is.
-    layout: rows, columns and other options as in a table of a paper; or "scaling".
+    layout: rows, columns and other options as in a table of a paper.
     paper: whether the paper's numbers are added.
     choose: fields, separated by commas, of which the values with the best validation score are
     taken.
+    names: of methods and data, as `find_named` takes them.
     """
-    if layout == SCALING:
-        refuse(layout, rows=rows, columns=columns, value=value, metric=metric, choose=choose)
-        timed = [run for run in with_machine(rename_data(find_cases(runs))) if run.finished]
-        return save_or_return(FORMATS[format](scaling(timed)), out)
+    if paper and not layout:
+        raise ConfigError("table: --paper, but no --layout names the table of a paper; add one")
     if layout:
         refuse(
             layout,
@@ -76,15 +85,12 @@ def table(
             deviation=deviation,
             percent=percent,
             choose=choose,
+            names=names,
         )
         design = layouts.layout(layout)
-        return save_or_return(
-            FORMATS[format](layouts.fill_layout(find_cases(runs), design, paper)), out
-        )
-    if paper:
-        raise ConfigError("table: --paper, but no --layout names the table of a paper; add one")
-    chosen = [names.split(",") if names else None for names in (rows, columns)]
-    tried, how = with_machine(rename_data(find_cases(runs))), list[str]()
+        return layouts.fill_layout(find_cases(runs), design, paper)
+    chosen = [fields.split(",") if fields else None for fields in (rows, columns)]
+    tried, how = with_machine(with_titles(find_cases(runs, names))), list[str]()
     if choose:
         tried, how = choose_values(tried, choose.split(","))
     cases = name_skew(tried, [name for names in chosen for name in names or []])
@@ -92,7 +98,7 @@ def table(
         (run.record for run in cases if run.finished), value, metric, deviation or "seeds", percent
     )
     down, across = axes(cases, chosen[0], chosen[1], view.value == "seconds")
-    return save_or_return(FORMATS[format](grid(cases, down, across, view, how)), out)
+    return grid(cases, down, across, view, how)
 
 
 def refuse(layout: str, **options: object) -> None:

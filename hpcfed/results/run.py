@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from hpcfed.config import methods
 from hpcfed.core.errors import AbsentError, CheckpointError, ConfigError, printable, unknown
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import unique_names
@@ -51,9 +52,12 @@ class Run:
     row has only those that took part or were evaluated; `column("clients/id")` gives their numbers.
     name: its name among the runs that were found with it.
     member: its sweep and its entry there; None if it is of no sweep.
-    data_label: name of its data; "" for their own name.
+    method_label, data_label: names of its method and data in tables and figures; "" for the usual
+    ones.
     figure_metric: the metric that figures draw, as in the columns' names (`f1`, `f1_pooled`); ""
     for its first one.
+    figure_band: over what the bands of figures are, seeds or clients; "": seeds if there are
+    several.
     record: its results, if they have been read already.
     Raises CheckpointError if there are no readable results; with required=False only when `record`
     is used.
@@ -68,7 +72,7 @@ class Run:
     ):
         self.path, self.name = Path(path), str(path)
         self.member, self.required = member, required
-        self.data_label = self.figure_metric = ""
+        self.method_label = self.data_label = self.figure_metric = self.figure_band = ""
         self._fields: Fields | None = None
         self._seen: object = None
         self._record = record
@@ -160,8 +164,14 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The name of its method."""
-        return self.fields["algorithm.name"]
+        """The name of its method in jobs."""
+        fields = self.member[1].fields if self.member and not self.begun else flat(self.job)
+        return fields["algorithm.name"]
+
+    @property
+    def method_title(self) -> str:
+        """The name of its method in tables, legends and titles."""
+        return self.method_label or methods.spelling(self.method)
 
     @property
     def data(self) -> str:
@@ -170,8 +180,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Its name, preceded by its method unless the name begins with it."""
-        return self.name if self.name.startswith(self.method) else f"{self.method} ({self.name})"
+        """Its method, and its own name."""
+        return f"{self.method_title} ({self.name})"
 
     @property
     def main_metric(self) -> str:
@@ -356,6 +366,11 @@ class Run:
         return lines | ({"left": duration(now.left)} if now.left else {})
 
 
+def folder_at(place: Path | Run) -> Path:
+    """Return the folder of a run or sweep, given by its path or as a `Run`."""
+    return place.folder if isinstance(place, Run) else names.folder_of(place)
+
+
 def format_value(value: Any) -> str:
     """Return a field's value as text for a table."""
     if isinstance(value, list):
@@ -379,19 +394,20 @@ def check_exists(path: Path) -> Path:
     return path
 
 
-def find(paths: Sequence[Path], required: bool = True) -> list[Run]:
+def find(paths: Sequence[Path | Run], required: bool = True) -> list[Run]:
     """Return the runs at these paths, and those of the sweeps among them, each once, in this order.
 
-    A run of a sweep may have no results yet.
+    A run of a sweep may have no results yet. A `Run` stands for its path, and is read again.
     required: whether any other run without results raises CheckpointError; otherwise only a path
     where nothing is does.
     """
     if not required:
         for path in paths:
-            check_exists(path)
+            check_exists(path.path if isinstance(path, Run) else path)
     places: dict[str, tuple[Path, tuple[sweeps.Sweep, sweeps.Member] | None]] = {}
     for path in paths:
-        for run, of in sweeps.runs(path):
+        places_of = [(path.path, path.member)] if isinstance(path, Run) else sweeps.runs(path)
+        for run, of in places_of:
             places.setdefault(os.path.realpath(names.results_of(run)), (run, of))
     message = f"reading {count_noun(len(places), 'run')}"
     return [

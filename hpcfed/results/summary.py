@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.config import methods
 from hpcfed.core.errors import printable
 from hpcfed.core.tables import duration, size, table
 from hpcfed.core.wording import count_noun
@@ -219,7 +220,7 @@ def title(record: Record) -> str:
     """Return the job in one line."""
     job = record.header["job"]
     clients = count_noun(job["clients"], "client")
-    method = job["algorithm"]["name"]
+    method = methods.spelling(job["algorithm"]["name"])
     return printable(f"{method} on {data(job['data'])}, {clients}, seed {job['seed']}")
 
 

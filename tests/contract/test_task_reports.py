@@ -54,7 +54,7 @@ def test_tables_and_comparisons_know_that_a_lower_error_is_better(tmp_path: Path
     runs = [run(tmp_path / name, "regression", name) for name in ("local", "fedavg")]
     lines = [line.split() for line in table(runs, value="before").splitlines()]
     errors = [facts(load(one))["mse"]["before"]["mean"] for one in runs]
-    winner = ("local", "fedavg")[int(np.argmin(errors))]
+    winner = ("Local", "FedAvg")[int(np.argmin(errors))]
     assert [line[0] for line in lines if line and line[-1] == "*"] == [winner]
     counts = compare(runs, format="csv").splitlines()[1].split(",")[-3:-1]  # better, worse
     each = [hpcfed.load(one).metric("mse")[-1] for one in runs]

@@ -98,13 +98,13 @@ def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     head, _, heads, base, ours, _, note, least_p = lines(compare(runs))
     assert head == (
         "Test accuracy of each client's model after local training in the last "
-        "round, mean over clients; paired differences from local, "
+        "round, mean over clients; paired differences from Local, "
         "with 95 % "
         "confidence intervals."
     )
     assert "Holm" not in heads  # one test
-    assert squeezed(base) == "local (baseline) 0.5000"
-    assert squeezed(ours) == "fedavg 0.7000 +0.2000 -0.0484 to +0.4484 0.2500 3 seeds 6 / 0 / 0"
+    assert squeezed(base) == "Local (baseline) 0.5000"
+    assert squeezed(ours) == "FedAvg 0.7000 +0.2000 -0.0484 to +0.4484 0.2500 3 seeds 6 / 0 / 0"
     assert (
         "Seeds are the units" in note
         and least_p == "Of 3 seeds the test cannot give less than p = 0.25."
@@ -115,7 +115,7 @@ def test_a_comparison_of_one_seed_is_over_clients_and_states_its_limits(tmp_path
     local = run(tmp_path / "a", [0.5, 0.5, 0.5, 0.5], method="local")
     ours = run(tmp_path / "b", [0.6, 0.7, 0.8, 0.9])
     text = lines(compare([local, ours]))
-    assert squeezed(text[4]).startswith("fedavg 0.7500 +0.2500 ")
+    assert squeezed(text[4]).startswith("FedAvg 0.7500 +0.2500 ")
     assert squeezed(text[4]).endswith(" 0.1250 4 clients of one seed 4 / 0 / 0")  # p: 2 of 16
     assert "not independent" in text[6] and "not what another seed would give" in text[6]
 
@@ -123,7 +123,7 @@ def test_a_comparison_of_one_seed_is_over_clients_and_states_its_limits(tmp_path
 def test_two_seeds_are_too_few_for_an_interval_or_a_test(tmp_path):
     text = compare([*seeds(tmp_path, "local", [0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.4, 0.5])])
     assert squeezed(lines(text)[2]) == "method mean difference over clients better / worse / equal"
-    assert squeezed(lines(text)[4]) == "fedavg 0.4500 -0.0500 2 seeds 0 / 2 / 2"
+    assert squeezed(lines(text)[4]) == "FedAvg 0.4500 -0.0500 2 seeds 0 / 2 / 2"
     assert "need 3 of them" in text
 
 
@@ -132,8 +132,8 @@ def test_several_methods_against_one_are_corrected(tmp_path):
     runs = [path for method, each in means.items() for path in seeds(tmp_path, method, each)]
     text = lines(compare(runs, format="csv"))
     assert text[0].endswith(",p,p_holm,seeds,clients,better,worse,equal")
-    assert text[1].startswith("fedavg,local,0.") and text[1].endswith(",0.25,0.5,3,6,6,0,0")
-    assert text[2].startswith("fedprox,local,0.48") and text[2].endswith(",1.0,1.0,3,6,2,4,0")
+    assert text[1].startswith("FedAvg,Local,0.") and text[1].endswith(",0.25,0.5,3,6,6,0,0")
+    assert text[2].startswith("FedProx,Local,0.48") and text[2].endswith(",1.0,1.0,3,6,2,4,0")
     assert "p (Holm) is corrected for 2 tests; the intervals are not." in compare(runs)
 
 
@@ -141,9 +141,9 @@ def test_the_baseline_is_the_first_runs_method_or_one_that_is_named_or_that_of_a
     runs = [*seeds(tmp_path, "local", [0.5]), *seeds(tmp_path, "fedavg", [0.6])]
     assert compare(runs, baseline="Local") == compare(runs, baseline="local")
     assert compare(runs, baseline="local") == compare(runs) == compare(runs, baseline=str(runs[0]))
-    assert squeezed(lines(compare(runs, baseline="fedavg"))[4]).startswith("local 0.5000 -0.1000 ")
+    assert squeezed(lines(compare(runs, baseline="fedavg"))[4]).startswith("Local 0.5000 -0.1000 ")
     assert compare(runs[1:], baseline=str(runs[0])) == compare(runs[::-1], baseline="local")
-    with pytest.raises(ConfigError, match="no method 'locl'; did you mean 'local'"):
+    with pytest.raises(ConfigError, match="no method 'locl'; did you mean 'Local'"):
         compare(runs, baseline="locl")
 
 
@@ -152,8 +152,8 @@ def test_a_methods_parameters_tell_its_runs_apart(tmp_path):
         run(tmp_path / f"{mu}", [0.5, 0.5], method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)
     ]
     base, ours = lines(compare(runs))[3:5]
-    assert base.startswith("fedprox, mu=0.1 (baseline)") and ours.startswith("fedprox, mu=1 ")
-    with pytest.raises(ConfigError, match="may be any of: fedprox, mu=0.1; fedprox, mu=1"):
+    assert base.startswith("FedProx, mu=0.1 (baseline)") and ours.startswith("FedProx, mu=1 ")
+    with pytest.raises(ConfigError, match="may be any of: FedProx, mu=0.1; FedProx, mu=1"):
         compare(runs, baseline="fedprox")
 
 
@@ -169,14 +169,14 @@ def test_runs_that_cannot_be_paired_are_refused_with_the_differing_fields(tmp_pa
         compare([one, run(tmp_path / "d", [0.5, 0.5], method="local", rows=(0, 2, 1, 3))])
     with pytest.raises(
         ConfigError,
-        match="no seed with a finished run of both: local has seeds 1; fedavg has seeds 0",
+        match="no seed with a finished run of both: Local has seeds 1; FedAvg has seeds 0",
     ):
         compare([one, run(tmp_path / "e", [0.5, 0.5], seed=1, method="local")])
-    with pytest.raises(ConfigError, match="both fedavg with seed 0; give one"):
+    with pytest.raises(ConfigError, match="both FedAvg with seed 0; give one"):
         compare(
             [one, run(tmp_path / "f", [0.5, 0.5]), run(tmp_path / "g", [0.5, 0.5], method="local")]
         )
-    with pytest.raises(ConfigError, match="all runs are fedavg"):
+    with pytest.raises(ConfigError, match="all runs are FedAvg"):
         compare([one])
 
 
@@ -187,13 +187,13 @@ def test_runs_of_other_rounds_or_clients_are_compared_only_when_asked_to(tmp_pat
         compare([one, longer])
     text = lines(compare([one, longer], anyway=True))
     assert squeezed(text[4]).endswith("2 clients of one seed 2 / 0 / 0")  # the same clients
-    assert text[-1] == "fedavg and local also differ: rounds 3/1, local.lr 0.0005/0.1"
+    assert text[-1] == "FedAvg and Local also differ: rounds 3/1, local.lr 0.0005/0.1"
     others = run(tmp_path / "c", [0.6, 0.7], local_lr=0.1, alpha=0.1, rows=(3, 2, 1, 0))
     with pytest.raises(ConfigError, match=r"differ in data.alpha \(0.1 and 0.5\)\n.*--anyway"):
         compare([one, others])
     text = lines(compare([one, others], anyway=True))
-    assert squeezed(text[4]) == "fedavg 0.6500 +0.1500 one seed"  # no client has its like
-    assert text[-1] == "fedavg and local also differ: data.alpha 0.1/0.5"
+    assert squeezed(text[4]) == "FedAvg 0.6500 +0.1500 one seed"  # no client has its like
+    assert text[-1] == "FedAvg and Local also differ: data.alpha 0.1/0.5"
 
 
 def test_fields_that_move_no_example_may_differ(tmp_path):
@@ -211,8 +211,8 @@ def test_runs_that_do_not_count_are_listed(tmp_path):
         run(tmp_path / "x", [0.6, np.nan], rows=(0, 1), method="fedprox"),
     ]
     text = compare(runs)
-    assert "seed 1 of local has no finished run of fedavg, and does not count" in text
-    assert "fedprox: clients that have a number in only one run of a pair do not count: 1" in text
+    assert "seed 1 of Local has no finished run of FedAvg, and does not count" in text
+    assert "FedProx: clients that have a number in only one run of a pair do not count: 1" in text
 
 
 def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):
@@ -238,13 +238,13 @@ def test_with_very_many_clients_only_recorded_ones_are_paired(tmp_path):
         )
         results.finish()
     text = compare([tmp_path / "local", tmp_path / "fedavg"])
-    assert squeezed(lines(text)[4]) == "fedavg 0.7000 +0.2000 1 client of one seed 1 / 0 / 0"
+    assert squeezed(lines(text)[4]) == "FedAvg 0.7000 +0.2000 1 client of one seed 1 / 0 / 0"
     assert "do not count: 2" in text
 
 
 def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6, 0.6])]
-    assert squeezed(lines(compare(runs, value="seconds"))[4]) == "fedavg 2.5 s +0 s 2 seeds"
+    assert squeezed(lines(compare(runs, value="seconds"))[4]) == "FedAvg 2.5 s +0 s 2 seeds"
     with pytest.raises(ConfigError, match="no client has it in both"):
         compare(runs, value="final")
 

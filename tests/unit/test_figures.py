@@ -61,7 +61,14 @@ def test_runs_are_named_by_the_fewest_distinguishing_folders(tmp_path):
 
 def test_a_sweep_means_its_runs_with_at_least_one_round(tmp_path):
     sweep.write(
-        sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab"))
+        sweep.Sweep(
+            tmp_path,
+            [],
+            "",
+            1,
+            "",
+            tuple(sweep.Member(name, [], {"algorithm.name": "local"}) for name in "ab"),
+        )
     )
     with pytest.raises(
         CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"
@@ -119,7 +126,9 @@ def test_seeds_of_a_method_are_one_curve_whose_label_defines_the_band(tmp_path):
     loaded = runs.load_runs([run_of(tmp_path / str(seed), rows) for seed in (0, 1)])
     for seed, one in enumerate(loaded):
         loaded[seed] = one.with_fields(one.fields | {"seed": seed})
-    curves_, names, seeds = curves.by_method(loaded)
-    assert (len(curves_), seeds) == (1, 2) and len(names) == 1
-    assert figure(loaded).axes[0].get_ylabel().endswith("mean ± std\nover clients of 2 seeds")
-    assert figure(loaded[:1]).axes[0].get_ylabel().endswith("mean ± std over clients")
+    [curve] = curves.numbers(loaded).values()
+    assert curve.seeds == 2
+    assert figure(loaded).axes[0].get_ylabel().endswith("mean ± std over 2 seeds")
+    loaded[0].figure_band = "clients"
+    assert figure(loaded).axes[0].get_ylabel().endswith("mean ± std over clients of 2 seeds")
+    assert figure(loaded[1:]).axes[0].get_ylabel().endswith("mean ± std over clients")

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.report.figures import curves, labels, memory, models, models_tsne
 from hpcfed.report.figures.curves import EPOCHS, TRAFFIC
+from hpcfed.report.figures.groups import Group
 from hpcfed.report.figures.labels import Labels
 
 pytestmark = pytest.mark.quick
@@ -57,9 +58,9 @@ def test_epochs_are_no_panel_of_their_own_if_they_are_the_rounds(epochs, panels,
     one = curves.Curve(
         mean=np.ones(2), std=np.zeros(2), **{n: np.array(v) for n, v in values.items()}
     )
-    monkeypatch.setattr(curves, "by_method", lambda runs: ([one], ["a"], 1))
+    run = type("Run", (), {"drawn_metric": "accuracy", "record": None, "method": "local"})()
+    monkeypatch.setattr(curves, "numbers", lambda runs: {Group("", "a", (run,)): one})
     monkeypatch.setattr(curves, "title", lambda record: "a run")
-    run = type("Run", (), {"drawn_metric": "accuracy", "record": None})()
     drawing = curves.figure([run])
     assert len(drawing.axes) == panels
     assert (EPOCHS.text in [ax.get_xlabel() for ax in drawing.axes]) == (panels == 2)

@@ -65,15 +65,15 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path
         for group in groups(runs)
     ]
     assert numbers == [
-        ("digits", "fedclassavg", ["a", "b"]),
-        ("digits", "fedprox, mu 0.1", ["c"]),
-        ("digits", "fedprox, mu 1", ["d"]),
-        ("mnist", "fedclassavg", ["e"]),
+        ("digits", "FedClassAvg", ["a", "b"]),
+        ("digits", "FedProx, mu 0.1", ["c"]),
+        ("digits", "FedProx, mu 1", ["d"]),
+        ("mnist", "FedClassAvg", ["e"]),
     ]
     assert groups(runs)[3].panel == "mnist, dirichlet(0.1), 4 clients"
 
 
-def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all_have(tmp_path):
+def test_the_band_of_a_line_is_over_seeds_or_all_their_clients_in_rounds_that_all_have(tmp_path):
     first = one(tmp_path / "a", [row([0.2, 0.4, NAN, NAN], FOUR), row([0.9] * 4, FOUR)], seed=0)
     second = one(tmp_path / "b", [row([0.6, 0.8, NAN, NAN], FOUR)], seed=1)
     [(group, curve)] = learning.numbers([first, second])
@@ -84,6 +84,9 @@ def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all
     )
     assert curve.traffic.tolist() == [2 * HEAD]
     assert curve.mean.tolist() == pytest.approx([0.5])
+    assert curve.std.tolist() == pytest.approx([np.std([0.3, 0.7], ddof=1)])
+    first.figure_band = "clients"
+    [(_, curve)] = learning.numbers([first, second])
     assert curve.std.tolist() == pytest.approx([np.sqrt((0.3**2 + 0.1**2 + 0.1**2 + 0.3**2) / 4)])
 
 

@@ -74,7 +74,7 @@ def test_refresh_reads_new_rounds_and_returns_whether_there_were_any(tmp_path):
 def test_a_notebook_shows_a_run_in_a_few_words_and_no_name_is_taken_for_html(tmp_path):
     run = records.run(tmp_path / "<b>x", 2, total=5).path.parent
     loaded = hpcfed.load(run)
-    assert "local on digits, iid, 4 clients, seed 0" in repr(loaded) and "rounds 2 of 5" in repr(
+    assert "Local on digits, iid, 4 clients, seed 0" in repr(loaded) and "rounds 2 of 5" in repr(
         loaded
     )
     page = loaded._repr_html_()

@@ -15,6 +15,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
+from hpcfed.report.naming import with_titles
 from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
 from hpcfed.report.page.command import render_page, report, split_runs
 from hpcfed.results.run import Run, find, name_runs
@@ -151,7 +152,7 @@ def test_a_line_of_the_runs_table():
     row = tables.run(shown("a", record()))
     assert row | {"accuracy": 0.7, "best": 0.7, "std": 0.2} == {
         "run": "a",
-        "method": "fedavg",
+        "method": "FedAvg",
         "data": "digits, iid",
         "clients": 3,
         "rounds": 2,
@@ -264,7 +265,7 @@ def test_methods_are_compared_as_the_command_compares_them(tmp_path):
         for method, more in (("fedavg", 0.0), ("fedprox", 0.01))
         for seed in range(3)
     ]
-    comparison = methods.comparison(runs)
+    comparison = methods.comparison(with_titles(runs))
     folders = [stored(tmp_path / run.name, run.record) for run in runs]
     printed = compare(folders)
     assert printed.splitlines()[0] == comparison.caption

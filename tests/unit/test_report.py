@@ -258,12 +258,12 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
 def test_own_data_are_named_by_file_or_label_and_the_path_appears_once(tmp_path):
     head = header(data="/somewhere/far/away/mine.npz")
     record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=head["job"]))
-    assert summary.title(record).startswith("fedclassavg on mine.npz, dirichlet(0.5)")
+    assert summary.title(record).startswith("FedClassAvg on mine.npz, dirichlet(0.5)")
     text = drawn_text(record)
     assert text.count("mine.npz") == 2 and text.count("data: /somewhere/far/away/mine.npz") == 1
     head["job"]["data"]["label"] = "my birds"
     labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=head["job"]))
-    assert summary.title(labelled).startswith("fedclassavg on my birds, ")
+    assert summary.title(labelled).startswith("FedClassAvg on my birds, ")
 
 
 def drawn_text(record: Record) -> str:

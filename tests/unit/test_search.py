@@ -160,7 +160,7 @@ def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_te
     assert "0.5" in text and "0.9" not in text
     words = table(sorted(tmp_path.iterdir()), choose="local.lr")
     assert "chosen by validation accuracy" in words and "not by test examples" in words
-    for claim in ("fedavg: local.lr = 0.01, of 2 choices", "fedprox: local.lr = 0.1, of 2 choices"):
+    for claim in ("FedAvg: local.lr = 0.01, of 2 choices", "FedProx: local.lr = 0.1, of 2 choices"):
         assert claim in words
 
 

@@ -106,7 +106,7 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
     head, _, columns, fedavg, *_ = lines(table([sweep]))
     assert columns.split() == ["method", "dirichlet(0.1)", "dirichlet(0.5)"]
     assert fedavg.split() == [
-        "fedavg",
+        "FedAvg",
         "0.4500",
         "±",
         "0.0707",
@@ -124,7 +124,7 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
 
 def test_missing_runs_are_named_in_their_cell_and_below_the_table_with_the_reason(sweep):
     text = lines(table([sweep]))
-    assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not started"
+    assert text[4] == "FedProx  0.8000 * (1 of 2; 1 failed)  stopped, not started"
     failed, stopped, absent = text[6:]
     assert failed.endswith(
         "fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan"
@@ -148,7 +148,7 @@ def test_missing_runs_are_named_in_their_cell_and_below_the_table_with_the_reaso
 def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
     assert (
         lines(table([run(tmp_path / "a", to_end(0.6))], value=value))[-1]
-        .removeprefix("fedavg")
+        .removeprefix("FedAvg")
         .strip()
         == cell
     )
@@ -166,9 +166,9 @@ def test_of_bytes_and_seconds_less_is_better(tmp_path):
         run(tmp_path / m, to_end(0.5), method=m, up=20 if m == "fedprox" else 10) for m in methods
     ]
     assert lines(table(runs, value="up"))[3:] == [
-        "fedavg   15 B *",
-        "fedprox  30 B",
-        "local    15 B *",
+        "Local    15 B *",
+        "FedAvg   15 B *",
+        "FedProx  30 B",
     ]
     assert "best" not in table(runs[:1], value="up")  # a single one is none
 
@@ -194,9 +194,9 @@ def test_a_methods_own_parameters_make_rows(tmp_path):
     ]
     text = table([*runs, run(tmp_path / "a", to_end(0.5))])
     assert [line.split("  ")[0] for line in lines(text)[3:]] == [
-        "fedprox, mu=0.1",
-        "fedprox, mu=1",
-        "fedavg",
+        "FedAvg",
+        "FedProx, mu=0.1",
+        "FedProx, mu=1",
     ]
 
 
@@ -244,8 +244,8 @@ def test_fields_determined_by_rows_or_columns_are_not_columns(tmp_path):
     assert heads.split() == ["method", "digits", "cifar10"]
     assert note == "also differ: data.public 0/3000"
     assert [row.split("  ")[0] for row in rows] == [
-        "ktpfl, share=weights",
-        "ktpfl, share=predictions",
+        "KT-pFL, share=weights",
+        "KT-pFL, share=predictions",
     ]
 
 
@@ -262,7 +262,7 @@ def test_parameters_that_a_column_decides_make_no_rows(tmp_path):
         for i in range(4)
     ]
     for text in (table(runs), table(runs, columns="clients")):
-        assert [row.split("  ")[0] for row in lines(text)[3:]] == ["fedprox"]
+        assert [row.split("  ")[0] for row in lines(text)[3:]] == ["FedProx"]
 
 
 def test_runs_that_differ_are_never_averaged(sweep):
@@ -279,30 +279,21 @@ def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_pat
         table([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
 
 
-def test_runs_that_differ_only_in_ranks_are_columns_of_seconds_and_a_scaling_table(tmp_path):
+def test_runs_that_differ_only_in_ranks_are_columns_of_seconds(tmp_path):
     times = {1: 4.0, 2: 2.0, 8: 1.0}
     for ranks, seconds in times.items():
         run(tmp_path / "runs" / str(ranks), to_end(0.5), ranks=ranks, seconds=seconds)
     text = lines(table([tmp_path / "runs"], value="seconds"))
     assert text[2].split() == ["method", "ranks=1", "ranks=2", "ranks=8"]
-    assert text[3].split() == ["fedavg", "4", "s", "2", "s", "1", "s"]
+    assert text[3].split() == ["FedAvg", "4", "s", "2", "s", "1", "s"]
     assert "ranks=8" in table([tmp_path / "runs"], rows="ranks", columns="nodes,version")
     with pytest.raises(ConfigError, match="or tell them apart by --columns ranks"):
         table([tmp_path / "runs"])
-    text = lines(table([tmp_path / "runs"], layout="scaling"))
-    assert text[2].split()[1:] == ["seconds", "per", "round", "speedup", "efficiency", "waiting"]
-    assert [line.split()[2:6] for line in text[3:6]] == [
-        ["4", "s", "1.00", "100%"],
-        ["2", "s", "2.00", "100%"],
-        ["1", "s", "4.00", "50%"],
-    ]
-    with pytest.raises(ConfigError, match="have one number of ranks; run it on several"):
-        table([tmp_path / "runs/2"], layout="scaling")
 
 
 def test_any_fields_may_be_rows_and_columns(sweep):
     text = lines(table([sweep], rows="data.alpha", columns="algorithm.name"))
-    assert text[2].split() == ["alpha", "fedavg", "fedprox"] and text[3].startswith(
+    assert text[2].split() == ["alpha", "FedAvg", "FedProx"] and text[3].startswith(
         "alpha=0.1  0.4500 ± 0.0707"
     )
 
@@ -322,8 +313,8 @@ def test_heads_of_several_columns_span_them_in_latex(tmp_path):
 def test_csv_has_the_numbers_in_full_and_a_line_a_cell(sweep):
     text = lines(table([sweep], format="csv"))
     assert text[0] == "algorithm.name,data.partition,mean,deviation,seeds,runs,best,note"
-    assert text[3] == "fedprox,dirichlet(0.1),0.8,,1,2,1,1 of 2; 1 failed"
-    assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not started"'
+    assert text[3] == "FedProx,dirichlet(0.1),0.8,,1,2,1,1 of 2; 1 failed"
+    assert text[4] == 'FedProx,dirichlet(0.5),,,0,2,0,"stopped, not started"'
 
 
 def test_runs_that_cannot_be_shown_are_one_message(sweep, tmp_path):

@@ -54,7 +54,7 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
 def test_one_run_is_shown_with_curve_clients_ranks_and_time_left(tmp_path):
     text = drawn(records.run(tmp_path / "first", 4, total=10).path)
     for part in (
-        "local on digits, iid, 4 clients, seed 0",
+        "Local on digits, iid, 4 clients, seed 0",
         "running",
         "first: round 4/10, 2.10 s a round, 12.6 s left",
         "test accuracy, mean over clients: 0.6000",
@@ -106,7 +106,8 @@ def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):
 
 
 def swept(folder: Path, names_: str) -> Sweep:
-    sweep = Sweep(folder, [], ".", 1, "", tuple(Member(name, [], {"rounds": 4}) for name in names_))
+    fields = {"rounds": 4, "algorithm.name": "local"}
+    sweep = Sweep(folder, [], ".", 1, "", tuple(Member(name, [], fields) for name in names_))
     store.write(sweep)
     return sweep
 

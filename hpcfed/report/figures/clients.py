@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import in_words
-from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import architectures, last
 from hpcfed.results.run import Run
@@ -72,10 +73,8 @@ def figure(runs: Sequence[Run]) -> Figure:
     Lines are side by side within an architecture, with one panel for each data set.
     """
     all_strips, what = numbers(runs), in_words(runs[0].drawn_metric)
-    panels, texts = (
-        by_panel(list(dict.fromkeys(strip.group for strip in all_strips))),
-        labels([s.group for s in all_strips]),
-    )
+    panels = by_panel(list(dict.fromkeys(strip.group for strip in all_strips)))
+    looks = lines_of([strip.group for strip in all_strips])
     columns = max(
         len({s.kind for s in all_strips if s.group.panel == title}) * len(panels[title])
         for title in panels
@@ -83,36 +82,36 @@ def figure(runs: Sequence[Run]) -> Figure:
     across = 1 if columns > 8 else 2
     wide = columns > 5
     below = (
-        plotting.lines(texts, plotting.PAGE if wide or len(panels) > 1 else plotting.COLUMN)
-        if len(texts) > 1
+        plotting.lines(list(looks), plotting.PAGE if wide or len(panels) > 1 else plotting.COLUMN)
+        if len(looks) > 1
         else 0
     )
     drawing, axes = plotting.panels(len(panels), across, below=below, wide=wide, sharey=True)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
-        panel(ax, [strip for strip in all_strips if strip.group.panel == title], texts)
+        panel(ax, [strip for strip in all_strips if strip.group.panel == title], looks)
         plotting.frame(ax, "architecture", "" if i % across else f"test {what}\nof a client")
         plotting.head(ax, title)
     if below:
-        plotting.below(drawing, [plotting.dot(i) for i in range(len(texts))], texts)
+        plotting.below(drawing, list(map(plotting.dot, looks.values())), list(looks))
     return drawing
 
 
-def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
-    """Draw the strips of one panel. texts: of the legend."""
+def panel(ax: Axes, strips: Sequence[Strip], looks: Mapping[str, Look]) -> None:
+    """Draw the strips of one panel. looks: of the lines, by their labels."""
     kinds = list(dict.fromkeys(strip.kind for strip in strips))
     for strip in strips:
         beside = [other.group for other in strips if other.kind == strip.kind]
         slot = min(0.42, 0.84 / len(beside))
         at = kinds.index(strip.kind) + (beside.index(strip.group) - (len(beside) - 1) / 2) * slot
         x = at + ((np.arange(len(strip.accuracy)) * GOLDEN + 0.5) % 1 - 0.5) * 0.7 * slot
-        i = texts.index(strip.group.label)
+        look = looks[strip.group.label]
         size = np.clip(150 / max(1, len(strip.accuracy)), 5, 20)
         ax.scatter(
             x,
             strip.accuracy,
             size,
-            marker=plotting.MARKERS[i // len(plotting.COLOURS) % len(plotting.MARKERS)],
-            color=plotting.style(i)["color"],
+            marker=look.marker,
+            color=look.light,
             alpha=0.7,
             linewidth=0,
             zorder=4,

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.report.colours import Look
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.groups import groups
+from hpcfed.report.figures.groups import Group, groups, lines_of
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import (
     is_share,
@@ -27,6 +28,7 @@ from hpcfed.results.run import Run
 from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
+SEEDS, CLIENTS = BANDS = ("seeds", "clients")
 PHASES = {"_before": "before training", "_received": "of received models"}
 FEW = 8  # lines of a panel up to which they have bands, which would hide one another
 
@@ -39,8 +41,11 @@ class Curve:
     epochs, traffic: cumulative local epochs, and bytes down and up, mean over all clients.
     seconds: cumulative virtual seconds; 0 if none were recorded.
     mean, std: of the evaluated clients' test accuracy, or other metric; std is that of the
-    population, 0 for a pooled metric.
+    population, 0 for a pooled metric; for a band over seeds it is the sample standard deviation of
+    their means.
     share: whether the metric is at most 1.
+    seeds: number of runs.
+    band: over what std is, seeds or clients.
     """
 
     rounds: np.ndarray
@@ -50,6 +55,8 @@ class Curve:
     mean: np.ndarray
     std: np.ndarray
     share: bool = True
+    seeds: int = 1
+    band: str = CLIENTS
 
     @classmethod
     def of(cls, record: Record, metric: str = "") -> Curve:
@@ -64,20 +71,24 @@ class Curve:
         return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std, share)
 
     @classmethod
-    def pool(cls, curves: Sequence[Curve]) -> Curve:
+    def pool(cls, curves: Sequence[Curve], band: str = CLIENTS) -> Curve:
         """Return runs with different seeds as one curve, over the rounds that all have.
 
-        std is over the clients of all seeds.
+        band: over what std is: seeds, or the clients of all seeds.
         """
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
-        arrays = [f.name for f in fields(cls) if f.name != "share"]
+        arrays = [f.name for f in fields(cls) if f.name not in ("share", "seeds", "band")]
         rows = [
             [getattr(curve, name)[np.isin(curve.rounds, rounds)] for name in arrays]
             for curve in curves
         ]
         pooled = cls(*np.mean(np.array(rows, dtype=float), 0))
-        between = np.mean([(row[-2] - pooled.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
-        return replace(pooled, rounds=rounds, std=np.sqrt(between), share=curves[0].share)
+        n, means = len(curves), np.array([row[-2] for row in rows], dtype=float)
+        if band == SEEDS:
+            std = means.std(0, ddof=1) if n > 1 else np.zeros(len(rounds))
+        else:
+            std = np.sqrt(np.mean([(row[-2] - pooled.mean) ** 2 + row[-1] ** 2 for row in rows], 0))
+        return replace(pooled, rounds=rounds, std=std, share=curves[0].share, seeds=n, band=band)
 
 
 @dataclass(frozen=True)
@@ -104,34 +115,32 @@ TRAFFIC = Axis("traffic", "traffic per client, down + up", "B", "no traffic")
 SECONDS = Axis("seconds", "virtual time", "s", "no virtual time")
 
 
-def numbers(runs: Sequence[Run]) -> list[Curve]:
-    """Return the curve of each run."""
-    return [Curve.of(run.record, run.drawn_metric) for run in runs]
+def pooled(runs: Sequence[Run]) -> Curve:
+    """Return the curve of runs that differ only in their seed."""
+    band = runs[0].figure_band or (SEEDS if len(runs) > 1 else CLIENTS)
+    return Curve.pool([Curve.of(run.record, run.drawn_metric) for run in runs], band)
 
 
-def by_method(runs: Sequence[Run]) -> tuple[list[Curve], list[str], int]:
-    """Return the curves, one for runs that differ only in their seed, and their names.
+def numbers(runs: Sequence[Run]) -> dict[Group, Curve]:
+    """Return the curves, one for runs that differ only in their seed."""
+    return {group: pooled(group.runs) for group in by_line(runs)}
 
-    The last value is the largest number of seeds of a curve. Without several seeds each run is a
-    separate curve with its name.
-    """
-    by_line = groups(runs)
-    seeds = max((len(group.runs) for group in by_line), default=1)
-    if seeds == 1:
-        return numbers(runs), [run.title for run in runs], 1
-    several = len({group.panel for group in by_line}) > 1
-    names = [f"{group.label}; {group.panel}" if several else group.label for group in by_line]
-    return [Curve.pool(numbers(group.runs)) for group in by_line], names, seeds
+
+def by_line(runs: Sequence[Run]) -> list[Group]:
+    """Return the groups of runs, whose labels tell them apart in one panel."""
+    lines = groups(runs)
+    several = len({group.panel for group in lines}) > 1
+    return [replace(g, label=f"{g.label}; {g.panel}") if several else g for g in lines]
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each run.
+    """Draw mean accuracy, or another metric, with a panel for each x axis and a line for each case.
 
     Runs that differ only in their seed are one line. A band shows one standard deviation over
-    clients, of several seeds over the clients of all. Raises ConfigError if no run has an evaluated
-    round.
+    seeds or clients. Raises ConfigError if no run has an evaluated round.
     """
-    curves, texts, seeds = by_method(runs)
+    of = numbers(runs)
+    curves, looks = list(of.values()), lines_of(list(of))
     if not any(len(curve.rounds) for curve in curves):
         raise ConfigError("curves: no round has been evaluated yet")
     across = [
@@ -143,31 +152,33 @@ def figure(runs: Sequence[Run]) -> Figure:
             and not (axis is EPOCHS and all(np.allclose(c.epochs, c.rounds) for c in curves))
         ),
     ]
-    below = plotting.lines(texts, plotting.PAGE) if len(runs) > 1 else 1
+    below = plotting.lines(list(looks), plotting.PAGE) if len(runs) > 1 else 1
     drawing, axes = plotting.panels(len(across), below=below, sharey=True)
     for ax, axis in zip(axes, across, strict=True):
-        lines(ax, axis, curves)
+        lines(ax, axis, curves, list(looks.values()))
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(curves), runs[0].drawn_metric, seeds), fontsize=plotting.LETTERS)
+        ax.set_ylabel(y(len(curves), runs[0].drawn_metric, curves), fontsize=plotting.LETTERS)
     if len(runs) > 1:
-        plotting.legend(drawing, texts)
+        plotting.legend(drawing, looks)
     else:
         heading = plotting.plain(short(title(runs[0].record), 100))
         drawing.suptitle(heading, fontsize=plotting.LETTERS)
     return drawing
 
 
-def y(lines: int, metric: str, seeds: int = 1) -> str:
+def y(lines: int, metric: str, curves: Sequence[Curve] = ()) -> str:
     """Return the label of a metric's axis in a panel with this number of lines.
 
-    metric: as in column names.  seeds: most runs of a line, over whose clients a band is.
+    metric: as in column names.  curves: those of the figure.
     """
-    whose = "clients" if seeds == 1 else f"clients of {seeds} seeds"
-    if metric.endswith("_pooled"):
-        return f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
+    seeds = max((curve.seeds for curve in curves), default=1)
     over = "mean ± std" if lines <= FEW else "mean"
-    if seeds > 1:
-        return f"test {in_words(metric)}, {over}\nover {whose}"
+    whose = "clients" if seeds == 1 else f"clients of {seeds} seeds"
+    if any(curve.band == SEEDS for curve in curves):
+        whose = f"{seeds} seeds"
+    if metric.endswith("_pooled"):
+        what = f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
+        return what if seeds == 1 else f"{what}, {over} over {seeds} seeds"
     return f"test {in_words(metric)},\n{over} over {whose}"
 
 
@@ -186,16 +197,11 @@ def in_words(metric: str) -> str:
     return f"{title_metric(metric)} after local training"
 
 
-def lines(
-    ax: Axes, axis: Axis, curves: Sequence[Curve], styles: Sequence[int] | None = None
-) -> None:
-    """Draw one panel with all curves, with bands if there are few.
-
-    styles: the numbers of their line styles, by default 0, 1 ...
-    """
+def lines(ax: Axes, axis: Axis, curves: Sequence[Curve], looks: Sequence[Look]) -> None:
+    """Draw one panel with all curves, with bands if there are few. looks: of the curves."""
     plotting.frame(ax, axis.text)
-    for i, curve in zip(styles or range(len(curves)), curves, strict=True):
-        line(ax, axis.of(curve), curve, plotting.style(i), band=len(curves) <= FEW)
+    for look, curve in zip(looks, curves, strict=True):
+        line(ax, axis.of(curve), curve, plotting.style(look), band=len(curves) <= FEW)
     plotting.set_x_axis(ax, integer=axis is ROUNDS)
     scale(ax, [axis.of(curve)[-1] for curve in curves if axis.of(curve).any()], len(curves), axis)
 

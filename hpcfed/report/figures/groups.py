@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hpcfed.report.cases import SEED, by_seed, one_skew
+from hpcfed.report.colours import Look, looks
 from hpcfed.report.figures.runs import setting, short
 from hpcfed.results.run import Run
 
@@ -32,6 +33,11 @@ class Group:
     label: str
     runs: tuple[Run, ...]
 
+    @property
+    def method(self) -> str:
+        """The name of their method in jobs."""
+        return self.runs[0].method
+
 
 def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
     """Return the runs as lines and panels, in their order.
@@ -47,7 +53,7 @@ def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
     for group in alike:
         one, *others = [originals[case.name] for case in group]
         title = ", ".join([setting(one, ignore), *describe_fields(group[0], panels)])
-        label = ", ".join([one.method, *describe_fields(group[0], lines)])
+        label = ", ".join([one.method_title, *describe_fields(group[0], lines)])
         result += split_runs(title, label, [one, *others], ignore)
     return distinct(result)
 
@@ -108,9 +114,12 @@ def by_panel(all_groups: Sequence[Group]) -> dict[str, list[Group]]:
     }
 
 
-def labels(all_groups: Sequence[Group]) -> list[str]:
-    """Return the texts of the legend, once each.
+def by_title(runs: Sequence[Run]) -> dict[str, Look]:
+    """Return how the lines of runs are drawn that are not averaged, by the runs' titles."""
+    return dict(zip([r.title for r in runs], looks([r.method for r in runs]), strict=True))
 
-    The position of a text is the number of its line style.
-    """
-    return list(dict.fromkeys(group.label for group in all_groups))
+
+def lines_of(all_groups: Sequence[Group]) -> dict[str, Look]:
+    """Return how the lines of a legend are drawn, by their texts."""
+    methods = {group.label: group.method for group in all_groups}
+    return dict(zip(methods, looks(list(methods.values())), strict=True))

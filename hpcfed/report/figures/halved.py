@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
 from hpcfed.results.summary import main_facts
@@ -65,24 +65,25 @@ def metric_by_share(group: Group) -> Halved:
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw a line for each method, in a panel for each data set."""
     halves = numbers(runs)
-    panels, texts = by_panel([one.group for one in halves]), labels([one.group for one in halves])
+    panels = by_panel([one.group for one in halves])
+    looks = lines_of([one.group for one in halves])
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
     drawing, axes = plotting.panels(
-        len(panels), across=3, below=plotting.lines(texts, width), sharey=True
+        len(panels), across=3, below=plotting.lines(list(looks), width), sharey=True
     )
     several = any(one.std.any() for one in halves)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         for one in (one for one in halves if one.group.panel == title):
-            at = texts.index(one.group.label)
+            look = looks[one.group.label]
             ax.errorbar(
                 100 * one.share,
                 one.mean,
                 one.std if several else None,
                 capsize=2,
                 linewidth=1.2,
-                marker=plotting.MARKERS[at % len(plotting.MARKERS)],
+                marker=look.marker,
                 markersize=4,
-                **plotting.style(at),
+                **plotting.style(look),
             )
         over = ",\nmean ± std over seeds" if several else ""
         plotting.frame(
@@ -91,5 +92,5 @@ def figure(runs: Sequence[Run]) -> Figure:
             "" if i % 3 else f"clients' mean test {title_metric(runs[0].main_metric)}{over}",
         )
         plotting.head(ax, title)
-    plotting.legend(drawing, texts)
+    plotting.legend(drawing, looks)
     return drawing

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
+from hpcfed.report.colours import LIGHT
 from hpcfed.report.figures.groups import by_panel, groups
-from hpcfed.report.figures.plotting import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
+from hpcfed.report.figures.plotting import COLUMN, LETTERS, PAGE, SMALL, Picture, places, plain
 from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
 
@@ -61,7 +62,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     width = min(PAGE, max(COLUMN, 0.25 * widest + 1.2))
     cell = max(0.12, min(0.25, (width - 1.0) / widest))  # inches
     heights = [max(0.8, cell * one.counts.shape[1]) for one in tables]
-    drawing = Figure(figsize=(width, sum(heights) + 0.9 * len(tables)), layout="constrained")
+    drawing = Picture(figsize=(width, sum(heights) + 0.9 * len(tables)), layout="constrained")
     axes = drawing.subplots(len(tables), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, one in zip(axes, tables, strict=True):
         frame(ax, one)
@@ -96,8 +97,8 @@ def dots(ax: Axes, counts: np.ndarray) -> None:
     if not most:
         return
     area = (0.95 * cell) ** 2 / most  # points squared of one example
-    ax.scatter(k, c, area * counts[k, c], color=COLOURS[0], linewidth=0)
-    key = [ax.scatter([], [], area * n, color=COLOURS[0], linewidth=0) for n in sizes(most)]
+    ax.scatter(k, c, area * counts[k, c], color=LIGHT[0], linewidth=0)
+    key = [ax.scatter([], [], area * n, color=LIGHT[0], linewidth=0) for n in sizes(most)]
     ax.legend(
         key,
         [f"{n:,}" for n in sizes(most)],

@@ -1,7 +1,7 @@
 """Accuracy of methods over one quantity, with a panel for each data set.
 
 Figures 4 to 7 of Jang et al., ICPP 2022, and others. Lines are methods. Runs that differ only in
-the seed are one line, whose band is over the clients of all seeds.
+the seed are one line.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import curves, plotting
 from hpcfed.report.figures.curves import EPOCHS, SECONDS, TRAFFIC, Axis, Curve
-from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
 from hpcfed.results.run import Run
 
 
 def numbers(runs: Sequence[Run]) -> list[tuple[Group, Curve]]:
     """Return each line, by its panel and label."""
-    return [
-        (group, Curve.pool([Curve.of(run.record, run.drawn_metric) for run in group.runs]))
-        for group in groups(runs)
-    ]
+    return [(group, curves.pooled(group.runs)) for group in groups(runs)]
 
 
 def epochs(runs: Sequence[Run]) -> Figure:
@@ -62,11 +59,11 @@ def require_axis(
 
 def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
     """Draw accuracy over this axis."""
-    panels, texts = by_panel([group for group, _ in pairs]), labels([group for group, _ in pairs])
     of = dict(pairs)
+    panels, looks = by_panel(list(of)), lines_of(list(of))
     width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
     drawing, axes = plotting.panels(
-        len(panels), across=3, below=plotting.lines(texts, width), sharey=True
+        len(panels), across=3, below=plotting.lines(list(looks), width), sharey=True
     )
     most = max(map(len, panels.values()))
     for i, (ax, (title, members)) in enumerate(zip(axes, panels.items(), strict=True)):
@@ -74,12 +71,11 @@ def over(axis: Axis, pairs: list[tuple[Group, Curve]]) -> Figure:
             ax,
             axis,
             [of[group] for group in members],
-            [texts.index(group.label) for group in members],
+            [looks[group.label] for group in members],
         )
         plotting.head(ax, title)
         if not i % min(3, len(panels)):
             metric = pairs[0][0].runs[0].drawn_metric
-            seeds = max(len(group.runs) for group in of)
-            ax.set_ylabel(curves.y(most, metric, seeds), fontsize=plotting.LETTERS)
-    plotting.legend(drawing, texts)
+            ax.set_ylabel(curves.y(most, metric, list(of.values())), fontsize=plotting.LETTERS)
+    plotting.legend(drawing, looks)
     return drawing

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.groups import by_title
 from hpcfed.results.run import Run
 
 COLUMNS = {"host": "ranks/peak_bytes", "device": "ranks/peak_device_bytes"}
@@ -57,16 +58,18 @@ def figure(runs: Sequence[Run]) -> Figure:
             "memory: these runs have not recorded their ranks' peaks; give runs "
             "of which a round is done"
         )
-    texts = [run.title for run in runs]
-    drawing, axes = plotting.panels(2 * len(by_place), below=plotting.lines(texts, plotting.PAGE))
+    looks = by_title(runs)
+    drawing, axes = plotting.panels(
+        2 * len(by_place), below=plotting.lines(list(looks), plotting.PAGE)
+    )
     for i, (where, peaks) in enumerate(by_place.items()):
         left, right = axes[2 * i : 2 * i + 2]
         for one in peaks:
-            style = plotting.style(texts.index(one.run.title))
+            style = plotting.style(looks[one.run.title])
             by_rank(left, one, style)
             over_rounds(right, one, style)
         finish(left, right, where, max(len(one.final) for one in peaks))
-    plotting.legend(drawing, texts)
+    plotting.legend(drawing, looks)
     return drawing
 
 

@@ -1,18 +1,22 @@
 """Common style of all figures: colours, sizes, axes, files.
 
-It uses matplotlib's objects without pyplot, so no display is needed and nothing global changes.
+It uses matplotlib's objects without pyplot, so no display is needed and nothing global changes;
+a notebook displays a `Picture` all the same.
 Sizes are those of a paper: a panel is as wide as a column or a part of it, and its text is readable
 without enlarging.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
+from matplotlib import font_manager, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -20,13 +24,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from hpcfed.core.errors import ConfigError, format_error
+from hpcfed.core.errors import ConfigError, format_error, unknown
 from hpcfed.core.paths import output
-from hpcfed.report.colours import DASHES
-from hpcfed.report.colours import LIGHT as COLOURS
+from hpcfed.core.wording import join_few
+from hpcfed.report.colours import Look
 from hpcfed.report.figures.runs import short
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = (".png", ".svg", ".pdf")
 COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
 SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
@@ -40,12 +43,47 @@ DOTTED = 30  # points of a curve up to which each has a marker
 WIDELY = 10  # ratio of values above which an axis is logarithmic
 
 
-def style(i: int) -> dict[str, Any]:
-    """Return colour and dashes of the i-th line."""
-    return {
-        "color": COLOURS[i % len(COLOURS)],
-        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+FAMILIES = ("serif", "sans-serif", "monospace")  # of fonts, besides their own names
+# Publishers ask for fonts as TrueType; matplotlib embeds Type 3 by default.
+EMBEDDED: dict[Any, Any] = {"pdf.fonttype": 42}
+
+
+class Picture(Figure):
+    """A figure that a notebook displays, without pyplot."""
+
+    fonts = ""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        with text_in(self.fonts):
+            self.savefig(data, format="png", dpi=DPI)
+        return data.getvalue()
+
+
+@contextmanager
+def text_in(fonts: str) -> Iterator[None]:
+    """Draw text in this family of fonts inside the block; "" is matplotlib's own.
+
+    Raises ConfigError if this machine has no such font.
+    """
+    if fonts and fonts not in FAMILIES:
+        names = sorted({font.name for font in font_manager.fontManager.ttflist})
+        if fonts not in names:
+            raise ConfigError(
+                f"plot: --fonts: {unknown('font', fonts, names, f'{join_few(FAMILIES, 3)}')}"
+            )
+    roman = fonts == "serif" or "Times" in fonts
+    chosen: dict[Any, Any] = {
+        "font.family": [fonts],
+        "mathtext.fontset": "stix" if roman else "dejavusans",
     }
+    with rc_context(EMBEDDED | chosen if fonts else EMBEDDED):
+        yield
+
+
+def style(look: Look) -> dict[str, Any]:
+    """Return colour and dashes of a line, as matplotlib takes them."""
+    return {"color": look.light, "linestyle": look.dash}
 
 
 def panels(
@@ -74,7 +112,7 @@ def grid(
     n: int, across: int, size: tuple[float, float], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure of this size in inches with n panels, `across` in a row."""
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Picture(figsize=size, layout="constrained")
     axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
         ax.remove()
@@ -98,10 +136,9 @@ def head(ax: Axes, title: str) -> None:
     ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
 
 
-def dot(i: int) -> Line2D:
-    """Return the legend symbol of the i-th strip of dots."""
-    marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
-    return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
+def dot(look: Look) -> Line2D:
+    """Return the legend symbol of a strip of dots."""
+    return Line2D([], [], color=look.light, marker=look.marker, linestyle="", markersize=4)
 
 
 def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, Any]) -> None:
@@ -157,15 +194,23 @@ def logarithmic_across(ax: Axes, name: str) -> None:
     unit(ax.xaxis, name)
 
 
+def plain_log(ax: Axes) -> None:
+    """Give a logarithmic y axis ticks with plain numbers, also if it has less than a decade."""
+    low, high = ax.get_ylim()
+    few = np.log10(high / low) < 1.5
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    unit(ax.yaxis, "")
+
+
 def widely(values: Sequence[float]) -> bool:
     """Return whether values > 0 differ so much that their axis should be logarithmic."""
     return len(values) > 0 and max(values) > WIDELY * min(values)
 
 
-def legend(figure: Figure, texts: Sequence[str], **every: Any) -> None:
-    """Draw a legend of lines below the figure."""
-    lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
-    below(figure, lines, texts)
+def legend(figure: Figure, looks: Mapping[str, Look]) -> None:
+    """Draw a legend of lines below the figure. looks: of the lines, by text."""
+    below(figure, [Line2D([], [], **style(look)) for look in looks.values()], list(looks))
 
 
 def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> None:
@@ -227,15 +272,24 @@ def numbers(ids: np.ndarray, width: float) -> np.ndarray:
     return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
 
 
+def resize(figure: Figure, size: tuple[float, float]) -> None:
+    """Give a figure another size in inches, with the legend in as many columns as then fit."""
+    figure.set_size_inches(size)
+    for old in list(figure.legends):
+        handles, texts = old.legend_handles, [text.get_text() for text in old.get_texts()]
+        old.remove()
+        below(figure, [handle for handle in handles if handle], texts)
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write the picture in the format of the path's ending, and return the path.
 
-    Raises ConfigError if that fails.
+    Fonts are embedded in PDF. Raises ConfigError if that fails.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(
             f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}"
         )
-    with output(path, "the picture"):
+    with output(path, "the picture"), text_in(getattr(figure, "fonts", "")):
         figure.savefig(path, dpi=DPI)
     return path

@@ -36,6 +36,9 @@ FIGURES = {
         "makhija2022",
     ),
     "phases": _figure("phases:figure", "seconds of a round by phase and rank: who waits for whom"),
+    "scaling": _figure(
+        "scaling:figure", "one job on several numbers of ranks: time, efficiency, phases"
+    ),
     "memory": _figure("memory:figure", "peaks of the ranks' memory, of host and GPU"),
     "staleness": _figure("virtual:figure", "staleness and reports of clients over virtual time"),
     "topology": _figure(

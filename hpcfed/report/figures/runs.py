@@ -9,26 +9,28 @@ from pathlib import Path
 from hpcfed.core.errors import CheckpointError
 from hpcfed.core.wording import count_noun
 from hpcfed.report.cases import one_skew
-from hpcfed.results.run import Run, data_names, find, name_runs
+from hpcfed.report.naming import Names, find_named
+from hpcfed.results.run import Run, name_runs
 from hpcfed.storage import names
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path | Run], names_of: Names = None) -> list[Run]:
     """Return the runs at these paths, and those of the sweeps among them that have done a round.
 
-    Each is returned once, with a name that distinguishes it. Raises CheckpointError for a run
+    Each is returned once, with a name that distinguishes it, in the order of `find_named`.
+    names_of: methods and data. Raises CheckpointError for a run
     without readable results, or a sweep of which no run has any.
     """
-    runs = [run for run in find(paths) if run.member is None or has_rounds(run)]
+    runs = find_named(paths, names_of)
+    runs = [run for run in runs if run.member is None or has_rounds(run)]
     for path in paths:
+        if isinstance(path, Run):
+            continue
         if os.path.isfile(names.sweep_file(path)) and not any(is_of(run, path) for run in runs):
             raise CheckpointError(
                 f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`"
             )
     name_runs(runs)
-    data = data_names(run.fields for run in runs)
-    for run in runs:
-        run.data_label = data[run.fields["data.name"]]
     return runs
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import in_words
+from hpcfed.report.figures.groups import by_title
 from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
 
@@ -79,10 +80,10 @@ def circular_layout(kind: str, clients: int) -> np.ndarray:
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw each run's graph, coloured by the main metric, and the distance over rounds below."""
     graphs = numbers(runs)
-    below, texts = sum(len(one.rounds) > 0 for one in graphs) > 0, [one.run.title for one in graphs]
-    drawing, axes = plotting.panels(
-        len(graphs) + below, height=2.9, below=plotting.lines(texts, plotting.PAGE) * below
-    )
+    below = any(len(one.rounds) for one in graphs)
+    looks = by_title([one.run for one in graphs])
+    lines = plotting.lines(list(looks), plotting.PAGE) if below else 0
+    drawing, axes = plotting.panels(len(graphs) + below, height=2.9, below=lines)
     values = np.concatenate([one.metric[np.isfinite(one.metric)] for one in graphs])
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
     shades = ScalarMappable(Normalize(low, max(high, low + 0.01 * max(1.0, abs(low)))), "cividis")
@@ -95,14 +96,15 @@ def figure(runs: Sequence[Run]) -> Figure:
         )
         bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
-        for i, one in enumerate(graphs):
-            plotting.line(axes[-1], one.rounds, one.distance, plotting.style(i))
+        for one in graphs:
+            style = plotting.style(looks[one.run.title])
+            plotting.line(axes[-1], one.rounds, one.distance, style)
         plotting.frame(
             axes[-1], "round", "distance to the mean model,\nroot mean square over clients"
         )
         plotting.set_x_axis(axes[-1], integer=True)
         plotting.upwards(axes[-1])
-        plotting.legend(drawing, texts)
+        plotting.legend(drawing, looks)
     return drawing
 
 

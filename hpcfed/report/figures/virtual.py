@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import plotting
+from hpcfed.report.figures.groups import by_title
 from hpcfed.results.columns import by_round, column, so_far
 from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
@@ -92,14 +93,15 @@ def count_reports(record: Record) -> np.ndarray:
 def figure(runs: Sequence[Run]) -> Figure:
     """Draw staleness over virtual time for methods with a server, and the reports of clients."""
     timelines = numbers(runs)
-    texts = [one.run.title for one in timelines]
+    looks = by_title([one.run for one in timelines])
     both = any(np.isfinite(one.mean).any() for one in timelines)
     width = plotting.PAGE if both else plotting.COLUMN
-    drawing, axes = plotting.panels(1 + both, below=plotting.lines(texts, width))
-    for i, one in enumerate(timelines):
+    drawing, axes = plotting.panels(1 + both, below=plotting.lines(list(looks), width))
+    for one in timelines:
+        style = plotting.style(looks[one.run.title])
         if both:
-            band(axes[0], one.seconds, (one.least, one.mean, one.most), plotting.style(i))
-        band(axes[-1], one.seconds, tuple(one.done), plotting.style(i))
+            band(axes[0], one.seconds, (one.least, one.mean, one.most), style)
+        band(axes[-1], one.seconds, tuple(one.done), style)
     if both:
         plotting.frame(axes[0], "virtual time", "staleness, merges")
         plotting.head(axes[0], "merges from download to merge; band: clients' means")
@@ -109,7 +111,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         plotting.upwards(ax)
         plotting.set_x_axis(ax)
         plotting.unit(ax.xaxis, "s")
-    plotting.legend(drawing, texts)
+    plotting.legend(drawing, looks)
     return drawing
 
 

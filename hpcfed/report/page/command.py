@@ -10,31 +10,37 @@ from typing import Any
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
-from hpcfed.report import colours
+from hpcfed.report.colours import Look, looks
+from hpcfed.report.naming import Names, find_named, with_titles
 from hpcfed.report.page import curves, job, methods, notes, tables, write
-from hpcfed.results.run import Run, find, name_runs
-from hpcfed.storage import names
+from hpcfed.results.run import Run, folder_at, name_runs
 
 NAME = "report.html"
 
 
-def report(runs: Sequence[Path], out: Path | None = None, metric: str | None = None) -> str:
+def report(
+    runs: Sequence[Path | Run],
+    out: Path | None = None,
+    metric: str | None = None,
+    names: Names = None,
+) -> str:
     """Write the page of these runs, and return its path.
 
+    names: of methods and data, as `find_named` takes them.
     metric: of curves, tables and the comparison; default: the first one that runs have.
     out: default: in the folder of the first run or sweep. Raises CheckpointError for a run without
     results, ConfigError if a library is missing, the file cannot be written, or a run has not
     measured the metric.
     """
     write.check()
-    begun, absent = split_runs(find(runs))
+    begun, absent = split_runs(find_named(runs, names))
     if not begun:
         raise CheckpointError(
             "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
         )
     name_runs(begun)
     begun = [run.with_metric(metric) for run in begun] if metric else begun
-    path = out or names.folder_of(runs[0]) / NAME
+    path = out or folder_at(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = render_page(begun, absent)
@@ -90,7 +96,6 @@ def constants(
         "x": curves.X,
         "y": axes,
         "metrics": [metric, *others],
-        **colours.for_scripts(),
         "heads": {
             "runs": tables.heads(tables.RUNS, metric),
             "clients": tables.heads(tables.CLIENTS, metric) | tables.further_heads(others),
@@ -107,7 +112,9 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
     above, below: sections as HTML, with their text escaped.
     """
     metric, others = tables.page_metric(runs), tables.further_metrics(runs)
-    groups = methods.seeds(runs)
+    groups = methods.seeds(with_titles(runs))
+    lines = looks([runs[places[0]].method for _, places in groups])
+    each = looks([run.method for run in runs])
     choices = [curves.choose_curves(run.record, len(runs), live) for run in runs]
     facts = [
         ("job", "Job", job.jobs(runs)),
@@ -116,20 +123,29 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
     return {
         "metric": metric,
         "resolution": resolution(runs, choices),
-        "methods": [{"name": name, "runs": places} for name, places in groups],
+        "methods": [
+            {"name": name, "runs": places, "look": for_script(look)}
+            for (name, places), look in zip(groups, lines, strict=True)
+        ],
         "rows": [tables.run(run, metric) for run in runs],
         "runs": [
-            content(run, choice, metric, others) for run, choice in zip(runs, choices, strict=True)
+            content(run, choice, metric, others) | {"look": for_script(look)}
+            for run, choice, look in zip(runs, choices, each, strict=True)
         ],
         "above": write.section(
             "above.html",
             begun=bool(runs),
             notes=notes.notes(runs, absent, states=not live),
-            chosen=methods.by_chosen_metric(runs, metric, others),
+            chosen=methods.by_chosen_metric(with_titles(runs), metric, others),
             metrics=methods.by_metric(runs, groups),
         ),
         "below": write.section("below.html", facts=facts if runs else [], single=len(runs) == 1),
     }
+
+
+def for_script(look: Look) -> dict[str, Any]:
+    """Return colours, on light and on dark ground, and dashes of a line for the page's scripts."""
+    return {"colours": [look.light, look.dark], "dash": look.dash}
 
 
 def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
     top, traffic, time = main["best"], summary["traffic"], summary["time"]
     return {
         "run": one.name,
-        "method": job["algorithm"]["name"],
+        "method": one.method_title,
         "data": data(job["data"]),
         "clients": job["clients"],
         "rounds": summary["rounds"],

@@ -13,11 +13,12 @@ from rich.live import Live
 from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.exit_status import DONE
 from hpcfed.core.tables import console
+from hpcfed.report.naming import find_named
 from hpcfed.report.page import write
 from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
-from hpcfed.results.run import Run, find, name_runs
+from hpcfed.results.run import Run, name_runs
 
 EVERY = 1.0  # seconds between two updates, at least
 INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
@@ -35,7 +36,7 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
         write.check("watch --web")
     try:
         wait_for(runs)
-        loaded = find(runs, required=False)
+        loaded = find_named(runs, required=False)
         name_runs(loaded)
         return page.serve(loaded, port or 0) if web else follow(loaded)
     except KeyboardInterrupt:

@@ -34,9 +34,9 @@ function colour(pair) {
   return pair[dark() ? 1 : 0];
 }
 
-function look(i) {
-  const n = PAGE.colours.length;
-  return {colour: colour(PAGE.colours[i % n]), dash: PAGE.dashes[Math.floor(i / n) % PAGE.dashes.length]};
+// How a method or a run is drawn on this ground.
+function look({look}) {
+  return {colour: colour(look.colours), dash: look.dash};
 }
 
 // The method of each run: runs of one method differ in their seed alone.
@@ -46,17 +46,17 @@ function method(i) {
 
 // How run i is drawn: with its own look, or with that of its method where seeds are averaged.
 function lookOf(i) {
-  return look(state.seeds ? method(i) : i);
+  return look(state.seeds ? PAGE.methods[method(i)] : PAGE.runs[i]);
 }
 
 // What is drawn thick: the ticked runs, or the mean of the ticked runs of each method.
 function thick() {
   const ticked = [...state.runs].sort((a, b) => a - b);
-  if (!state.seeds) return ticked.map(i => ({name: PAGE.runs[i].name, column: PAGE.runs[i].column, ...look(i)}));
-  return PAGE.methods.flatMap((one, m) => {
+  if (!state.seeds) return ticked.map(i => ({name: PAGE.runs[i].name, column: PAGE.runs[i].column, ...look(PAGE.runs[i])}));
+  return PAGE.methods.flatMap(one => {
     const runs = one.runs.filter(i => state.runs.has(i)).map(i => PAGE.runs[i].column);
     const of = runs.length > 1 ? `${one.name}, mean of ${runs.length} seeds` : one.name;
-    return runs.length ? [{name: of, column: averaged(runs), ...look(m)}] : [];
+    return runs.length ? [{name: of, column: averaged(runs), ...look(one)}] : [];
   });
 }
 

@@ -1,0 +1,60 @@
+"""`hpcfed scaling`: time, efficiency and phases of one job on several numbers of ranks, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures.command import draw
+from hpcfed.report.figures.runs import load_runs
+from hpcfed.report.scaling import scaling
+from hpcfed.storage.results import Results
+from tests.unit.test_table import job, lines
+
+
+def run(folder: Path, ranks: int, seconds: float, wait: float = 0.0, **about: object) -> Path:
+    """A run of three rounds on these ranks; the rest of a round is training."""
+    folder.mkdir(parents=True)
+    header = {"job": job(**about), "architectures": ["mlp", "mlp"], "ended": "finished"}
+    header |= {"ranks": ranks, "hardware": {"nodes": 1}, "versions": {"hpcfed": "0.1.0"}}
+    results = Results(folder, header, {})
+    for _ in range(3):
+        phases = {"ranks/train": seconds - wait, "ranks/wait": wait}
+        results.append(
+            {name: np.full(ranks, value) for name, value in phases.items()}
+            | {"clients/accuracy": np.full(2, 0.5), "rounds/seconds": seconds}
+        )
+    results.finish()
+    return folder
+
+
+def test_speedup_and_efficiency_are_relative_to_the_fewest_ranks_of_the_same_job(tmp_path):
+    times = {1: 4.0, 2: 2.0, 8: 1.0}
+    runs = [run(tmp_path / str(n), n, seconds, wait=0.25) for n, seconds in times.items()]
+    text = lines(scaling(runs, names="fedavg=Average"))
+    assert text[2].split() == [
+        *("job,", "ranks", "seconds", "per", "round", "speedup", "efficiency", "train", "wait")
+    ]
+    assert [line.split()[2:] for line in text[3:6]] == [
+        ["4", "s", "1.00", "100%", "94%", "6%"],
+        ["2", "s", "2.00", "100%", "88%", "12%"],
+        ["1", "s", "4.00", "50%", "75%", "25%"],
+    ]
+    assert text[3].startswith("Average, 1") and text[-1] == str(tmp_path / "1" / "scaling.png")
+    assert (tmp_path / "1" / "scaling.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match="have one number of ranks; run it on several"):
+        scaling(runs[:1])
+
+
+def test_several_jobs_have_a_line_and_a_panel_of_phases_each(tmp_path):
+    runs = [
+        run(tmp_path / f"{method}{n}", n, 4.0 / n, method=method)
+        for method in ("fedprox", "fedavg")
+        for n in (1, 2)
+    ]
+    figure = draw(load_runs(runs), "scaling")["scaling"]
+    assert len(figure.axes) == 4
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        *("FedAvg", "FedProx", "train")
+    ]
