@@ -240,6 +240,8 @@ def test_a_member_of_a_group_that_diverges_is_named():
         ((), "stacked"),
         (("--rounds", "100000"), "stacked"),
         (("--participation", "0.4"), "auto"),
+        (("--clients", "32", "--training.stack", "64"), "stacked"),
+        (("--clients", "31", "--training.stack", "64"), "auto"),
         (("--models.mix", "cnn", "--models.d", "512"), "auto"),
         (KEPT, "auto"),
         (("--data.partition", "dirichlet", "--data.sizes", "free", "--data.alpha", "5"), "auto"),
@@ -269,7 +271,9 @@ def test_auto_does_not_stack_a_users_own_objective():
     job = toy.job("fedavg", *PLAIN, "--clients", "12", "--training.stack", "6")
     fed = toy.start(Serial(), job).fed
     fed.job = job
-    engines = [resolve_engine(fed, method).training.engine for method in (FedAvg(), Collects())]
+    engines = [
+        resolve_engine(fed, method, gpus=False).training.engine for method in (FedAvg(), Collects())
+    ]
     assert engines == ["stacked", "auto"]
 
 
