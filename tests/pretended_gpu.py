@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,7 +26,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpcfed.core.payload import on_device
 from hpcfed.models import flat
@@ -121,29 +121,61 @@ def compute(op: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
     Raises RuntimeError where tensors of the GPU and of the host meet.
     """
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    away = [tensor for tensor in tensors if isinstance(tensor, Away)]
-    here = [tensor for tensor in tensors if not isinstance(tensor, Away) and tensor.dim()]
-    if away and here and op not in BOTH:
-        shapes = [list(tensor.shape) for tensor in here]
+    away: list[Away] = []
+    here: list[Tensor] = []
+    plain = [on_cpu(value, away, here) for value in args]
+    how = {name: on_cpu(value, away, here) for name, value in kwargs.items()}
+    if away and op not in BOTH and any(tensor.dim() for tensor in here):
+        shapes = [list(tensor.shape) for tensor in here if tensor.dim()]
         raise RuntimeError(f"{op}: all tensors must be on one device, but {shapes} are on the host")
     WAITS.count += waits(op, args, kwargs)
     goes_there = isinstance(args[0], Away) if op is aten.copy_.default else bool(away)
-    how = dict(kwargs)
     LOCKED.count += bool(how.pop("pin_memory", False))
     if how.get("device") is not None:
         if torch._C._current_autograd_node() is None:
             goes_there = on_gpu(how["device"])
         else:  # a derivative asks for the device that C++ sees
-            goes_there = bool(away) or not tensors
+            goes_there = bool(away) or not here
         how["device"] = HOST
-    plain, how = tree_map_only(Away, lambda tensor: tensor.there, (args, how))
     result = op(*plain, **how)
     if not goes_there:
         return result
     by_id = {id(tensor.there): tensor for tensor in away}  # operations in place return these
-    result = tree_map_only(Tensor, lambda t: by_id[id(t)] if id(t) in by_id else Away(t), result)
-    return return_and_correct_aliasing(op, args, dict(kwargs), result) if away else result
+    result = as_away(result, by_id)
+    if away and aliases(op):
+        return return_and_correct_aliasing(op, args, dict(kwargs), result)
+    return result
+
+
+def on_cpu(value: Any, away: list[Away], here: list[Tensor]) -> Any:
+    """Return an argument with the CPU's tensors in place of the GPU's.
+
+    away, here: get the tensors of the GPU and of the host that are in it.
+    """
+    if isinstance(value, Away):
+        away.append(value)
+        return value.there
+    if isinstance(value, Tensor):
+        here.append(value)
+    elif isinstance(value, list | tuple):
+        return type(value)([on_cpu(item, away, here) for item in value])
+    return value
+
+
+def as_away(value: Any, by_id: Mapping[int, Away]) -> Any:
+    """Return a result with the GPU's tensors in place of the CPU's, old ones where it has them."""
+    if isinstance(value, Tensor):
+        old = by_id.get(id(value))
+        return Away(value) if old is None else old
+    if isinstance(value, list | tuple):
+        return type(value)([as_away(item, by_id) for item in value])
+    return value
+
+
+@cache
+def aliases(op: Any) -> bool:
+    """Whether a result of the operation shares memory with an argument."""
+    return any(value.alias_info is not None for value in op._schema.returns)
 
 
 def waits(op: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -163,6 +195,11 @@ def waits(op: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 class Pretend(TorchDispatchMode):
     """Makes tensors on the pretended GPU where they are wanted there."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would load its compiler, and ask it at each operation."""
+        return False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return compute(op, args, kwargs or {})

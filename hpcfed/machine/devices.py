@@ -45,9 +45,9 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # else cuBLAS may sum in another order each time
-        torch.use_deterministic_algorithms(
-            True, warn_only=True
-        )  # torch warns where it has no such kernel
+        # torch warns where it has no such kernel; `use_deterministic_algorithms` would say the same
+        # to its compiler, which takes more than a second to load
+        torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = (  # type: ignore[attr-defined]  # not in its stubs
             False  # it costs one more kernel for each new tensor
         )

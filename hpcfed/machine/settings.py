@@ -36,7 +36,7 @@ def usual_settings() -> Iterator[None]:
     try:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode(0)
         torch.backends.cudnn.enabled = True
         with (
             rng.keep_states(),
@@ -65,8 +65,7 @@ def settings() -> dict[str, Any]:
         "cudnn": {name: getattr(torch.backends.cudnn, name) for name in CUDNN},
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "deterministic": torch.get_deterministic_debug_mode(),
         "fill": utils.fill_uninitialized_memory,
         "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
     }
@@ -117,7 +116,7 @@ def restore(before: dict[str, Any]) -> None:
     torch.set_default_dtype(before["dtype"])
     cpu = before["device"] == torch.device("cpu")
     torch.set_default_device(None if cpu else before["device"])
-    torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
+    torch.set_deterministic_debug_mode(before["deterministic"])
     utils.fill_uninitialized_memory = before["fill"]
     for name, value in before["cudnn"].items():
         setattr(torch.backends.cudnn, name, value)

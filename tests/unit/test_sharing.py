@@ -104,7 +104,7 @@ def test_on_a_gpu_the_workspace_of_matrix_products_is_fixed_unless_the_user_has_
     monkeypatch.delenv(name)
     for owner, function in (
         (torch.cuda, "set_device"),
-        (torch, "use_deterministic_algorithms"),
+        (torch, "set_deterministic_debug_mode"),
         (torch, "set_num_threads"),
     ):
         monkeypatch.setattr(owner, function, lambda *_, **__: None)
