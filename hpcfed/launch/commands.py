@@ -58,7 +58,9 @@ VALUES = (
     "last (round; default), last:10, best, before (local training), received (the server's next "
     "model), final and final_received (the same after the method's last step), pooled (over all "
     "clients' test examples together), received_pooled, final_pooled, "
-    "final_received_pooled, accuracy, up, down, or seconds"
+    "final_received_pooled, worst (client), worst_tenth (of the clients), spread (standard "
+    "deviation over clients), jain, gini, all five also as received_worst, accuracy, up, down, or "
+    "seconds"
 )
 METRIC = argument(
     "--metric",

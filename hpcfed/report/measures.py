@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
+from hpcfed.report.fairness import FAIRNESS, Fairness
 from hpcfed.results import summary
 from hpcfed.results.columns import (
     best_mean,
@@ -99,6 +100,39 @@ FLOWS = {  # numbers that are not of a metric
 }
 
 
+def fairness(
+    one: Fairness, each: Callable[[Record], dict[int, float]], high: bool, record: Record
+) -> Numbers:
+    """Return how equally the clients of a run are served; it has no deviation over clients.
+
+    each: returns the values of the clients.  high: whether higher values are better.
+    """
+    values = np.array([*each(record).values()])
+    number = one.of(values, high) if len(values) else float("nan")
+    return (number if np.isfinite(number) else None), None
+
+
+def fairness_measures(metric: str, means: dict[str, Measure]) -> dict[str, Measure]:
+    """Return the measures of how equally clients are served, by name.
+
+    means: measures of the mean over clients.
+    """
+    share, high = is_share(metric), is_high(metric)
+    measures = {}
+    for name, one in MODELS.items():
+        each = means[name].each
+        assert each is not None
+        for word, fair in FAIRNESS.items():
+            words = fair.words.format(f"test {title_metric(metric)} {one.words}")
+            measures[word if name == "last" else f"{name}_{word}"] = Measure(
+                words[0].upper() + words[1:],
+                partial(fairness, fair, each, high),
+                share=share or not fair.scaled,
+                high=high if fair.high is None else fair.high,
+            )
+    return measures
+
+
 def measures_of(metric: str) -> dict[str, Measure]:
     """Return the measures of one metric, by name."""
     title = f"Test {title_metric(metric)}"
@@ -124,7 +158,8 @@ def measures_of(metric: str) -> dict[str, Measure]:
     }
     measures = {"last": means["last"], "best": best, **means, **pooled}
     share, high = is_share(metric), is_high(metric)
-    return {name: replace(one, share=share, high=high) for name, one in measures.items()}
+    scaled = {name: replace(one, share=share, high=high) for name, one in measures.items()}
+    return scaled | fairness_measures(metric, means)
 
 
 def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:

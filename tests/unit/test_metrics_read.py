@@ -12,6 +12,7 @@ from rich.console import Console
 import hpcfed
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
+from hpcfed.report.fairness import gini, jain, worst, worst_tenth
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, y
 from hpcfed.report.measures import measure
@@ -121,6 +122,39 @@ def test_a_run_gives_its_metrics_as_arrays(tmp_path: Path):
 )
 def test_a_measure_is_of_the_metric_that_is_asked_for(value: str, want: tuple, tmp_path: Path):
     assert measure(value, "f1").of(load(run(tmp_path / "run"))) == want
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [  # of the clients' F1 of 0.4 and 0.6
+        ("worst", 0.4),
+        ("worst_tenth", 0.4),
+        ("spread", 0.1),
+        ("jain", 1.0**2 / (2 * (0.16 + 0.36))),
+        ("gini", 2 * 0.2 / (2 * 4 * 0.5)),
+        ("received_worst", 0.2),
+        ("final_gini", None),
+    ],
+)
+def test_a_measure_says_how_equally_clients_are_served(value, want, tmp_path: Path):
+    got, deviation = measure(value, "f1").of(load(run(tmp_path / "run")))
+    assert got == (None if want is None else pytest.approx(want, abs=1e-12)) and deviation is None
+
+
+def test_the_worst_client_of_an_error_has_the_highest_value_and_less_spread_is_better():
+    values = np.arange(20.0)
+    assert (worst(values, high=False), worst_tenth(values, high=False)) == (19.0, 18.5)
+    assert (worst(values, high=True), worst_tenth(values, high=True)) == (0.0, 0.5)
+    better = {name: measure(name, "mse").high for name in ("worst", "spread", "jain", "gini")}
+    assert better == {"worst": False, "spread": False, "jain": True, "gini": False}
+
+
+def test_equal_clients_are_equally_served():
+    values = np.full(7, 0.3)
+    assert jain(values, True) == pytest.approx(1) and gini(values, True) == pytest.approx(0)
+    assert jain(np.eye(5)[0], True) == pytest.approx(1 / 5)  # one client has everything
+    assert gini(np.eye(5)[0], True) == pytest.approx(4 / 5)
+    assert np.isnan(gini(np.zeros(3), True)) and np.isnan(jain(np.zeros(3), True))
 
 
 def test_a_metric_is_refused_if_it_is_unknown_or_not_part_of_the_value():
