@@ -87,9 +87,9 @@ class Reader:
         with convert_read_errors(self.path):
             yield from tree.leaves(self._items(name), name)
 
-    def verify(self, which: slice = slice(None)) -> None:
-        """Read all of these parts. Raises DamagedError if one is not as it was written."""
-        for part in [*self.parts][which]:
+    def verify(self) -> None:
+        """Read all parts. Raises DamagedError if one is not as it was written."""
+        for part in self.parts:
             with self._opened(part, verify_all=True):
                 pass
 
@@ -205,20 +205,11 @@ def newest_header(path: Path) -> dict[str, Any]:
     return {}
 
 
-def verify(index: Path, which: slice = slice(None)) -> None:
-    """Read the index of a checkpoint, and all of these of its parts.
-
-    Raises DamagedError if one is not as it was written, CheckpointError if it is of another format.
-    """
-    with Reader(index) as file:
-        file.verify(which)
-
-
 def advice(damaged: Path) -> str:
     """Return the advice to resume from the newest undamaged checkpoint of the folder."""
-    for path in _saved(damaged.parent):
-        with suppress(CheckpointError):
-            verify(path)
+    for path in [path for path in _saved(damaged.parent) if path != damaged]:
+        with suppress(CheckpointError), Reader(path) as file:
+            file.verify()
             return f"this one is intact: resume from it with --resume {path}"
     return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
 

@@ -5,21 +5,24 @@ run goes on.
 import errno
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from hpcfed.comm import Comm, Serial
-from hpcfed.core.errors import WriteError
+from hpcfed.core.errors import DamagedError, WriteError
 from hpcfed.core.exit_status import DONE, RESUME_ME
 from hpcfed.data.partition_file import check_seal
 from hpcfed.engine import loop, run
 from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.fault_tolerance.resume import restore
-from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results
+from hpcfed.engine.round_record import Row
+from hpcfed.storage import atomic, checkpoint, checkpoint_parts, names, results, uncached
 from hpcfed.storage.digest import digest
 from tests import saving
 from tests.contract import toy
@@ -35,6 +38,7 @@ FLAGS = (
     "--rounds",
     "6",
 )
+SHARED = ("state", "scores", "time")  # items of a checkpoint that all ranks share
 REFUSALS = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE]
 
 
@@ -111,26 +115,74 @@ def test_if_one_rank_cannot_write_its_part_the_previous_checkpoint_stays_and_the
     ]
 
 
-def test_a_damaged_checkpoint_is_passed_over_before_anything_of_the_run_changes(
-    tmp_path, monkeypatch, capsys
-):
+def saved_twice(folder: Path) -> Path:
+    """Save a run of two ranks after each of two rounds; return the part of rank 1 of the second."""
+
     def run(comm: Comm) -> None:
         rounds = started(comm, 0)
         for _ in range(2):
             rounds.step()
-            saving.save(rounds, tmp_path)
+            saving.save(rounds, folder)
 
     spmd(2, run)
-    newest = checkpoint.newest(tmp_path)
-    part = names.part_file(names.parts_folder(newest), 1)
+    return names.part_file(names.parts_folder(checkpoint.newest(folder)), 1)
+
+
+@pytest.mark.parametrize("damaged_clients", ["those of one rank", "those of several"])
+def test_after_a_damaged_checkpoint_a_run_continues_from_the_one_before_as_if_it_were_the_newest(
+    damaged_clients: str, tmp_path, capsys
+):
+    part = saved_twice(tmp_path)
     content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
+    step = len(content) // 2 if damaged_clients == "those of one rank" else 1000
+    for i in range(step, len(content), step):
+        content[i] ^= 1
     part.write_bytes(content)
-    taken = []
-    monkeypatch.setattr(snapshot, "take_up", lambda rounds, source: taken.append(source.rounds))
-    spmd(3, lambda comm: restore(started(comm, 0), tmp_path))
-    assert taken == [1, 1, 1]
+
+    def resumed(comm: Comm, path: Path) -> tuple[int, Any, Row]:
+        rounds = started(comm, 0)
+        restore(rounds, path)
+        return rounds.t, snapshot.take_snapshot(rounds).items, rounds.step()[0]
+
+    got = spmd(3, lambda comm: resumed(comm, tmp_path))
     assert f"{part}: damaged: the checksum does not fit" in capsys.readouterr().err
+    want = spmd(3, lambda comm: resumed(comm, names.checkpoint_file(tmp_path, 1)))
+    for (t, items, row), (other_t, other_items, other_row) in zip(got, want, strict=True):
+        assert t == other_t == 1
+        assert toy.differences(items, other_items) == []
+        losses = [record["clients/train_loss"] for record in (row, other_row)]
+        assert toy.differences(*losses) == []
+
+
+def test_only_clients_change_before_all_of_a_checkpoint_has_been_read(tmp_path):
+    part = saved_twice(tmp_path)
+    part.write_bytes(part.read_bytes()[:-1])
+    rounds = started(Serial(), 0)
+    before = dict(snapshot.items(rounds))
+    with pytest.raises(DamagedError, match="resume from it with --resume .*round-000001.h5"):
+        restore(rounds, names.checkpoint_file(tmp_path, 2))
+    after = dict(snapshot.items(rounds))
+    assert rounds.t == 0
+    assert toy.differences([before[n] for n in SHARED], [after[n] for n in SHARED]) == []
+
+
+def test_a_resume_reads_each_part_of_a_checkpoint_once(tmp_path, monkeypatch):
+    job = toy.job("fedrep", "--models.mix", "cnn", "--models.d", "2048")
+    rounds = toy.start(Serial(), job)
+    rounds.step()
+    saving.save(rounds, tmp_path)
+    part = names.part_file(names.parts_folder(checkpoint.newest(tmp_path)), 0)
+    transfer, n_bytes = uncached.Passing.readinto, Counter()
+
+    def count(file: uncached.Passing, buffer: Any) -> int:
+        n = transfer(file, buffer)
+        n_bytes[file.name] += n
+        return n
+
+    monkeypatch.setattr(uncached.Passing, "readinto", count)
+    restore(toy.start(Serial(), job), tmp_path)
+    size = part.stat().st_size
+    assert size < n_bytes[part] < 1.8 * size  # whole MiB, of which some are read twice
 
 
 def test_a_run_can_be_restored_from_a_snapshot():

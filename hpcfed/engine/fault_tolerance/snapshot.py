@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -52,6 +52,17 @@ class Snapshot:
 
     def get(self, name: str) -> Any:
         return self.items[name]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The items of a checkpoint that all ranks share, and of rank 0 the pooled client's memory."""
+
+    rounds: int
+    state: Any
+    scores: Any
+    time: Any
+    pooled: dict[str, Any] | None = None
 
 
 def header(rounds: Rounds) -> dict[str, Any]:
@@ -133,20 +144,22 @@ def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
 def take_up(rounds: Rounds, source: Source) -> None:
     """Restore the run from a source that has the items of all ranks.
 
-    This rank takes the shared items, and those of its own clients. An earlier call that failed
-    halfway does no harm. Raises CheckpointError if the source is of another job.
+    This rank takes the shared items, and those of its own clients. Raises CheckpointError if the
+    source is of another job.
+    """
+    take_shared(rounds, take_clients(rounds, source))
+
+
+def take_clients(rounds: Rounds, source: Source) -> Shared:
+    """Restore the states of this rank's clients; return the shared items, to be restored later.
+
+    A later call replaces all that a call has restored, so that one that fails halfway does no harm.
+    Raises CheckpointError if the source is of another job.
     """
     fed = rounds.fed
     same_job(fed.job.identity(), source.header["job"])
     fed.store.finetuning.same_weights(source.header.get(WEIGHTS))
-    rounds.t = source.rounds
-    rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
-    scores = source.get("scores")
-    rounds.evaluation.scores, rounds.evaluation.stale, rounds.balance.seconds = (
-        np.array(scores[n]) for n in ("last", "stale", "seconds")
-    )
-    rounds.evaluation.metrics.from_tree(scores)
-    rounds.schedule.from_tree(source.get("time"))
+    shared = Shared(source.rounds, *(source.get(name) for name in ("state", "scores", "time")))
     for k in [*fed.store]:  # from the method's start, or from a damaged source
         fed.store.forget(k)
     fed.replay.clear()
@@ -155,7 +168,22 @@ def take_up(rounds: Rounds, source: Source) -> None:
         if k in fed.clients:
             fed.placement.restore(k, check_weights(rounds, k, source.get(name)))
         elif k == fed.K and fed.comm.rank == 0:
-            fed.pooled().memory = on_device(source.get(name)["memory"], fed.device)
+            shared = replace(shared, pooled=source.get(name)["memory"])
+    return shared
+
+
+def take_shared(rounds: Rounds, shared: Shared) -> None:
+    """Restore the items that all ranks share, and the pooled client."""
+    fed, scores = rounds.fed, shared.scores
+    rounds.t = shared.rounds
+    rounds.state = from_tree(rounds.state, shared.state, fed.device)
+    rounds.evaluation.scores, rounds.evaluation.stale, rounds.balance.seconds = (
+        np.array(scores[n]) for n in ("last", "stale", "seconds")
+    )
+    rounds.evaluation.metrics.from_tree(scores)
+    rounds.schedule.from_tree(shared.time)
+    if shared.pooled is not None:
+        fed.pooled().memory = on_device(shared.pooled, fed.device)
 
 
 def check_weights(rounds: Rounds, k: int, parcel: dict[str, Any]) -> dict[str, Any]:
