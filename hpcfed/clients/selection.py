@@ -3,9 +3,9 @@
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
 arXiv:2011.08756.
 Deviations of power of choice: the losses are those of the last local training, which clients
-reported beside their uploads (4 bytes each). They are not requested before each round. Candidates
-are drawn in proportion to their examples, and the paper's server takes the plain mean of the
-cohort's models: that is the method's weighting = "uniform"; with "samples" size counts twice.
+reported after their uploads, in a message of 4 bytes. They are not requested before each round.
+Candidates are drawn in proportion to their examples, and the paper's server takes the plain mean of
+the cohort's models: that is the method's weighting = "uniform"; with "samples" size counts twice.
 Deviations of E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from
 memory of the paper. A cohort is drawn by systematic sampling over a random order, which gives each
 client exactly its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m
@@ -57,9 +57,14 @@ class Choice:
         return self.selection.by in ("power-of-choice", "e3cs")
 
     @property
+    def needs_losses(self) -> bool:
+        """Whether the clients of a cohort send their mean training loss after their uploads."""
+        return self.selection.by == "power-of-choice"
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that each client of a cohort sends in addition to its method's upload."""
-        return LOSS_BYTES if self.selection.by == "power-of-choice" else 0
+        """Bytes of this loss, which a client sends in addition to its method's upload."""
+        return LOSS_BYTES if self.needs_losses else 0
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t, in id order.
@@ -94,12 +99,10 @@ class Choice:
         """Update the selection with the reports of round t.
 
         reports: clients that reported.
-        losses: their mean training losses.
+        losses: the mean training losses that they sent; {} if the selection needs none.
         """
-        if self.selection.by == "power-of-choice":
-            for k in sorted(reports):
-                if np.isfinite(losses.get(k, np.nan)):
-                    self.losses[k] = np.float32(losses[k])
+        for k, loss in losses.items():
+            self.losses[k] = loss
         if self.selection.by == "e3cs":
             K, m = len(self.sizes), self.m
             p, capped = self.probabilities(t)

@@ -38,6 +38,11 @@ class Tally:
         0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
 
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss of an example; nan if the client did not train on its own."""
+        return self.loss / self.examples if self.examples else float("nan")
+
 
 def on_device(value: Any, device: torch.device) -> Any:
     """Move all tensors in nested dicts, lists and means to the device.

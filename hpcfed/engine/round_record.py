@@ -44,8 +44,8 @@ FEW = 100
 
 def cells(tally: Tally) -> tuple[float, ...]:
     """Return a tally as a row of the table, the mean loss first."""
-    loss, *rest = (getattr(tally, f.name) for f in fields(tally))
-    return (loss / tally.examples if tally.examples else float("nan"), *rest)
+    _, *rest = (getattr(tally, f.name) for f in fields(tally))
+    return (tally.mean_loss, *rest)
 
 
 NOTHING = (

@@ -5,14 +5,16 @@ If clients fail, the round begins again without them. If a signal ends a round, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 
 from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
@@ -23,6 +25,7 @@ from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
 from hpcfed.engine.round_record import Flags, Recorder, Row
 from hpcfed.federation.replay_log import STOP, Again
+from hpcfed.federation.upload import Upload
 from hpcfed.machine.heartbeat import Stopped
 from hpcfed.training import stacked
 from hpcfed.training.adapt import adapt
@@ -30,6 +33,7 @@ from hpcfed.training.evaluate import Score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
+    from hpcfed.clients.client import Client
     from hpcfed.comm import Comm
     from hpcfed.federation.federation import Federation
 
@@ -41,9 +45,8 @@ class Schedule(Protocol):
     def now(self) -> float:
         """Virtual seconds."""
 
-    @property
-    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
-        """The method's round: (fed, state, cohort, t) -> the new state."""
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        """Run the method's round, and return the new state."""
 
     def state_of(self, k: int, state: State) -> State:
         """Return the state that client k downloads from: the server's, or that of its edge."""
@@ -76,10 +79,25 @@ class Synchronous:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
         self.edges = SynchronousEdges(fed, algorithm, fed.edges, state) if fed.edges else None
+        self.losses: dict[int, float] = {}  # of the round, as the clients reported them
 
-    @property
-    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
-        return self.edges.round if self.edges else self.algorithm.round
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        """Run the method's round; then the clients send what the choice of cohorts needs."""
+        method = self.edges or self.algorithm
+        state = method.round(fed, state, cohort, t)
+        self.losses = self.report_losses(cohort) if fed.choice.needs_losses else {}
+        return state
+
+    def report_losses(self, cohort: list[int]) -> dict[int, float]:
+        """Return the mean training losses that clients of the cohort send; collective."""
+        fed = self.fed
+
+        def report(client: Client) -> Upload | None:
+            loss = fed.tallies[client.id].mean_loss
+            return Upload(training_loss=torch.tensor(loss)) if isfinite(loss) else None
+
+        reports = fed.gather(fed.run(cohort, report))
+        return {k: parts["training_loss"].item() for k, parts in reports.items()}
 
     def state_of(self, k: int, state: State) -> State:
         return self.edges.state_of(k, state) if self.edges else state
@@ -96,9 +114,6 @@ class Synchronous:
         reporting = fed.participants.begin(t, cohort, keeps, time_of)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(reporting)
-        for client in fed.mine(reporting) if fed.choice.nbytes else ():
-            # the values that the choice of cohorts needs
-            fed.tallies[client.id].up += fed.choice.nbytes
         return reporting
 
     def next_clients(self, t: int) -> list[int]:
@@ -127,8 +142,7 @@ class Synchronous:
         else:
             seconds = [max(s, deadline) if k in lost else s for k, s in took.items()]
             self.now += sum(seconds) if self.algorithm.one_at_a_time else max(seconds, default=0.0)
-        losses = dict(zip(ids.tolist(), columns["train_loss"].tolist(), strict=True))
-        self.fed.choice.learn(self.fed.t, set(cohort), losses)
+        self.fed.choice.learn(self.fed.t, cohort, self.losses)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic
 
     def to_tree(self) -> Row:

@@ -204,3 +204,19 @@ def invert_inputs(rounds: Rounds) -> None:
 
 def results(outcome: toy.Outcome) -> list[Any]:
     return [outcome.state, outcome.weights, outcome.memory]
+
+
+def test_the_losses_that_power_of_choice_asks_for_pass_the_transforms_too():
+    flags = ("--rounds", "4", "--models.mix", "mlp", "--selection.by", "power-of-choice")
+
+    def cohorts(transform: Scale) -> list[list[bool]]:
+        going = toy.start(Serial(), toy.job("fedavg", *flags))
+        going.fed.transforms.append(transform)
+        return [going.step()[0]["clients/cohort"].tolist() for _ in range(4)]
+
+    same, opposite = Scale(1.0), Scale(-1.0, "training_loss")
+    chosen = cohorts(same)
+    assert [size for _, name, size in same.seen if name == "training_loss"] == [4] * sum(
+        map(sum, chosen)
+    )
+    assert cohorts(opposite) != chosen

@@ -79,7 +79,7 @@ def test_power_of_choice_takes_the_highest_losses_of_all_and_the_lowest_ids_amon
     poc.learn(1, [2, 3], {2: 2.0, 3: 0.5})
     poc.learn(2, [4], {4: 0.25})
     assert poc.sample(3) == [0, 2]
-    poc.learn(3, [0], {0: float("nan")})  # nothing was trained: what it said before holds
+    poc.learn(3, [0], {})  # it trained nothing and sent no loss: its former one holds
     assert poc.losses.tolist() == [3.0, 1.0, 2.0, 0.5, 0.25]
 
 
