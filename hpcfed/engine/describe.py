@@ -1,4 +1,4 @@
-"""The description of a run in its result file, and the plan that `--dry-run` prints."""
+"""The description of a run in its result file, and the lines that a run begins with."""
 
 from __future__ import annotations
 
@@ -16,17 +16,11 @@ from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.config.architectures import find
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
-from hpcfed.core.tables import duration, size
 from hpcfed.core.version import __version__
 from hpcfed.engine import changed_code
-from hpcfed.engine.calibration import local_seconds
 from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
-from hpcfed.engine.fault_tolerance.background_save import KEEP
-from hpcfed.engine.memory_check import need
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
-from hpcfed.machine.assignment import makespan
-from hpcfed.machine.memory_budget import weights
 from hpcfed.models.user_model import describe_call
 from hpcfed.storage.columns import LISTED
 from hpcfed.storage.record import JOB_ID, RUN_ID
@@ -215,66 +209,3 @@ def describe_inputs(facts: World) -> str:
     axes = ("channels", "height", "width") if len(shape) == 3 else ("channels", "steps")
     kind = "images" if len(shape) == 3 else "sequences"
     return f"{kind} of {' x '.join(map(str, shape))} ({' x '.join(axes)})"
-
-
-def memory(facts: World, fed: Federation) -> dict[int, float]:
-    """Return the bytes of weights on each rank."""
-    size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
-    by_rank: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
-    for k, rank in enumerate(fed.placement.ranks):
-        by_rank[rank].append(facts.architectures[k])
-    return {
-        rank: float(weights(kinds, size, fed.store.stateless)) for rank, kinds in by_rank.items()
-    }
-
-
-def plan(job: Job, facts: World, fed: Federation) -> None:
-    """Print the plan of a run: job, placement, memory and traffic."""
-    from hpcfed.engine.dryrun import show
-
-    balance = (
-        sum(facts.costs)
-        / sum(fed.placement.speeds)
-        / makespan(facts.costs, fed.placement.ranks, fed.placement.speeds)
-    )
-    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, LISTED))]
-    device = f"{fed.device}; {on_gpu(facts, fed)}"
-    show(
-        job.plain(),
-        job.origins(),
-        facts,
-        fed.placement.ranks,
-        memory(facts, fed),
-        traffic,
-        balance,
-        device,
-        fed.data.metrics,
-        [*setting(facts, fed), *time_and_disk(job, facts, fed)],
-    )
-
-
-def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
-    """Return lines about the time of local training and the size of checkpoints."""
-    lines = []
-    if getattr(job.algorithm, "samples_cohorts", False) and (each := local_seconds(facts, fed)):
-        each *= job.participation
-        lines.append(
-            f"local training: about {duration(each)} a round on the busiest rank, "
-            f"{duration(each * job.rounds)} in all (a step was measured; evaluation and the "
-            f"server's work come on top)"
-        )
-    weights = sum(fed.store.layout(name).size * 4 for name in facts.architectures)
-    clients = "no weights of clients" if fed.store.stateless else f"{size(weights)} of weights"
-    lines.append(
-        f"checkpoints: each has {clients}, beside the server's state and what clients remember; "
-        f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk"
-    )
-    return lines
-
-
-def on_gpu(facts: World, fed: Federation) -> str:
-    """Return a phrase about the GPU memory that rank 0 needs."""
-    takes = size(need(facts, fed).total)
-    if fed.gpu.memory:
-        return f"it takes at least {takes} of its {size(fed.gpu.memory)} of the GPU's memory"
-    return f"on a GPU it would take about {takes} (an estimate)"

@@ -4,65 +4,101 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hpcfed.core.tables import console, size, table
+from hpcfed.core.tables import console, duration, size, table
+from hpcfed.engine.calibration import local_seconds
+from hpcfed.engine.describe import setting
+from hpcfed.engine.fault_tolerance.background_save import KEEP
+from hpcfed.engine.memory_check import need
+from hpcfed.machine.assignment import makespan
+from hpcfed.machine.memory_budget import weights
+from hpcfed.storage.columns import LISTED
 from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.clients.edges import EdgeMap
+    from hpcfed.config.job import Job
     from hpcfed.engine.world import World
+    from hpcfed.federation.federation import Federation
 
 SHOWN = 1000  # largest number of a rank's clients that are listed
 WIDE = 26  # classes that fit a line
 
 
-def show(
-    job: dict[str, Any],
-    origins: dict[str, str],
-    facts: World,
-    placement: list[int],
-    memory: dict[int, float],
-    traffic: list[tuple[int, int]],
-    balance: float,
-    device: str,
-    metrics: Sequence[str],
-    setting: Sequence[str],
-) -> None:
-    """Print the plan of a run.
-
-    origins: where each field's value comes from, for fields that do not have the job's own default.
-    memory: bytes of weights by rank.  traffic: bytes down and up per round of each client.
-    balance: average load of a rank over the largest.  device: description of rank 0's device.
-    metrics: names of what evaluation measures.
-    setting: lines about inputs and models.
-    """
-    out = console()
-    fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
-    shown = fields if job["verbose"] else [field for field in fields if field[2]]
+def show(job: Job, facts: World, fed: Federation) -> None:
+    """Print the plan of a run: job, placement, memory and traffic."""
+    out, ranks = console(), fed.placement.ranks
+    origins = job.origins()  # of fields that do not have the job's own default
+    fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job.plain()).items()]
+    shown = fields if job.verbose else [field for field in fields if field[2]]
     out.print(table("job,value,from", shown))
     if left := len(fields) - len(shown):
         out.print(f"and {left} fields with their defaults (--verbose true shows them)")
-    out.print("\n" + "\n".join(setting))
-    by_rank = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
-    rows = [(r, len(ks), join_ids(ks), size(memory[r])) for r, ks in by_rank.items()]
-    out.print(f"\nrank 0 computes on {device}")
-    out.print(table(">rank,>clients,ids,>weights", rows))
+    out.print("\n" + "\n".join([*setting(facts, fed), *time_and_disk(job, facts, fed)]))
+    out.print(f"\nrank 0 computes on {fed.device}; {on_gpu(facts, fed)}")
+    clients = {r: [k for k, rank in enumerate(ranks) if rank == r] for r in range(fed.comm.size)}
+    out.print(table(">rank,>clients,ids,>weights", placement(facts, fed, clients)))
     if not facts.many:
-        out.print(partition(facts, placement))
+        out.print(partition(facts, ranks))
+    mean_load = sum(facts.costs) / sum(fed.placement.speeds)
+    balance = mean_load / makespan(facts.costs, ranks, fed.placement.speeds)
     out.print(
         f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
     )
+    out.print(f"metrics: {', '.join(fed.data.metrics)} (task: {facts.data.task.name})")
+    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, LISTED))]
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
-    out.print(f"metrics: {', '.join(metrics)} (task: {facts.data.task.name})")
     out.print(f"traffic per client and round: {down} down, {up} up")
-    if facts.edges and len(traffic) == len(placement):
-        out.print(between_edges(facts.edges, traffic, job["edges"]["rounds"]))
-    idle = [r for r, ks in by_rank.items() if not ks]
-    if idle:
-        out.print(f"warning: {len(idle)} of {len(by_rank)} ranks have no client")
+    if facts.edges and len(traffic) == len(ranks):
+        out.print(between_edges(facts.edges, traffic, job.edges.rounds))
+    if idle := sum(not ks for ks in clients.values()):
+        out.print(f"warning: {idle} of {len(clients)} ranks have no client")
+
+
+def placement(
+    facts: World, fed: Federation, clients: dict[int, list[int]]
+) -> list[tuple[int, int, str, str]]:
+    """Return the rows of the table of ranks: clients, their ids, and bytes of their weights.
+
+    clients: by rank.
+    """
+    bytes_each = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
+    stateless = fed.store.stateless
+    memory = {
+        rank: float(weights([facts.architectures[k] for k in ks], bytes_each, stateless))
+        for rank, ks in clients.items()
+    }
+    return [(rank, len(ks), join_ids(ks), size(memory[rank])) for rank, ks in clients.items()]
+
+
+def time_and_disk(job: Job, facts: World, fed: Federation) -> list[str]:
+    """Return lines about the time of local training and the size of checkpoints."""
+    lines = []
+    if getattr(job.algorithm, "samples_cohorts", False) and (each := local_seconds(facts, fed)):
+        each *= job.participation
+        lines.append(
+            f"local training: about {duration(each)} a round on the busiest rank, "
+            f"{duration(each * job.rounds)} in all (a step was measured; evaluation and the "
+            f"server's work come on top)"
+        )
+    total = sum(fed.store.layout(name).size * 4 for name in facts.architectures)
+    clients = "no weights of clients" if fed.store.stateless else f"{size(total)} of weights"
+    lines.append(
+        f"checkpoints: each has {clients}, beside the server's state and what clients remember; "
+        f"up to {(job.checkpoint.keep or KEEP) + 1} are on disk"
+    )
+    return lines
+
+
+def on_gpu(facts: World, fed: Federation) -> str:
+    """Return a phrase about the GPU memory that rank 0 needs."""
+    takes = size(need(facts, fed).total)
+    if fed.gpu.memory:
+        return f"it takes at least {takes} of its {size(fed.gpu.memory)} of the GPU's memory"
+    return f"on a GPU it would take about {takes} (an estimate)"
 
 
 def between_edges(edges: EdgeMap, traffic: Sequence[tuple[int, int]], every: int) -> str:

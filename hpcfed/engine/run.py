@@ -10,7 +10,7 @@ from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import ConfigError, DataError, WriteError
 from hpcfed.core.exit_status import DONE
 from hpcfed.data.partition_file import Partition, check_seal
-from hpcfed.engine import describe, memory_check
+from hpcfed.engine import describe, dryrun, memory_check
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.decide import world
@@ -60,7 +60,7 @@ def attempt(course: Course, comm: Comm) -> int:
     warn(fed, decided)
     if folder is None:
         if comm.rank == 0:
-            describe.plan(job, decided, fed)
+            dryrun.show(job, decided, fed)
         return DONE
     if not course.begun:
         calibrate(decided, fed)

@@ -12,7 +12,7 @@ from hpcfed.clients import edges
 from hpcfed.comm import Serial
 from hpcfed.config.edges import Edges
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
-from hpcfed.engine import describe
+from hpcfed.engine import dryrun
 from hpcfed.engine.decide import world
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.exchange import Exchange
@@ -133,7 +133,7 @@ def test_an_edge_fetches_and_sends_one_model_for_each_aggregation_of_the_server(
 def test_a_dry_run_prints_the_bytes_between_edges_and_the_server(capsys):
     job = toy.job("fedavg", *MLP, *THREE, "--edges.rounds", "2", "--participation", "1")
     rounds = toy.start(Serial(), job)
-    describe.plan(job, world(job, Serial()), rounds.fed)
+    dryrun.show(job, world(job, Serial()), rounds.fed)
     out = " ".join(capsys.readouterr().out.split())
     assert "3 edges and the server, every 2 rounds, with all clients: 195.4 kB down, 195.4" in out
     outcome = toy.run(Serial(), job)

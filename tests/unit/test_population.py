@@ -11,7 +11,7 @@ from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.data.synthetic import SPREAD, Synthetic
-from hpcfed.engine import describe, events
+from hpcfed.engine import describe, dryrun, events
 from hpcfed.engine.decide import world
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
@@ -247,7 +247,7 @@ def test_central_training_of_a_population_is_refused():
 
 def test_a_plan_of_a_population_is_short(capsys):
     rounds = toy.start(Serial(), job("fedavg", 20_000))
-    describe.plan(rounds.fed.job, world(rounds.fed.job, Serial()), rounds.fed)
+    dryrun.show(rounds.fed.job, world(rounds.fed.job, Serial()), rounds.fed)
     assert len(capsys.readouterr().out) < 20_000
 
 
