@@ -164,7 +164,7 @@ class EventBased(Method):
         return reasons
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
-        """Return the virtual seconds of one task of client k with this number of examples."""
+        """Return the virtual seconds of one task of client k with these examples."""
         return fed.participants.profiles.seconds(k, examples, *fed.participants.announced(k))
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:

@@ -64,7 +64,7 @@ class Draws:
         return self.local.steps or self.local.epochs
 
     def examples(self, k: int, amount: int) -> int:
-        """Return the number of examples in this number of epochs (or steps) of client k.
+        """Return the number of examples in `amount` epochs (or steps) of client k.
 
         The last batch of an epoch may be smaller.
         """

@@ -58,13 +58,11 @@ class Profiles:
         return self.trace.available_from(k, now) if self.trace else now
 
     def compute(self, k: int, examples: float) -> float:
-        """Return the seconds that client k takes for this number of examples, forward and
-        backward.
-        """
+        """Return the seconds of client k for the examples, forward and backward."""
         return quotient(float(examples) * float(self.example[k]), self.speed[k])
 
     def transfer(self, k: int, nbytes: float) -> float:
-        """Return the seconds of a transfer of this number of bytes to or from client k."""
+        """Return the seconds of a transfer to or from client k."""
         return quotient(nbytes, self.bandwidth[k])
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:

@@ -87,8 +87,7 @@ class Nodes:
         self.node.Barrier()
 
     def spread(self, ranks: Sequence[int], rows: Sequence[int], columns: int) -> Spread:
-        """Return counts and offsets for sending a row of this number of columns to each of these
-        ranks.
+        """Return counts and offsets for sending a row of these columns to each of the ranks.
 
         All other ranks get nothing.
         """

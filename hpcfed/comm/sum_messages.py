@@ -125,7 +125,7 @@ def most(lines: int) -> int:
 
 
 def pad_columns(values: int) -> int:
-    """Return the columns of a line for this number of values and the count of rows.
+    """Return the columns of a line for its values and the count of rows.
 
     It is rounded up to whole cache lines, so that no cache line belongs to two ranks.
     """

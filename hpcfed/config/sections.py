@@ -126,7 +126,7 @@ class Data(Section):
     partition_file: FileName | None = field(None, used_if=DIVIDED)
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = field(None, used_if=DIVIDED)
-    """Use only this number of training examples in total, drawn class by class."""
+    """Total number of training examples that are used, drawn class by class; none: all."""
     imbalance: Annotated[float, Field(ge=1, le=1e6)] = field(1.0, used_if=DIVIDED)
     """Long tail: class c keeps the share imbalance^(-c / (C - 1)) of its training examples, at
     least one, so that the first class is `imbalance` times as frequent as the last. 1: all are

@@ -55,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def tail(path: Path, most: int) -> str:
-    """Return the end of a text file, at most this number of bytes."""
+    """Return the last bytes of a text file, at most `most`."""
     with open(path, "rb", opener=only_regular) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read().decode(errors="replace")

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def evenly(n: int, most: int) -> np.ndarray:
-    """Return at most this number of the positions 0..n-1, evenly spread, including both ends.
+    """Return at most `most` of the positions 0..n-1, evenly spread, including both ends.
 
     If only one is returned, it is the first.
     """

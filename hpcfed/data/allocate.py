@@ -32,7 +32,7 @@ def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.nda
     Each pass satisfies all clients or empties a class.
     """
     got = np.zeros_like(mix)
-    for _ in range(len(supply) + 1):  # this number of passes suffices
+    for _ in range(len(supply) + 1):  # more passes are never needed
         left = np.maximum(supply - got.sum(0), 0)
         left[left < EPS] = 0
         ask = mix * (left > 0)

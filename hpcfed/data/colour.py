@@ -74,7 +74,7 @@ def _turn_grey(x: Tensor, draws: Tensor) -> Tensor:
 
 
 def applies(i: int, channels: int) -> bool:
-    """Return whether a change is made to images with this number of channels."""
+    """Return whether a change is made to images of these channels."""
     return channels == 3 or i < 2
 
 

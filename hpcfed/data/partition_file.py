@@ -102,7 +102,7 @@ class Partition:
         return partition
 
     def check(self, path: Path, clients: int, data: str, n_train: int, n_test: int) -> None:
-        """Raise DataError unless this is a partition of these data for this number of clients.
+        """Raise DataError unless this is a partition of these data among the clients.
 
         path: the file that it came from.
         data: name of the data.

@@ -17,7 +17,7 @@ from hpcfed.core.paths import regular
 from hpcfed.data import hdf5_check
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
-# time limit of the trial: seconds, plus one per this number of bytes; a damaged file may never end
+# time limit of the trial: seconds, plus one for each PACE bytes; a damaged file may never end
 START, PACE = 60, 2**20
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-EVERYBODY = 1_000  # up to this number of clients, evaluate.clients = "auto" evaluates all
+EVERYBODY = 1_000  # largest number of clients of which evaluate.clients = "auto" evaluates all
 
 
 def evaluates_all(wanted: str | int, clients: int) -> bool:

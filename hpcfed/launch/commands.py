@@ -342,7 +342,7 @@ SUBMIT = (
     argument(
         "--ranks",
         metavar="1,2,4",
-        help="one run on each of these numbers of ranks, one after the other",
+        help="one run per number of ranks, one after the other",
     ),
     argument(
         "--dry-run",

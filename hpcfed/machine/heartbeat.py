@@ -52,12 +52,12 @@ class Heartbeat:
         self.look(self)
 
     def expect(self, clients: int) -> None:
-        """Record the start, or restart, of a round with this number of this rank's clients."""
+        """Record the start, or restart, of a round; `clients` of the cohort are on this rank."""
         self.done, self.total = 0, clients
         self.look(self)
 
     def finish(self, clients: int) -> None:
-        """Record that this number of clients is done."""
+        """Record that more clients are done: their number."""
         self.done += clients
         self.look(self)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def locked(nbytes: int) -> int:
-    """Return the bytes of page-locked memory that torch allocates for this number of bytes.
+    """Return the bytes of page-locked memory that torch allocates for a tensor of these bytes.
 
     It is the next power of two.
     """

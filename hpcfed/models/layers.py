@@ -129,9 +129,9 @@ def for_small_images(net: nn.Module) -> nn.Module:
 
 
 def stem(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """Return a net's first convolution for images with this number of channels.
+    """Return a net's first convolution for images of these channels.
 
-    It is the same convolution if it has that number already, else a new one.
+    It is the same convolution if it takes them already, else a new one.
     """
     if conv.in_channels == channels:
         return conv

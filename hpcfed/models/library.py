@@ -97,7 +97,7 @@ def explain(name: str) -> Iterator[None]:
 
 
 def replace_first(net: nn.Module, channels: int) -> None:
-    """Replace the first convolution by one for images with this number of channels."""
+    """Replace the first convolution by one for images of these channels."""
     for path, layer in net.named_modules():
         if isinstance(layer, nn.Conv2d):
             if layer.in_channels == COLOURS != channels:

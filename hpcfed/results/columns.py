@@ -46,7 +46,7 @@ def format_metric(name: str, value: float | None, places: int = 4) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Return a number with this number of digits, or as a whole number if it has a few more."""
+    """Return a number with these digits, or as a whole number if it has a few more."""
     return f"{value:,.0f}" if 10**digits <= abs(value) < 10**7 else f"{value:.{digits}g}"
 
 

@@ -135,9 +135,7 @@ class Results:
         return results
 
     def _lose(self, n: int) -> None:
-        """Add this number of rounds without a record. Raises DamagedError for more than any run
-        has.
-        """
+        """Add n rounds without a record. Raises DamagedError for more than any run has."""
         if n * 8 > PADDED:
             raise DamagedError(
                 f"{self.path}: holds {self.rounds} rounds, but the checkpoint says that "
@@ -193,7 +191,7 @@ class Results:
             self.finish()
 
     def secure(self, rounds: int) -> None:
-        """Make sure that this number of rounds is on disk. Raises WriteError if that fails."""
+        """Make sure that the first `rounds` rounds are on disk. Raises WriteError if that fails."""
         missing = self.rounds - len(self._rows) < rounds
         if missing or self._file is None or self._changed(self._file):
             self.finish()

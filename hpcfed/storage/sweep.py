@@ -223,9 +223,7 @@ def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
 
 
 def runs_below(folder: Path, levels: int = DEEP) -> Iterator[Path]:
-    """Yield the result files in a folder, and the runs and sweeps in this number of levels below
-    it.
-    """
+    """Yield the result files in a folder, and the runs and sweeps up to `levels` below it."""
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         place = folder / name
         if exists(place) or names.is_run(place):

@@ -185,7 +185,7 @@ class Task:
             return tuple(float(self.metrics[name].formula(answers)) for name in names)
 
     def fitting(self, outputs: int) -> list[str]:
-        """Return the names of the metrics of models with this number of outputs."""
+        """Return the names of the metrics that models with these outputs have."""
         return [n for n, metric in self.metrics.items() if metric.outputs in (0, outputs)]
 
     def choose(self, names: Sequence[str], outputs: int, data: str) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def plan_batches(
 
 
 def policy(fed: Federation, views: int) -> str:
-    """Return the job's augmentation for a loss that takes this number of views."""
+    """Return the job's augmentation for a loss of one or several views."""
     wanted = fed.job.local.augment
     if wanted != "auto":
         return wanted

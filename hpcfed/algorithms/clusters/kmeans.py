@@ -46,9 +46,7 @@ def move(points: Params, centres: Params, members: Sequence[int], share: float) 
 def lloyd(
     points: Params, centres: Params, wanted: Callable[[str], bool], share: float, iterations: int
 ) -> tuple[Params, list[int]]:
-    """Return the centres after this number of iterations, and each point's cluster in the last
-    one.
-    """
+    """Return the centres after these iterations, and each point's cluster in the last one."""
     members = assign(points, centres, wanted)
     for i in range(iterations):
         members = assign(points, centres, wanted) if i else members

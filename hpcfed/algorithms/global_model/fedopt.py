@@ -86,7 +86,7 @@ class FedOpt(RoundBased):
         return State(Params({**mean, **x}), m, v, steps)
 
     def bias_factor(self, steps: int) -> float:
-        """Return Keras' factor of the learning rate after this number of steps."""
+        """Return Keras' factor of the learning rate after these steps."""
         if self.optimiser == "adagrad":
             return 1.0
         return (1 - self.b2**steps) ** 0.5 / (1 - self.b1**steps)

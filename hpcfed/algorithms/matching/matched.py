@@ -127,7 +127,7 @@ class Widened(Matched):
         return self.gathered(fed, fed.initial(), list(self.units(fed).sizes.values()), {})
 
     def widened(self, fed: Federation, sizes: Sequence[int]) -> Units:
-        """Return the groups of a model with these numbers of units, in the order of groups."""
+        """Return the groups of a model whose groups have these sizes, in their order."""
         units = self.units(fed)
         for group, size in zip(list(units.sizes), sizes, strict=True):
             units = nonparametric.widen(units, group, size)

@@ -57,7 +57,7 @@ class FedRep(RoundBased):
     def train_head(
         self, fed: Federation, client: Client, received: Params, t: int, epochs: int, phase: str
     ) -> None:
-        """Train only the head, for this number of epochs."""
+        """Train only the head, for these epochs."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
             self.train(fed, client, received, t, epochs=epochs, only=only, phase=phase)

@@ -90,7 +90,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
 
 
 def is_finished(run: Path, rounds: int) -> bool:
-    """Return whether the run has done this number of rounds and its final steps."""
+    """Return whether the run has done these rounds and its final steps."""
     try:
         record = load_results(run)
     except CheckpointError:

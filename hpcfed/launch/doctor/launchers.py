@@ -146,7 +146,7 @@ def candidates(
     inside: bool,
     limit: float,
 ) -> list[Launcher]:
-    """Return ways to start this number of ranks, the best first.
+    """Return ways to start the ranks, the best first.
 
     srun comes first, because it places and counts ranks, and passes signals on to them.
     inside: whether this process is in a Slurm allocation, whose nodes mpirun uses; otherwise the

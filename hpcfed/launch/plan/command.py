@@ -211,7 +211,7 @@ def cluster(
     each: int | None,
     network: Network,
 ) -> Cluster:
-    """Return a cluster of this number of nodes. Raises ConfigError for impossible numbers."""
+    """Return the cluster of these nodes. Raises ConfigError for impossible numbers."""
     cores = trial.cores if cores is None else cores
     each = each if each is not None else gpus or max(1, cores // job.run.threads)
     for flag, value, least in (("gpus", gpus, 0), ("cores", cores, 1), ("ranks", each, 1)):

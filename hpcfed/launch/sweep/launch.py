@@ -87,7 +87,7 @@ def own_code(run: Member) -> Iterator[str]:
 
 
 def find_launcher(who: str, ranks: int, command_line: str, advice: str) -> list[str]:
-    """Return the words that start this number of ranks: mpirun, or the given command.
+    """Return the words that start the ranks: mpirun, or the given command.
 
     who: the beginning of the message.
     advice: how another launcher is given.

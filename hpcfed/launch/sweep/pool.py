@@ -55,7 +55,7 @@ class Outcome:
 
 
 class Pool:
-    """A pool that does this number of runs at a time.
+    """A pool that does several runs at a time.
 
     SIGTERM, SIGUSR1 and SIGINT ask active runs to save and stop; no further ones start. Runs
     are asked by SIGUSR1, which mpirun hands on to the ranks. A second signal is passed on

@@ -167,7 +167,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def y(lines: int, metric: str, curves: Sequence[Curve] = ()) -> str:
-    """Return the label of a metric's axis in a panel with this number of lines.
+    """Return the label of a metric's axis in a panel of one or several lines.
 
     metric: as in column names.  curves: those of the figure.
     """

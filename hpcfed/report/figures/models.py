@@ -247,7 +247,7 @@ def colours(drawing: Figure, image: AxesImage, axes: Sequence[Axes], text: str) 
 def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
     """Set a panel's title and axis labels.
 
-    The first line of the title, a run's name, has at most this number of letters.
+    letters: maximum length of the title's first line, a run's name.
     """
     name, *rest = title.split("\n")
     lines = map(plotting.plain, (plotting.short(name, letters), *rest))
