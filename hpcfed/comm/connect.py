@@ -97,9 +97,8 @@ def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
     for name in SIZES:
         if name in env:
             return name, count(name, env[name])
-    if (
-        "SLURM_STEP_ID" in env and "SLURM_PROCID" in env
-    ):  # srun; a batch script itself is not a step
+    # srun; a batch script itself is not a step
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
         return "SLURM_STEP_NUM_TASKS", count(
             "SLURM_STEP_NUM_TASKS", env.get("SLURM_STEP_NUM_TASKS", "1")
         )

@@ -153,9 +153,8 @@ def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndar
 
     s is in -1126..1126, so 2**s itself may be beyond float64.
     """
-    if (
-        values.dtype != out.dtype
-    ):  # separately: a multiplication with conversion takes 1.5 times as long
+    # separately: a multiplication with conversion takes 1.5 times as long
+    if values.dtype != out.dtype:
         np.copyto(out, values, casting="unsafe")
         values = out
     leading, *others = multipliers(factor, s)

@@ -34,9 +34,8 @@ def make(each: int, ranks: int) -> str:
     with suppress(OSError):
         handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", dir=FOLDER)
         try:
-            os.posix_fallocate(
-                handle, 0, size_of(each, ranks)
-            )  # now, because a mapping without space would end the process
+            # now, because a mapping without space would end the process
+            os.posix_fallocate(handle, 0, size_of(each, ranks))
         except OSError:
             os.unlink(path)
             raise

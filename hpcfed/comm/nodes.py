@@ -12,9 +12,8 @@ from hpcfed.comm.mpi_init import MPI
 from hpcfed.comm.node_memory import NodeMemory
 from hpcfed.comm.sum_messages import Buffers, sum_lines
 
-Spread = tuple[
-    np.ndarray, np.ndarray
-]  # counts and offsets of values that a rank sends to, or receives from, each other rank
+# counts and offsets of values that a rank sends to, or receives from, each other rank
+Spread = tuple[np.ndarray, np.ndarray]
 
 
 class Nodes:

@@ -9,9 +9,8 @@ import numpy as np
 from hpcfed.comm.codec import decode
 
 T = TypeVar("T")
-Row = Sequence[
-    np.ndarray
-]  # one client's contribution to a sum: the same number and shapes on all rows
+# one client's contribution to a sum: the same number and shapes on all rows
+Row = Sequence[np.ndarray]
 Arrays = dict[str, np.ndarray]
 
 

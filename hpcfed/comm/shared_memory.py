@@ -48,9 +48,8 @@ def write(arrays: Arrays) -> str:
 def _write(folder: str, arrays: Arrays) -> str:
     handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", dir=folder)
     try:
-        with open(
-            handle, "wb"
-        ) as file:  # not through a mapping: without space that would end the process
+        # not through a mapping: without space that would end the process
+        with open(handle, "wb") as file:
             for start, array in zip(_starts(plan_of(arrays)), arrays.values(), strict=False):
                 file.seek(start)
                 file.write(np.ascontiguousarray(array).data)

@@ -53,16 +53,13 @@ class Ways(NamedTuple):
     rank: int
     size: int
     buffers: Callable[[int, int, np.dtype], Buffers]
-    highest: Callable[
-        [np.ndarray], np.ndarray
-    ]  # maximum over all ranks, elementwise; may work in place
+    # maximum over all ranks, elementwise; may work in place
+    highest: Callable[[np.ndarray], np.ndarray]
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
-    lines: Callable[
-        [np.ndarray, np.ndarray], object
-    ]  # from [R, m] on each rank: this rank's line of each, to [R, m]
-    collect: Callable[
-        [np.ndarray, np.ndarray], object
-    ]  # from [m] on each rank: all of them, to [R, m]
+    # from [R, m] on each rank: this rank's line of each, to [R, m]
+    lines: Callable[[np.ndarray, np.ndarray], object]
+    # from [m] on each rank: all of them, to [R, m]
+    collect: Callable[[np.ndarray, np.ndarray], object]
 
 
 class Totals:

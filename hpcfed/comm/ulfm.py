@@ -30,9 +30,8 @@ def prepare(env: MutableMapping[str, str]) -> None:
     """
     env[COLL] = fit(env.get(COLL, ""))
     env["OMPI_MCA_pml"] = "ob1"  # the others do not tolerate faults
-    env.setdefault(
-        "OMPI_MCA_btl_base_warn_peer_error", "false"
-    )  # deaths are expected, and reported by hpcfed
+    # deaths are expected, and reported by hpcfed
+    env.setdefault("OMPI_MCA_btl_base_warn_peer_error", "false")
 
 
 def fit(choice: str) -> str:

@@ -71,9 +71,8 @@ def display() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    redirect = interactive(
-        sys.stdout
-    )  # if stdout is a terminal too, its text is printed above the bars
+    # if stdout is a terminal too, its text is printed above the bars
+    redirect = interactive(sys.stdout)
     with Progress(
         *columns,
         console=on_stderr(),

@@ -49,9 +49,8 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
         top, low = int((loads / fast).argmax()), int((loads / fast).argmin())
         mine, gap = np.flatnonzero(placed == top), loads[top] / fast[top] * fast[low] - loads[low]
         best = mine[np.abs(cost[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
-        if (
-            not 0 < cost[best] < 0.999 * gap
-        ):  # such a client would only move back and forth, because of rounding
+        # such a client would only move back and forth, because of rounding
+        if not 0 < cost[best] < 0.999 * gap:
             break
         placed[best] = low
         loads[[top, low]] = [cost[placed == rank].sum() for rank in (top, low)]

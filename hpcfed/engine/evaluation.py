@@ -235,9 +235,8 @@ class Evaluation:
         store = self.fed.store
         new = k not in store.weighted and k not in self.cohort
         yield
-        if new or (
-            store.stateless and not self.fed.replay.turns(k)
-        ):  # a repeated round needs the weights of clients whose work is done
+        # a repeated round needs the weights of clients whose work is done
+        if new or (store.stateless and not self.fed.replay.turns(k)):
             store.drop(k)
 
     def _receive(self, client: Client, state: State) -> None:

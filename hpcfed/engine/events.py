@@ -133,9 +133,8 @@ class Events:
 
     def _close(self, event: Ended, group: int, state: State) -> State:
         """Make a new model from the buffered results of a group, and return the server's state."""
-        k = (
-            event.job.client if event.job else 0
-        )  # with edges there is no deadline, so a job closes the group
+        # with edges there is no deadline, so a job closes the group
+        k = event.job.client if event.job else 0
         new = self.coordinator.close(self.fed, self.state_of(k, state), group)
         return self._made(k, state, new, models=1)
 

@@ -103,9 +103,8 @@ def settle(need: Need, fed: Federation) -> None:
 
 def need(facts: World, fed: Federation) -> Need:
     """Return this rank's need, measured on a GPU and estimated from autograd's memory on a CPU."""
-    mine = (
-        list(fed.clients) if not facts.many else []
-    )  # few clients of a population exist at a time
+    # few clients of a population exist at a time
+    mine = list(fed.clients) if not facts.many else []
     kinds = sorted({fed.architectures[k] for k in fed.clients})
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
     n = len(buffers(fed.job.local))  # moments; the gradient is the step's
@@ -136,9 +135,8 @@ def refuse(need: Need, share: float, batch: int) -> None:
         return
     name = max(need.steps, key=need.steps.__getitem__, default="")
     step = max(1, need.steps.get(name, 0))
-    smaller = min(
-        batch - 1, int(batch * (share - need.steady - need.graphs) / step)
-    )  # a step's memory grows with its examples
+    # a step's memory grows with its examples
+    smaller = min(batch - 1, int(batch * (share - need.steady - need.graphs) / step))
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
     if need.graphs:
         advice += "training.engine = 'eager' needs no memory for graphs, or "

@@ -219,9 +219,8 @@ class Rounds:
             try:
                 with stop_together(fed.comm):
                     opened = self._open(t)
-                    if (
-                        opened.cohort or fed.edges
-                    ):  # edges without clients in this round are aggregated too
+                    # edges without clients in this round are aggregated too
+                    if opened.cohort or fed.edges:
                         with fed.store.past.set_recording():
                             self.state = self.schedule.round(fed, self.state, opened.cohort, t)
                     return self._close(opened, start, flags)

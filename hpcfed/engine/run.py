@@ -168,9 +168,8 @@ def open_results(
 
     if rounds.t > len(rows):
         results = Results.resume(folder, rounds.t, header, rows, arrays, memory, warn)
-        checkpoint.drop_after(
-            folder, rounds.t
-        )  # only now: it may remove a copy that `resume` needed
+        # only now: it may remove a copy that `resume` needed
+        checkpoint.drop_after(folder, rounds.t)
         if results.lost:
             warn(explain_lost_rounds(results))
         elif results.source != results.path:

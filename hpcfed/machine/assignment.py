@@ -80,12 +80,10 @@ def exchange(
     It minimises the longer of both ranks' times. Returns None if no exchange makes it shorter.
     """
     mine, others = np.flatnonzero(placement == top), np.flatnonzero(placement != top)
-    ranks = np.concatenate(
-        [placement[others], np.arange(len(loads))]
-    )  # also without a client in return
-    shift = costs[mine, None] - np.concatenate(
-        [costs[others], np.zeros(len(loads))]
-    )  # [mine, others + R]
+    # also without a client in return
+    ranks = np.concatenate([placement[others], np.arange(len(loads))])
+    # [mine, others + R]
+    shift = costs[mine, None] - np.concatenate([costs[others], np.zeros(len(loads))])
     longer = np.maximum((loads[top] - shift) / speeds[top], (loads[ranks] + shift) / speeds[ranks])
     longer[:, ranks == top] = np.inf
     best = int(longer.argmin())

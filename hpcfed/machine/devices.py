@@ -42,9 +42,8 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # else cuBLAS may sum in another order each time
+        # else cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # torch warns where it has no such kernel; `use_deterministic_algorithms` would say the same
         # to its compiler, which takes more than a second to load
         torch.set_deterministic_debug_mode("warn")

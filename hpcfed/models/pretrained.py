@@ -54,9 +54,8 @@ def read(path: Path) -> Mapping[str, Tensor]:
     except ConfigError:
         raise
     except Exception as error:
-        if (
-            type(error).__name__ == "UnpicklingError"
-        ):  # raised by torch for content that weights_only refuses
+        # raised by torch for content that weights_only refuses
+        if type(error).__name__ == "UnpicklingError":
             raise ConfigError(
                 f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a "
                 f"file; save model.state_dict() alone"

@@ -25,9 +25,8 @@ from hpcfed.models.trace import FIXED, Axis, Trace
 SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 Choose = Callable[[int, int], np.ndarray]  # (size of a group, number) -> that many of its units
 Choice = Mapping[int, np.ndarray]  # chosen units by group; of other groups all
-Window = dict[
-    str, tuple[np.ndarray, ...]
-]  # kept indices of each cut dimension, by name of the tensor; others are whole
+# kept indices of each cut dimension, by name of the tensor; others are whole
+Window = dict[str, tuple[np.ndarray, ...]]
 
 
 def first(size: int, n: int) -> np.ndarray:

@@ -206,9 +206,8 @@ class Progress(Display):
         """
         if not self.active or self.job.quiet or self.cell:
             return
-        several = (
-            heartbeat.total and heartbeat.done
-        )  # some methods have several turns of each client
+        # some methods have several turns of each client
+        several = heartbeat.total and heartbeat.done
         n = (heartbeat.done - 1) % heartbeat.total + 1 if several else 0
         if self.live:
             self.bar.update(

@@ -119,9 +119,8 @@ def _prepare(path: Path) -> None:
 
 def _sync(folder: Path) -> None:
     """Flush the folder to the disk, so that a rename survives a power cut."""
-    with suppress(
-        OSError
-    ):  # some network file systems cannot sync a folder; the file itself is complete
+    # some network file systems cannot sync a folder; the file itself is complete
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
-SUITED = {
-    "digits": "affine"
-}  # data sets so small that every loss profits; these images must not be flipped
+# data sets so small that every loss profits; these images must not be flipped
+SUITED = {"digits": "affine"}
 AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB fits into the cache
 # values of augmented views that are made at once, by type of device; 0: those of one batch. A GPU
 # runs these operations faster than Python starts them; on a CPU a batch stays in the cache

@@ -180,9 +180,8 @@ class Graphed:
                 start = perf_counter()
                 try:
                     self.shared[key] = self.capture(x, y)
-                except (
-                    Exception
-                ) as why:  # torch raises many types of errors; eager needs no capture
+                # torch raises many types of errors; eager needs no capture
+                except Exception as why:
                     self.give_up(why)
                     self.shared[key] = None
                 self.steps.once += perf_counter() - start

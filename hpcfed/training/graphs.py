@@ -118,9 +118,8 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """
     if device.type != "cuda":
         raise RuntimeError("the device is not a GPU")
-    with torch.cuda.device(
-        device
-    ):  # the device to which the thread returns when it leaves a stream
+    # the device to which the thread returns when it leaves a stream
+    with torch.cuda.device(device):
         return captured(step, device)
 
 

@@ -59,7 +59,6 @@ def class_sums(z: Tensor, labels: np.ndarray, classes: int) -> tuple[Tensor, Ten
     z: [n, ...].  labels: [n].
     """
     which = torch.from_numpy(labels).to(z.device)
-    member = F.one_hot(
-        which, classes
-    ).double()  # for a product: scattered additions have no fixed order on a GPU
+    # for a product: scattered additions have no fixed order on a GPU
+    member = F.one_hot(which, classes).double()
     return torch.tensordot(member, z.double(), dims=([0], [0])), member.sum(0).long()

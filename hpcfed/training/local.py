@@ -243,9 +243,8 @@ def gradient(
             fed.clock.heartbeat.step()
     examples = [len(rows) for rows in plan]
     values = on_host(losses)
-    if (
-        counted or fed.job.run.on_client_fault == "stop"
-    ):  # a client that fails in an evaluation has no round to leave
+    # a client that fails in an evaluation has no round to leave
+    if counted or fed.job.run.on_client_fault == "stop":
         check_finite(
             fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n
         )

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 Gradient = tuple[Tensor, ...] | list[Tensor]  # by trained parameter
 Wanted = Callable[[str], bool]  # by the name of a parameter
-Moments = dict[
-    str, Tensor
-]  # flat vectors by their names in torch.optim, and Adam's number of steps
+# flat vectors by their names in torch.optim, and Adam's number of steps
+Moments = dict[str, Tensor]
 EPS = 1e-8  # of Adam, torch's default
 RATE = {
     "cpu": torch.float64,

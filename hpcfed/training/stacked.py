@@ -188,9 +188,8 @@ class Group:
         self.start = perf_counter()
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [fed.down(client, method.offer(fed, client, state)) for client in clients]
-        common = all(
-            down is self.given[0] for down in self.given
-        )  # then the first one serves all clients
+        # then the first one serves all clients
+        common = all(down is self.given[0] for down in self.given)
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
         if key not in skeleton.captured:

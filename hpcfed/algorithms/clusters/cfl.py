@@ -175,9 +175,8 @@ def similarities(fed: Federation, mine: list[Client], members: list[int]) -> np.
         for c in mine:
             products[c.id].append(product(c.memory["update"], update))
     gram = np.array([row for _, row in sorted(fed.gather(products).items())])  # [n, n]
-    gram = (
-        np.triu(gram) + np.triu(gram, 1).T
-    )  # as computed by the owner of each pair's first client
+    # as computed by the owner of each pair's first client
+    gram = np.triu(gram) + np.triu(gram, 1).T
     below = np.sqrt(np.outer(gram.diagonal(), gram.diagonal()))
     return np.divide(gram, below, out=np.zeros_like(gram), where=below > 0)
 

@@ -60,9 +60,8 @@ class SWIFT(Peers, EventBased):
         return Upload(client.params(), receivers=int(self.links(fed)[client.id].sum()))
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
-        every = (
-            range(fed.K) if self.weights == "ccs-rates" else ()
-        )  # other weights do not use rates
+        # other weights do not use rates
+        every = range(fed.K) if self.weights == "ccs-rates" else ()
         draws = fed.participants.draws
         return tuple(1 / self.seconds(fed, k, draws.examples(k, draws.full)) for k in every)
 

@@ -67,9 +67,8 @@ class BuddyCopy:
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
         old = self.kept[-1] if self.kept else None
-        part, ward = (
-            (old.own, old.ward) if old and old.size == comm.size else ({}, {})
-        )  # after a death everything is copied anew
+        # after a death everything is copied anew
+        part, ward = (old.own, old.ward) if old and old.size == comm.size else ({}, {})
         new = {
             name: np.frombuffer(codec.encode(item), np.uint8)
             for name, item in snapshot.items(rounds)
@@ -139,9 +138,8 @@ def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> I
     """
     lists = comm.gather({comm.rank: [[*new], [*changed]]})
     come: Items = {}
-    for src in sorted(
-        lists, key=lambda rank: rank // step % 2
-    ):  # alternating order, so that pairs do not wait for each other
+    # alternating order, so that pairs do not wait for each other
+    for src in sorted(lists, key=lambda rank: rank // step % 2):
         for name in lists[src][1]:
             item = comm.move(changed.get(name), src, (src + step) % comm.size)
             come |= {} if item is None else {name: item}

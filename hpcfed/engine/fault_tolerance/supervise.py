@@ -62,9 +62,8 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         over = ["--force"] if restarts or ours else []
         with process.started([*words, *over, *more], "supervise") as child:
             status = as_shells_count(child.wait())
-        ours = ours or (
-            stamp(run) != old and os.path.isfile(names.results_file(run))
-        )  # it has written results
+        # it has written results
+        ours = ours or (stamp(run) != old and os.path.isfile(names.results_file(run)))
         rounds = saved_rounds(run) if ours or not explicit else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (

@@ -308,9 +308,8 @@ def labels(chosen: list[Values]) -> list[str]:
         for name, last in zip(fields, short, strict=True)
     }
     called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
-    alike = {
-        name for name in called if called.count(name) > 1
-    }  # their values differ in characters that names do not show
+    # their values differ in characters that names do not show
+    alike = {name for name in called if called.count(name) > 1}
     return [
         f"{name}_{digest(values)}" if name in alike else name
         for name, values in zip(called, chosen, strict=True)

@@ -147,10 +147,10 @@ class Pool:
             value = f"{title_metric(name)} {format_metric(name, metric(record, name)['mean'])}"
             return Outcome(run, DONE, f"done, {value}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
-        if status == DONE or (
-            self.asked and status != WRONG
-        ):  # Open MPI's mpirun may lose a node, and return 0;
-            status = RESUME_ME  # one that was only starting dies of the signal; nothing is lost
+        # Open MPI's mpirun may lose a node, and return 0; a run that was only starting dies of the
+        # signal, and nothing is lost
+        if status == DONE or (self.asked and status != WRONG):
+            status = RESUME_ME
         store.note(self.sweep, run.name, store.make_end(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
         return Outcome(run, status, line)

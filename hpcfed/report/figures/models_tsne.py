@@ -70,9 +70,8 @@ def plane(name: str, probe: Probe, seed: int) -> Plane:
     """
     ks = most_common_width(probe)
     ks = ks[evenly(len(ks), CLIENTS)]
-    images = evenly(
-        len(probe.labels), max(1, POINTS // len(ks))
-    )  # they lie in the order of the test split
+    # they lie in the order of the test split
+    images = evenly(len(probe.labels), max(1, POINTS // len(ks)))
     n = len(images)
     z = np.concatenate([probe.representations[k][images] for k in ks]).astype(np.float64)
     whose, labels = np.repeat(probe.clients[ks], n), np.tile(probe.labels[images], len(ks))

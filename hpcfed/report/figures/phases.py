@@ -27,9 +27,8 @@ HATCHES = {
     "server": "\\\\",
     "checkpoint": "++",
 }
-LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {
-    OTHER: ("#999999", "")
-}  # in this order
+# in this order
+LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {OTHER: ("#999999", "")}
 WIDE = 40  # ranks up to which bars are wide enough for hatches
 
 

@@ -25,9 +25,8 @@ from hpcfed.results.run import Run
 from hpcfed.results.state import words
 
 HOST = "127.0.0.1"
-OURS = re.compile(
-    r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE
-)  # any port, because ssh -L may change it
+# any port, because ssh -L may change it
+OURS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # changes since the version that the page has
 SAFE = {  # headers of every answer: no embedding, caching or sniffing
     "Cross-Origin-Resource-Policy": "same-origin",
