@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.upload import Upload
     from hpcfed.models.model import Model
+    from hpcfed.models.predictions import Ensemble
     from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
     from hpcfed.training import infer, losses
@@ -60,6 +61,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Ensemble",
     "EventBased",
     "Federation",
     "Guide",
@@ -103,6 +105,7 @@ PLACES = {  # of the names above that are imported when they are asked for
     "ConfigError": "hpcfed.core.errors",
     "DataError": "hpcfed.core.errors",
     "DivergedError": "hpcfed.core.errors",
+    "Ensemble": "hpcfed.models.predictions",
     "EventBased": "hpcfed.algorithms.events",
     "Federation": "hpcfed.federation.federation",
     "Guide": "hpcfed.algorithms.base",
@@ -192,18 +195,25 @@ def load(run: str | Path) -> Run:
     return Run(run)
 
 
-def load_model(source: str | Path, client: int | None = None, own: Collection[str] = ()) -> Trained:
-    """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as
-    the data set has them.
+def load_model(
+    source: str | Path, client: int | str | None = None, own: Collection[str] = (), model: str = ""
+) -> Trained | Ensemble:
+    """A trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as the data
+    set has them.
 
     source: folder of a run, also during the run: its newest intact checkpoint; or a file
-    of `hpcfed models`, for which nothing of the run is needed, and no client.
+    of `hpcfed models` or `hpcfed adapt`, for which nothing of the run is needed, and no client.
+    client: number or name of the client whose model it is.  model: "common", the global model;
+    "ensemble", of which the predictions are the mean of all clients' models; default: common, or
+    ensemble if the method has no global model.
+    model.predict(new): predictions as columns, for a path (CSV, Parquet, NPZ, HDF5, texts, images),
+    a DataFrame (which gives a DataFrame), or arrays.
     own: methods and models of your own that the run uses, as ["mine:tiny"]; their modules are
     imported, which runs their code, so only those that are named here are.
     model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about:
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
-    from hpcfed.results.trained.load import load_model  # here: `hpcfed list` needs no torch
+    from hpcfed.results.trained import load  # here: `hpcfed list` needs no torch
 
-    return load_model(source, client, own)
+    return load.load_model(source, client, own, model)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcfed.config.sections import Columns
+from hpcfed.core.encoder import Encoder, parse
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
 from hpcfed.data.moments import moments
@@ -124,6 +125,7 @@ class DataSet:
     notes: changes that were made to the data while reading, such as filled gaps; one line each.
     columns: what each column of a table is, in the table's order; one line each.
     user_names: names of the natural clients by their numbers in `users`; empty if they have none.
+    encoder: what new examples become.
     """
 
     name: str
@@ -139,6 +141,7 @@ class DataSet:
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     user_names: tuple[str, ...] = ()
+    encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -251,6 +254,7 @@ def to_arrays(data: DataSet) -> Arrays:
     """
     facts = {name: getattr(data, name) for name in FACTS}
     facts |= {"modalities": data.modalities, "task": data.task.facts()}
+    facts["encoder"] = data.encoder.plain()
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
         fields = {"y": split.y, "users": split.users}
@@ -276,4 +280,6 @@ def from_arrays(arrays: Arrays) -> DataSet:
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
     facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns", "user_names")}
-    return DataSet(train=split("train"), test=split("test"), task=task, **facts)
+    stored = facts.pop("encoder")
+    data = DataSet(train=split("train"), test=split("test"), task=task, **facts)
+    return replace(data, encoder=parse(stored, data.shape, data.vocabulary))

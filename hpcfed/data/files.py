@@ -12,13 +12,15 @@ import h5py
 import numpy as np
 from PIL import Image
 
+from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import ConfigError, DataError, first_bad
 from hpcfed.core.safe_read import parse_json
 from hpcfed.core.wording import join_few
 from hpcfed.data import check
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, several
 from hpcfed.data.moments import moments
-from hpcfed.data.tables import Table, held_out, stated_task, to_dataset
+from hpcfed.data.table import Table
+from hpcfed.data.tables import held_out, stated_task, to_dataset
 from hpcfed.data.text import encode
 from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.storage.untrusted import attribute
@@ -456,21 +458,23 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     file = encode_labels(path, file, task)
     assert file.train is not None
     raws = [file.train, *filter(None, [file.test])]
-    splits = number_users([_split(path, raw, file, task) for raw in raws])
+    splits, user_names = number_users([_split(path, raw, file, task) for raw in raws])
     names = [f"{path}: {raw.names[1]}" for raw in raws]
     classes = task.output_names(file.classes, [split.y for split in splits], names)
     check_alike(path, raws, splits)
     if file.test is None:
         rows = held_out(str(path), task.strata(splits[0].y), None, how.held_out)
         splits = [splits[0].take(part) for part in rows]
-    vocabulary = file.vocabulary
-    facts: Any = {"task": task, "own_tests": file.own_tests}
+    vocabulary, encoder = file.vocabulary, Encoder(channels=how.channels)
+    facts: Any = {"task": task, "own_tests": file.own_tests, "encoder": encoder}
+    facts["user_names"] = user_names
     task.check_outputs(len(classes), str(path))
     if isinstance(splits[0].x, Mapping):
         return several(path.stem, splits[0], splits[1], classes, file.vocabularies, **facts)
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
-            splits, vocabulary = encode(splits, how.text)
+            splits, tokens = encode(splits, how.text)
+        facts["encoder"], vocabulary = Encoder(tokens=tokens), len(tokens) + 2
     mean, std = ((), ()) if vocabulary else moments(splits[0].x)
     return DataSet(
         path.stem, splits[0], splits[1], classes, mean, std, vocabulary=vocabulary, **facts
@@ -533,11 +537,7 @@ def _split_modalities(path: Path, raw: Raw, file: File, task: Task) -> Split:
             values = values.copy()
             values[~raw.present[name]] = 0  # missing values may be nan
         tokens = file.vocabularies.get(name, 0)
-        x[name] = (
-            check.tokens(values, tokens, where)
-            if tokens
-            else check.numbers(values, where, file.channels)
-        )
+        x[name] = as_inputs(values, where, tokens, file.channels, modality=True)
     return Split(x, y, users, raw.present)
 
 
@@ -545,27 +545,64 @@ def _split(path: Path, raw: Raw, file: File, task: Task) -> Split:
     where = f"{path}: {raw.names[0]}"
     if isinstance(raw.x, Mapping):
         return _split_modalities(path, raw, file, task)
-    if raw.x.dtype.kind in "OSU":
-        x = check.texts(raw.x, where)
-    else:
-        numbers = check.numbers if raw.x.ndim == 2 else check.images
-        tokens = file.vocabulary
-        x = check.tokens(raw.x, tokens, where) if tokens else numbers(raw.x, where, file.channels)
+    tokens = 0 if raw.x.dtype.kind in "OSU" else file.vocabulary
+    x = as_inputs(raw.x, where, tokens, file.channels)
     y = task.check(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
     return Split(x, y, users)
 
 
-def number_users(splits: list[Split]) -> list[Split]:
-    """Return the splits with users as int64.
+def as_inputs(
+    x: np.ndarray, where: str, vocabulary: int, channels: str, modality: bool = False
+) -> np.ndarray:
+    """Return an array of inputs as batches have it: texts, tokens, images or numbers.
 
-    Users with text ids are numbered, consistently in both splits.
+    vocabulary: number of different tokens; 0 for other inputs.  channels: as for `check.images`.
+    modality: the array is one of several, so that three axes are a sequence, not images.
+    Raises DataError.
+    """
+    if x.dtype.kind in "OSU" and not (modality or vocabulary):
+        return check.texts(x, where)
+    if vocabulary:
+        return check.tokens(x, vocabulary, where)
+    numbers = check.numbers if modality or x.ndim == 2 else check.images
+    return numbers(x, where, channels)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return all arrays of an .npz or HDF5 file, and of groups in it, by their paths."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                return {"x": file}
+            assert file.zip is not None  # it is open
+            fits(sum(member.file_size for member in file.zip.infolist()), str(path))
+            return {name: file[name] for name in file}
+    with hdf5(path) as opened:
+        nodes = Nodes(opened)
+        groups = {name: nodes[name] for name in nodes}
+        places = [
+            place
+            for name, node in groups.items()
+            for place in (
+                [f"{name}/{part}" for part in node] if isinstance(node, h5py.Group) else [name]
+            )
+        ]
+        return {place: whole(nodes[place], f"{path}: {place}") for place in places}
+
+
+def number_users(splits: list[Split]) -> tuple[list[Split], tuple[str, ...]]:
+    """Return the splits with users as int64, and the users' names.
+
+    Users with text ids are numbered, consistently in both splits; others have no names.
     """
     user_ids = [split.users for split in splits if split.users is not None]
+    names = np.zeros(0, str)
     if not all(ids.dtype.kind in "iu" for ids in user_ids):
         names = np.unique(np.concatenate([ids.astype(str) for ids in user_ids]))
         user_ids = [np.searchsorted(names, ids.astype(str)) for ids in user_ids]
     numbers = iter(user_ids)
-    return [
+    numbered = [
         s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits
     ]
+    return numbered, tuple(names.tolist())

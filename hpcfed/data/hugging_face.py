@@ -20,6 +20,7 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
 from hpcfed.data import image_folder, tables
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading
+from hpcfed.data.table import Table, from_arrow, known
 from hpcfed.data.user_arrays import fits
 
 START = "hf:"
@@ -154,13 +155,13 @@ def names_of(library: ModuleType, part: Any, labels: Collection[str]) -> list[st
     return list(kind.names) if isinstance(kind, library.ClassLabel) else None
 
 
-def table_of(library: ModuleType, part: Any, where: str, how: Reading) -> tables.Table:
+def table_of(library: ModuleType, part: Any, where: str, how: Reading) -> Table:
     """Return all columns as a table, except images and other media."""
     plain = [c for c, kind in part.features.items() if not hasattr(kind, "decode_example")]
     plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
     columns = [c for c in part.column_names if c in plain]
     fits(part.data.nbytes, where)
-    return tables.from_arrow(arrow(part.select_columns(columns), where), where, how.missing_words)
+    return from_arrow(arrow(part.select_columns(columns), where), where, how.missing_words)
 
 
 def arrow(part: Any, where: str) -> Any:
@@ -184,9 +185,9 @@ def of_images(
     columns = tables.label_columns(parsed[0], how, task)
     role = tables.Roles(columns, how.columns.client, (), task)
     if column := how.columns.client:
-        tables.known(parsed[0], "client", column)
+        known(parsed[0], "client", column)
     for table in parsed:
-        tables.known(table, "label", *columns)
+        known(table, "label", *columns)
     classes = names_of(library, train, columns)
     y, names, task = tables.labels(parsed, role, how, classes)
     users, user_names = tables.clients(parsed, how.columns.client)

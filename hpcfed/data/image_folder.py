@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.core.wording import count_noun
 from hpcfed.data.dataset import DataSet, Reading, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.tables import Table, clients, held_out, known, positive_last, read_table
+from hpcfed.data.table import Table, known, read_table
+from hpcfed.data.tables import clients, held_out, positive_last
 from hpcfed.data.user_arrays import fits
 from hpcfed.tasks import Task
 from hpcfed.tasks.binary import Binary
@@ -114,6 +116,7 @@ def of_images(
         std=std,
         task=task,
         own_tests=own_tests,
+        encoder=Encoder(scaled=bool(how.image_size)),
         **facts,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
@@ -47,9 +48,10 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
         if not download:
             raise _missing(root, "downloading is switched off")
         fetch(root)
-    parts = files.number_users([read(root / file) for file in FILES])
-    (train, test), vocabulary = encode(parts, text)
-    return DataSet(name, train, test, CLASSES, (), (), vocabulary)
+    parts, _ = files.number_users([read(root / file) for file in FILES])
+    (train, test), tokens = encode(parts, text)
+    encoder = Encoder(tokens=tokens)
+    return DataSet(name, train, test, CLASSES, (), (), len(tokens) + 2, encoder=encoder)
 
 
 def read(path: Path) -> Split:

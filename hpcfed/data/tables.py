@@ -1,83 +1,43 @@
-"""Data sets from tables, with examples as rows, in CSV, Parquet and other files.
-
-CSV is read by Python's own `csv`, so that it needs no other package. Parquet is read by pyarrow,
-which runs no code from the file: an extra, `hpcfed[tables]`.
-"""
+"""Data sets from tables, with examples as rows, in CSV, Parquet and other files."""
 
 from __future__ import annotations
 
-import csv
-import re
-from codecs import lookup
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from hpcfed.core.errors import DataError, unknown
-from hpcfed.core.optional_imports import import_extra
-from hpcfed.core.paths import only_regular
+from hpcfed.core.encoder import ONE_HOT, Column, Encoder
+from hpcfed.core.errors import DataError
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
+from hpcfed.data.columns import describe, encode, learn, unseen
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.sampling import apportion, take
+from hpcfed.data.table import (
+    FEW,
+    Table,
+    first_word,
+    gaps,
+    kind_name,
+    kinds,
+    known,
+    looks_like_number,
+    read_table,
+)
 from hpcfed.data.text import encode as encode_texts
-from hpcfed.data.user_arrays import add_path_to_errors, fits, readable
+from hpcfed.data.user_arrays import add_path_to_errors
 from hpcfed.tasks import TASKS, Task, infer, make
 from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
 
-ADVICE = "write it again, or check --data.name"
 LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
-DELIMITERS = ",;\t|"
-COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
-GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
-KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
-FEW = 8  # maximum columns or values in a message
-VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
 ROLES = tuple({name: "" for entry in TASKS.values() for name in entry.load().columns})
-CELL = 2**24  # maximum characters of one value of a CSV file
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of n rows.
-
-    where: the beginning of messages.
-    columns: by name, [n], float64 with nan for missing values, or str objects with None.
-    odd: columns of other types, such as dates, with the type; they are refused if they are used.
-    commas: names of columns of numbers that were written with decimal commas.
-    """
-
-    where: str  # opens messages
-    columns: Mapping[str, np.ndarray]
-    n: int
-    odd: Mapping[str, str] = field(default_factory=dict)
-    commas: frozenset[str] = frozenset()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name in self.odd:
-            raise DataError(
-                f"{self.where}: column {name!r} holds {self.odd[name]}, neither numbers nor words; "
-                f"name it in columns.ignore"
-            )
-        return self.columns[name]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all columns, in the table's order."""
-        return [*self.columns, *self.odd]
-
-    def take(self, rows: np.ndarray) -> Table:
-        """Return the table with these rows alone."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return replace(self, columns=columns, n=len(next(iter(columns.values()), rows)))
 
 
 def read(path: Path, how: Reading) -> DataSet:
@@ -100,170 +60,10 @@ def read(path: Path, how: Reading) -> DataSet:
     if ".csv" in {place.suffix for place in (path, how.test_file) if place}:
         taken.add("columns.encoding")
     how.refuse_others(str(path), f"a table{' with test rows' if tested else ''}", taken)
-    test = read_table(how.test_file, how) if how.test_file else None
-    return to_dataset(path.stem, read_table(path, how), test, how)
-
-
-def read_table(path: Path, how: Reading) -> Table:
-    """Return the columns of a .csv or .parquet file; raises DataError."""
-    with readable(path, ADVICE):
-        if path.suffix == ".csv":
-            return read_csv(path, how)
-        if path.suffix == ".parquet":
-            return read_parquet(path, how.missing_words)
-    raise DataError(f"{path}: is not a table; give a .csv or .parquet file")
-
-
-@contextmanager
-def open_text(path: Path, encoding: str) -> Iterator[TextIO]:
-    """Open a CSV file; raises DataError for an unknown encoding, and for bytes that it has not."""
-    try:
-        name = "utf-8-sig" if lookup(encoding).name == "utf-8" else encoding  # drops a mark
-        with open(path, encoding=name, newline="", opener=only_regular) as file:
-            yield file
-    except LookupError as error:
-        raise DataError(
-            f"columns.encoding: {error}; give one such as utf-8, latin-1 or cp1252"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: is not {encoding}: {error.reason} (byte 0x{error.object[error.start]:02x}); "
-            f"set columns.encoding, to latin-1 or cp1252 for a file of older Windows or Excel"
-        ) from error
-
-
-def read_csv(path: Path, how: Reading) -> Table:
-    """Return the columns of a CSV file whose first row holds their names."""
-    csv.field_size_limit(CELL)
-    with open_text(path, how.columns.encoding) as file:
-        line = file.readline()
-        file.seek(0)
-        mark = max(DELIMITERS, key=line.count)
-        lines = csv.reader(file, delimiter=mark)
-        names = [name.strip() for name in next(lines, [])]
-        rows = []
-        for row in filter(None, lines):
-            if len(row) != len(names):
-                raise DataError(
-                    f"{path}: line {lines.line_num} has {count_noun(len(row), 'value')}, but the "
-                    f"first line names {count_noun(len(names), 'column')}; fix that line"
-                )
-            rows.append(row)
-    if names and not names[0]:
-        names[0] = "Unnamed: 0"  # the row numbers that pandas writes
-    check_names(path, names)
-    if not rows:
-        raise DataError(f"{path}: holds no rows; {ADVICE}")
-    columns, commas = {}, set()
-    for name, values in zip(names, zip(*rows, strict=True), strict=True):
-        columns[name], with_commas = to_column(values, how.missing_words)
-        commas |= {name} if with_commas else set()
-    columns.pop("Unnamed: 0", None)
-    return Table(str(path), columns, len(rows), commas=frozenset(commas))
-
-
-def check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise DataError for a first row with no names, or with equal ones."""
-    if not names:
-        raise DataError(f"{path}: is empty; {ADVICE}")
-    if all(is_number(name) for name in names):
-        raise DataError(
-            f"{path}: the first line holds numbers ({join_few(names, FEW)}); write the names of "
-            f"the columns above them"
-        )
-    earlier = set[str]()
-    for i, name in enumerate(names):
-        if not name or name in earlier:
-            why = f"{name!r}, as an earlier one" if name else "nothing"
-            raise DataError(f"{path}: column {i + 1} is called {why}; give each its own name")
-        earlier.add(name)
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def to_column(values: Sequence[str], missing: Collection[str]) -> tuple[np.ndarray, bool]:
-    """Return the values of a column as numbers, float64, if all that are present are numbers.
-
-    Otherwise returns str objects, with None for missing values. The second value is whether the
-    numbers have decimal commas.
-    missing: the words that stand for missing values, in lower case.
-    """
-    stripped = [value.strip() for value in values]
-    gaps = np.array([value.lower() in missing for value in stripped])
-    numbers = ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
-    commas = decimal_commas(numbers)
-    try:
-        points = [v.replace(",", ".") for v in numbers] if commas else numbers
-        return np.array(points).astype(np.float64), commas
-    except ValueError:
-        words = np.array(stripped, object)
-        words[gaps] = None
-        return words, False
-
-
-def decimal_commas(values: Sequence[str]) -> bool:
-    """Return whether commas in these values can only be decimal commas.
-
-    They can also separate thousands if three digits follow each of them; and beside decimal points
-    they are unclear.
-    """
-    written = [v for v in values if "," in v]
-    if not written or not all(COMMA.fullmatch(v) for v in written):
-        return False
-    return not all(GROUPS.fullmatch(v) for v in written) and not any("." in v for v in values)
-
-
-def read_parquet(path: Path, missing: Collection[str]) -> Table:
-    """Return the columns of a Parquet file. missing: as in `to_column`."""
-    parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
-    with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
-        about = file.metadata
-        # the size in the file is that of runs of equal values, which are one
-        fits(about.num_rows * about.num_columns * VALUE, str(path))
-        fits(
-            sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups)), str(path)
-        )
-        return from_arrow(file.read(), str(path), missing)
-
-
-def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
-    """Return a pyarrow table as a `Table`: numbers, truth values and words; other types are odd.
-
-    missing: as in `to_column`.
-    """
-    import pyarrow as pa
-
-    columns, odd = {}, {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-            column = column.cast(kind)
-        if name.startswith("__index_level_"):
-            continue  # the row numbers that pandas writes
-        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            numbers = column.cast(pa.float64(), safe=False)
-            columns[name] = numbers.to_numpy().astype(np.float64)
-        elif pa.types.is_decimal(kind):
-            columns[name] = column.cast(pa.float64()).to_numpy().astype(np.float64)
-        elif pa.types.is_null(kind):
-            columns[name] = np.full(len(column), np.nan)
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            words = column.to_pylist()
-            gone = [w is None or w.strip().lower() in missing for w in words]
-            columns[name] = np.array(words, object)
-            columns[name][gone] = None
-        else:
-            odd[name] = str(kind)
-    if not table.num_rows:
-        raise DataError(f"{where}: holds no rows; {ADVICE}")
-    return Table(where, columns, table.num_rows, odd)
+    train = read_table(path, how)
+    words = {name for name, values in train.columns.items() if values.dtype == object}
+    test = read_table(how.test_file, how, words.__contains__) if how.test_file else None
+    return to_dataset(path.stem, train, test, how)
 
 
 def label_column(table: Table, wanted: str) -> str:
@@ -279,19 +79,6 @@ def label_column(table: Table, wanted: str) -> str:
         f"{table.where}: {why} hold the labels; name it: columns.label = one of "
         f"{join_few(table.names, 30)}"
     )
-
-
-def known(table: Table, what: str, *names: str) -> None:
-    """Raise DataError for a name that is not a column of the table.
-
-    what: the field that gives the name.
-    """
-    columns = set(table.names)
-    for name in names:
-        if name not in columns:
-            raise DataError(
-                f"{table.where}: columns.{what}: {unknown('column', name, table.names)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -439,21 +226,31 @@ def to_dataset(
         rows = held_out(parts[0].where, task.strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
         users = [None if users[0] is None else users[0][r] for r in rows]
+    encoder = Encoder(missing_words=tuple(sorted(how.missing_words)), encoding=how.columns.encoding)
     vocabulary, mean, std = 0, tuple[float, ...](), tuple[float, ...]()
     if how.columns.text:
         texts = [words(part, how.columns.text) for part in parts]
         splits = [Split(*three) for three in zip(texts, y, users, strict=True)]
         with add_path_to_errors(Path(train.where)):
-            (one, two), vocabulary = encode_texts(splits, how.text)
+            (one, two), tokens = encode_texts(splits, how.text)
+        encoder, vocabulary = (
+            replace(encoder, text=how.columns.text, tokens=tokens),
+            len(tokens) + 2,
+        )
     else:
-        x, mean, std = encode(parts, role, how, notes, described)
+        columns = tuple(learn(name, parts, how.columns) for name in role.inputs)
+        described |= {column.name: describe(column, parts) for column in columns}
+        notes += new_categories(parts[1], columns)
+        x = [encode(part, columns) for part in parts]
+        mean, std = normalisation(x[0], columns)
+        encoder = replace(encoder, columns=columns, fills=how.columns.missing == "fill")
         one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
-    columns = tuple(described[column] for column in order)
     facts: Any = {
         "task": task,
         "own_tests": separate_tests,
         "notes": tuple(notes),
-        "columns": columns,
+        "columns": tuple(described[column] for column in order),
+        "encoder": encoder,
     }
     facts["user_names"] = user_names
     return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
@@ -487,16 +284,6 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
             f"no other mark), leave it empty, or name the column in columns.one_hot if it holds "
             f"categories"
         )
-
-
-def first_word(values: np.ndarray) -> list[int]:
-    """Return the row of the first value that is a word and no number; [] if there is none."""
-    rows = (i for i, v in enumerate(values) if isinstance(v, str) and not is_number(v))
-    return [row for row in [next(rows, None)] if row is not None]
-
-
-def looks_like_number(text: str) -> bool:
-    return is_number(text) or COMMA.fullmatch(text) is not None
 
 
 def other_roles(table: Table, role: Roles, how: Reading) -> dict[str, str]:
@@ -566,11 +353,6 @@ def by_column(table: Table, name: str) -> tuple[Table, Table]:
     return table.take(np.flatnonzero(~tests)), table.take(np.flatnonzero(tests))
 
 
-def gaps(values: np.ndarray) -> np.ndarray:
-    """Return where values are missing, [n], bool."""
-    return np.array([v is None for v in values]) if values.dtype == object else np.isnan(values)
-
-
 def refuse_gaps(table: Table, name: str, why: str) -> None:
     wrong = np.flatnonzero(gaps(table[name]))
     if len(wrong):
@@ -637,16 +419,6 @@ def filling(values: np.ndarray, name: str, how: Reading) -> str:
         return "the most frequent code"
     kinds = name in how.columns.one_hot or values.dtype == object
     return "all zeros" if kinds else "the mean"
-
-
-def kind_name(value: Any) -> str:
-    """Return a value as text: words unchanged, whole numbers without a decimal point."""
-    return value if isinstance(value, str) else str(value) if value is None else f"{value:.12g}"
-
-
-def kinds(values: np.ndarray) -> list[Any]:
-    """Return the different values that occur, in order."""
-    return sorted(set(values[~gaps(values)].tolist()))
 
 
 def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tuple[str, ...]]:
@@ -751,79 +523,26 @@ def held_out(
     return np.setdiff1d(np.arange(len(y)), test), test
 
 
-def encode(
-    parts: list[Table], role: Roles, how: Reading, notes: list[str], described: dict[str, str]
-) -> tuple[list[np.ndarray], tuple[float, ...], tuple[float, ...]]:
-    """Return the inputs of both parts, and mean and deviation of each feature.
+def new_categories(part: Table, columns: Sequence[Column]) -> list[str]:
+    """Return a note if the test part has categories that the training part has not."""
+    number = {column.name: len(unseen(part, column)) for column in columns}
+    number = {name: n for name, n in number.items() if n}
+    if not number:
+        return []
+    shown = join_few([f"{name} {n}" for name, n in number.items()], FEW)
+    return [
+        f"{part.where}: {count_noun(sum(number.values()), 'value')} of the test part of categories "
+        f"that the training part does not have; such values count as missing ({shown})"
+    ]
 
-    The inputs are [n, features], float32. All statistics come from the first part. A feature of 0
-    and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
-    described: gets a line about each input by its name.
+
+def normalisation(
+    x: np.ndarray, columns: Sequence[Column]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of each feature of the training part.
+
+    A feature of 0 and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
     """
-    features: list[tuple[np.ndarray, ...]] = []
-    still: list[bool] = []
-    fresh: dict[str, int] = {}
-    for name in role.inputs:
-        one, two = (part[name] for part in parts)
-        wordy = one.dtype == object or two.dtype == object
-        if wordy and one.dtype != two.dtype:
-            one, two = (
-                np.array(
-                    [None if g else kind_name(v) for v, g in zip(c, gaps(c), strict=True)], object
-                )
-                for c in (one, two)
-            )
-        if gaps(one).all():
-            raise DataError(
-                f"{parts[0].where}: column {name!r} has no value in the training part; name it in "
-                f"columns.ignore"
-            )
-        filled = int(gaps(one).sum() + gaps(two).sum())
-        ending = f", {count_noun(filled, 'value')} filled in" if filled else ""
-        if not wordy and name not in (*how.columns.one_hot, *how.columns.codes):
-            commas = ", decimal commas" * any(name in part.commas for part in parts)
-            described[name] = f"{name}: number{commas}{ending}"
-            mean = one[~gaps(one)].mean()
-            features.append((np.where(gaps(one), mean, one), np.where(gaps(two), mean, two)))
-            still.append(False)
-            continue
-        values = kinds(one)
-        named = name in (*how.columns.one_hot, *how.columns.codes)
-        if len(values) > KINDS and not named:
-            raise DataError(
-                f"{parts[0].where}: column {name!r} has {len(values):,} different words (as "
-                f"{values[0]!r:.40}); name it in columns.ignore, or, if these are categories, in "
-                f"columns.one_hot or columns.codes, or, if they are texts, as columns.text"
-            )
-        form = "codes 0, 1, ..." if name in how.columns.codes else "a 0 or 1 for each"
-        shown = join_few([kind_name(v) for v in values], FEW)
-        described[name] = f"{name}: {len(values):,} categories as {form} ({shown}){ending}"
-        at = {value: i for i, value in enumerate(values)}
-        codes = [np.array([at.get(v, -1) for v in c.tolist()]) for c in (one, two)]
-        if new := int((codes[1][~gaps(two)] < 0).sum()):
-            fresh[name] = new
-        if name in how.columns.codes:
-            usual = np.bincount(codes[0][codes[0] >= 0]).argmax()
-            train, second = (np.where(v < 0, usual, v).astype(float) for v in codes)
-            features.append((train, second))
-            still.append(False)
-        else:
-            features += [tuple((v == i).astype(float) for v in codes) for i in range(len(values))]
-            still += [True] * len(values)
-    if fresh:
-        shown = join_few([f"{name} {n}" for name, n in fresh.items()], FEW)
-        notes.append(
-            f"{parts[1].where}: {count_noun(sum(fresh.values()), 'value')} of the test part of "
-            f"categories that the training part does not have; such values count as missing "
-            f"({shown})"
-        )
-    for part in parts:
-        fits(4 * part.n * len(features), part.where)
-    with np.errstate(over="ignore"):
-        x = [np.stack([pair[i] for pair in features], 1).astype(np.float32) for i in (0, 1)]
-    for rows, part in zip(x, parts, strict=True):
-        if not np.isfinite(rows).all():
-            raise DataError(f"{part.where}: values above 3.4e38 do not fit float32; scale them")
-    mean, std = (np.array(v) for v in moments(x[0]))
-    flags = np.array(still)
-    return x, tuple(np.where(flags, 0, mean).tolist()), tuple(np.where(flags, 1, std).tolist())
+    still = np.repeat([c.form == ONE_HOT for c in columns], [c.width for c in columns])
+    mean, std = (np.array(values) for values in moments(x))
+    return tuple(np.where(still, 0, mean).tolist()), tuple(np.where(still, 1, std).tolist())

@@ -61,8 +61,8 @@ def rows(texts: Sequence[list[str]], codes: dict[str, int], length: int) -> np.n
     return x
 
 
-def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], int]:
-    """Return splits of texts, [n], as splits of tokens, and the size of the vocabulary.
+def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], tuple[str, ...]]:
+    """Return splits of texts, [n], as splits of tokens, and the tokens that are numbered from 2.
 
     The vocabulary is that of the first split, which is the training split.
     Raises DataError if its texts hold no word.
@@ -72,4 +72,10 @@ def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], int]:
     if not codes:
         raise DataError("the training texts hold no word; store texts that are not empty")
     coded = [replace(s, x=rows(t, codes, text.tokens)) for s, t in zip(splits, texts, strict=True)]
-    return coded, len(codes) + 2
+    return coded, tuple(codes)
+
+
+def encode_new(texts: Iterable[str], tokens: Sequence[str], length: int) -> np.ndarray:
+    """Return texts as rows of this length, [n, length], int32. tokens: numbered from 2."""
+    codes = {token: i for i, token in enumerate(tokens, start=2)}
+    return rows([tokenise(text) for text in texts], codes, length)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcfed.core.optional_imports import import_extra
-from hpcfed.engine.describe import inputs
+from hpcfed.engine import describe
 from hpcfed.models import files
 from hpcfed.models.trained import About, assemble_model
 from hpcfed.results.trained.scoring import alone
@@ -39,21 +40,28 @@ def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
     job = rounds.fed.job
     if not saves(job):
         return
-    about: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in inputs(facts).items()
-    }
-    about |= {"classes": tuple(facts.data.classes), "d": job.models.d}
-    about |= {
-        "relu_head": job.models.relu_head,
-        "job": job.plain(),
-        "task": facts.data.task.facts(),
-    }
-    about["counted"] = f"final/{facts.data.task.main}"
+    data, client_names = facts.data, describe.client_names(job, facts)
+    about = About(
+        architecture="",
+        shape=facts.shape,
+        classes=tuple(data.classes),
+        d=job.models.d,
+        relu_head=job.models.relu_head,
+        vocabulary=data.vocabulary,
+        mean=data.mean,
+        std=data.std,
+        client=0,
+        rounds=0,
+        counted=f"final/{data.task.main}",
+        task=data.task.facts(),
+        job=job.plain(),
+        encoder=data.encoder,
+    )
 
     def save(client: Client) -> None:
-        model = alone(client)
-        header = About(**about, architecture=model.architecture, client=client.id, rounds=rounds.t)
+        model, k = alone(client), client.id
+        header = replace(about, architecture=model.architecture, client=k, rounds=rounds.t)
+        header = replace(header, name=client_names[k] if client_names else "")
         tensors = {name: value.cpu() for name, value in model.tensors.items()}
         path = names.model_file(names.adapted_folder(folder), client.id)
         put(path, files.encode(assemble_model(header, tensors)))

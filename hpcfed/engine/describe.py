@@ -17,8 +17,10 @@ from hpcfed.config.architectures import find
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.shapes import Shapes, write_numbers, write_shape
 from hpcfed.core.version import __version__
+from hpcfed.core.wording import join_few
 from hpcfed.engine import changed_code
 from hpcfed.engine.evaluation import EVERYBODY, evaluates_all
+from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.models.user_model import describe_call
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 # largest number of clients whose links are recorded; K clients may have K^2 / 2 links
 GRAPH = 1_000
+NAMES = 3  # largest number of natural clients in the name of a client
 COLUMNS, ARCHITECTURES = 60, 20  # largest numbers of columns and architectures that are printed
 LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
 
@@ -45,6 +48,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
+        "client_names": client_names(job, facts),
         "task": facts.data.task.name,
         "task_facts": facts.data.task.facts(),
         "metrics": list(rounds.fed.data.metrics),
@@ -71,7 +75,17 @@ def inputs(facts: World) -> dict[str, Any]:
         "mean": write_numbers(data.mean),
         "std": write_numbers(data.std),
         "vocabulary": data.vocabulary,
+        "encoder": data.encoder.plain(),
     } | ({"modalities": modalities(facts)} if facts.held else {})
+
+
+def client_names(job: Job, facts: World) -> list[str]:
+    """Return the name of each client; [] if they have none, or for more than LISTED clients.
+
+    A client that has the examples of several natural clients has the names of all of them.
+    """
+    users = natural_clients(job, facts) if job.clients <= LISTED else []
+    return [join_few(names, NAMES, " + ") for names in users]
 
 
 def modalities(facts: World) -> list[list[str]]:

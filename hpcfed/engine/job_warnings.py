@@ -11,6 +11,7 @@ from hpcfed.config.effects import fields_in_vain
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.data.partition import Partition
+from hpcfed.engine.world import natural_clients
 from hpcfed.results.summary import data_name
 
 if TYPE_CHECKING:
@@ -32,12 +33,7 @@ def warnings(job: Job, world: World) -> tuple[str, ...]:
 
 def merged_users(job: Job, world: World) -> list[str]:
     """Return a warning if clients have the examples of several natural clients with names."""
-    data, users = world.data, world.data.train.users
-    natural = job.data.partition == "natural" and not job.data.partition_file
-    if not natural or users is None or not data.user_names:
-        return []
-    assert isinstance(world.partition, Partition)  # a population has no users
-    names = [[data.user_names[i] for i in np.unique(users[r])] for r in world.partition.train]
+    names = natural_clients(job, world)
     several = [
         f"client {k} has {join_few(client_users, FEW)}"
         for k, client_users in enumerate(names)

@@ -152,6 +152,18 @@ def population(job: Job) -> Synthetic:
     return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
 
 
+def natural_clients(job: Job, world: World) -> list[list[str]]:
+    """Return the names of the natural clients whose examples each client has, [K].
+
+    The list is empty if the partition is not natural, or if the data name nobody.
+    """
+    data, users = world.data, world.data.train.users
+    natural = job.data.partition == "natural" and not job.data.partition_file
+    if not natural or users is None or not data.user_names:
+        return []
+    return [[data.user_names[i] for i in np.unique(users[rows])] for rows in world.rows.train]
+
+
 def of_clients(job: Job, data: DataSet, partition: Partition | Synthetic) -> DataSet:
     """Return the data as the clients have them: a population's own test split, or wrong labels."""
     if isinstance(partition, Synthetic):

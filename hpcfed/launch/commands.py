@@ -115,6 +115,46 @@ MODELS = (
         help="folder to write to; default: models in RUN",
     ),
 )
+TRAINED = argument(
+    "run",
+    type=Path,
+    metavar="RUN",
+    help="folder of a run, or a .safetensors file of a trained model",
+)
+PREDICT = (
+    argument(
+        "data",
+        type=Path,
+        metavar="DATA",
+        help="table (.csv, .parquet), arrays (.npz, .h5), texts (.txt), image or folder of images",
+    ),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("predictions.csv"),
+        metavar="FILE",
+        help="CSV file to write; default: predictions.csv",
+    ),
+    argument(
+        "--model",
+        choices=("common", "ensemble"),
+        default="",
+        help="the global model, or the mean of all clients' models; default: common, or ensemble "
+        "if the method has no global model",
+    ),
+    argument("--client", metavar="NAME", help="name or number of the client whose model predicts"),
+    argument(
+        "--id", default="", metavar="COLUMN", help="column to copy; default: id, if there is one"
+    ),
+    argument(
+        "--missing",
+        choices=("refuse", "fill"),
+        help="refuse missing values, and categories that the training data do not have, or fill in "
+        "what stands for missing values; default: missing values as in training, categories refuse",
+    ),
+    OWN,
+)
 BY = argument(
     "--job",
     action="append",
@@ -511,6 +551,12 @@ COMMANDS = {
         "write the clients' trained models as safetensors",
         RUN,
         *MODELS,
+    ),
+    "predict": command(
+        "hpcfed.results.trained.predict:command",
+        "predict new examples with a trained model",
+        TRAINED,
+        *PREDICT,
     ),
     "probe": command(
         "hpcfed.results.trained.probe:command",

@@ -22,6 +22,7 @@ from hpcfed.core.paths import only_regular, regular
 from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
 from hpcfed.data.dataset import Reading
+from hpcfed.data.table import is_frame
 from hpcfed.storage.atomic import convert_write_errors, instead
 
 # Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file
@@ -273,12 +274,6 @@ def is_dataset(value: Any) -> bool:
     """Return whether a value is a torch Dataset; torch is not imported for that."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(value, data.Dataset)
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether a value is a DataFrame of pandas, which is not imported for that."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
 def to_csv(frame: Any) -> str:

@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
+from hpcfed.core.encoder import parse
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import regular
@@ -27,9 +28,9 @@ ENDING = ".safetensors"
 LARGEST = 2**31  # the largest size that is accepted
 NUMBER = int | float
 SCALARS = {  # types of the fields of `About`, and of its `more`
-    **dict.fromkeys(("architecture", "counted", "kind", "mask", "server"), str),
+    **dict.fromkeys(("architecture", "counted", "kind", "mask", "server", "name"), str),
     **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
-    **dict.fromkeys(("more", "job", "task"), dict),
+    **dict.fromkeys(("more", "job", "task", "encoder"), dict),
     "relu_head": bool,
 }
 LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
@@ -41,10 +42,16 @@ def encode(model: Trained) -> bytes:
     The metadata hold format and version, and each field of `About` as JSON.
     """
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
-    metadata = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
-    metadata["shape"] = json.dumps(write_shape(model.about.shape))
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-    return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **metadata})
+    return library.save(tensors, metadata=describe(model.about))
+
+
+def describe(about: About) -> dict[str, str]:
+    """Return the description of a model, as texts by name, for the metadata of a file."""
+    values = {field.name: getattr(about, field.name) for field in fields(About)}
+    values |= {"shape": write_shape(about.shape), "encoder": about.encoder.plain()}
+    texts = {name: json.dumps(value) for name, value in values.items()}
+    return {"format": FORMAT, "version": VERSION, **texts}
 
 
 def read(path: Path, importable: Collection[str] = ()) -> Trained:
@@ -83,6 +90,7 @@ def parse_about(path: Path, metadata: dict[str, str]) -> About:
             check_type(name, value)
         rows = {name: read_numbers(values[name]) for name in ("mean", "std")}
         rows |= {"shape": read_shape(values["shape"]), "classes": tuple(values["classes"])}
+        rows["encoder"] = parse(values["encoder"], rows["shape"], values["vocabulary"])
         about = About(**values | rows)
         check_about(about)
     except (DamagedError, KeyError) as error:
@@ -159,7 +167,7 @@ def check_about(about: About) -> None:
         return
     if isinstance(about.mean, dict) or isinstance(about.std, dict):
         raise DamagedError("means are those of modalities, but the shape names none")
-    sizes = (*about.shape, about.d, about.vocabulary + 1, about.client + 1, about.rounds + 1)
+    sizes = (*about.shape, about.d, about.vocabulary + 1, about.client + 2, about.rounds + 1)
     if not (about.shape and C and all(0 < n <= LARGEST for n in sizes)):
         raise DamagedError(f"sizes {sizes} of {C} classes")
     if len(about.mean) != len(about.std) or (about.mean and len(about.mean) != about.shape[0]):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import CheckpointError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.shapes import Shapes
@@ -23,6 +24,8 @@ from hpcfed.models.model import Model, stem
 from hpcfed.models.scores import mask_logits, nearest
 from hpcfed.tasks import from_facts
 from hpcfed.tasks.classification import Classification
+
+GLOBAL = -1  # in the place of a client's number
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class About:
     several.
     kind: one of KINDS.  more: the values that this kind needs.
     task: what the labels are (`Task.facts`).
-    client, rounds: the client, and the number of rounds of training.
+    encoder: what new examples become before they are normalised by mean and std.
+    client, name: the client's number and name; GLOBAL for the server's model; "" if it has no name.
+    rounds: the number of rounds of training.
     counted: the column of the results that has its main metric.
     job: all settings that determined the run.
     """
@@ -56,6 +61,8 @@ class About:
     more: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = field(default_factory=lambda: Classification().facts())
     job: dict[str, Any] = field(default_factory=dict)
+    encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
+    name: str = ""
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
         """Return a new model for these classes."""
@@ -87,6 +94,16 @@ class Trained(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         return self.task.predict(self.scores(self.prepare(x)))
+
+    def predict(self, source: Any, id: str = "", fill: bool | None = None) -> Any:
+        """Return predictions of new examples as columns by name, or for a DataFrame as one.
+
+        source, id, fill: see `hpcfed.data.new_examples.Examples`.
+        Raises DataError, with row and column, for examples that the model cannot take.
+        """
+        from hpcfed.models.predictions import predict_all  # here: tensors need no readers of files
+
+        return predict_all([self], source, id, fill)
 
     @property
     def width(self) -> int:

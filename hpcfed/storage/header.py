@@ -110,6 +110,7 @@ class Inputs(Table):
     std: list[Finite] | dict[Text, list[Finite]] = []
     vocabulary: Count = 0
     modalities: list[list[Text]] = []
+    encoder: dict[str, Any] = {}  # `core.encoder.parse` checks it
 
 
 class Header(Past):
@@ -119,6 +120,7 @@ class Header(Past):
     algorithm: Text = ""
     data: Text = ""
     classes: list[Text] = []
+    client_names: list[Text] = []
     task: Text = "classification"
     task_facts: dict[str, Any] = {}
     metrics: list[Text] = []

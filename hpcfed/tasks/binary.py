@@ -4,8 +4,11 @@ It differs from classification with two classes in what is measured if the job n
 where few examples are positive, accuracy alone says little.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from hpcfed.tasks.classification import Classification
 
@@ -18,6 +21,11 @@ class Binary(Classification):
     labels: ClassVar[str] = "two classes"
     n_outputs: ClassVar[int] = 2
     usual: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "kappa", "pr_auc", "roc_auc")
+
+    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the class, and the probability of the positive one."""
+        classes = super().report(soft, names)["class"]
+        return {"class": classes, "probability": soft[:, 1]}
 
     def infers(self, y: object) -> bool:
         return False

@@ -199,6 +199,15 @@ class Classification(Task):
 
         return cross_entropy(output, y)
 
+    def soft(self, output: Tensor) -> Tensor:
+        """Return the probability of each class."""
+        return output.double().softmax(1)
+
+    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the class of the largest probability, and the probability of each class."""
+        classes = np.array([str(name) for name in names], object)[soft.argmax(1)]
+        return {"class": classes} | {f"probability_{n}": soft[:, c] for c, n in enumerate(names)}
+
     def score(
         self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
     ) -> tuple[float, float, float, Answers | None]:

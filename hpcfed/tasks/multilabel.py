@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -93,6 +93,14 @@ class Multilabel(Task):
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         return binary_cross_entropy_with_logits(output, y)
+
+    def soft(self, output: Tensor) -> Tensor:
+        """Return the probability of each label."""
+        return output.double().sigmoid()
+
+    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the probability of each label."""
+        return {f"probability_{name}": soft[:, c] for c, name in enumerate(names)}
 
     def answers(self, output: Tensor, y: Tensor) -> Answers:
         return {"y": y.cpu().numpy().astype(np.uint8), "score": output.cpu().numpy()}

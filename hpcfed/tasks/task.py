@@ -146,6 +146,20 @@ class Task:
         """Return what a model's output says in the units of the labels, for users: [n, C]."""
         return output
 
+    def soft(self, output: Tensor) -> Tensor:
+        """Return numbers of which the mean over several models can be taken: [n, C], float64.
+
+        They are probabilities, or what `predict` returns.
+        """
+        return self.predict(output.double())
+
+    def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return predictions as columns for users, [n] each.
+
+        soft: [n, C], as `soft` returns it.  names: of the outputs.
+        """
+        return {name: soft[:, c] for c, name in enumerate(names)}
+
     def answers(self, output: Tensor, y: Tensor) -> Answers:
         """Return what metrics are computed from. output: [n, C], float32."""
         raise NotImplementedError

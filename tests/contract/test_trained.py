@@ -125,8 +125,6 @@ def test_ambiguous_values_are_refused_in_words(tmp_path):
         models(run, out=tmp_path / "out", own=[name])
     with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
         hpcfed.load_model(run, client=6, own=[name])
-    with pytest.raises(ConfigError, match=r"say whose model, as in load_model\('.*', client=0\)"):
-        hpcfed.load_model(run)
     with pytest.raises(ConfigError, match=r"--clients a: give numbers"):
         models(run, clients="a")
 

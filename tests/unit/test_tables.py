@@ -249,7 +249,7 @@ WRONG = {
     "no_rows": ("a,y\n", {}, "holds no rows"),
     "few": ("a,y\n1,0\n2,1\n", {}, "2 examples are too few to hold out"),
     "infinite": ("a,y\n1,0\ninf,1\n", {}, "column 'a': value inf in row 2"),
-    "huge": ("a,y\n" + "1e39,0\n" * 9, {}, "do not fit float32"),
+    "huge": ("a,y\n" + "1e39,0\n" * 9, {}, "value 1e.39 in row 1; numbers are finite"),
     "ids": (
         "a,y\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)),
         {},

@@ -248,5 +248,5 @@ def test_the_training_split_decides_alone(tmp_path):
         save_npz(tmp_path, text_test=np.array(["bad bad bad"])), tmp_path, how=Reading(SMALL)
     )
     assert np.array_equal(one.train.x, two.train.x) and two.test.x.tolist() == [[1, 1, 1, 0]]
-    splits, size = encode([one.train.__class__(np.array(["x"], object), np.array([0]))], SMALL)
-    assert size == 3 and splits[0].x.tolist() == [[2, 0, 0, 0]]
+    splits, tokens = encode([one.train.__class__(np.array(["x"], object), np.array([0]))], SMALL)
+    assert tokens == ("x",) and splits[0].x.tolist() == [[2, 0, 0, 0]]

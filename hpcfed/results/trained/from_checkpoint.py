@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcfed.algorithms.base import architecture, keeps_weights
-from hpcfed.clients.client import Clients
+from hpcfed.algorithms.base import architecture, is_plain, keeps_weights, shares_all
+from hpcfed.clients.client import Client, Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.config.load import again
+from hpcfed.core.encoder import parse
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
@@ -26,9 +27,9 @@ from hpcfed.core.shapes import Shapes, read_numbers, read_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
-from hpcfed.models.trained import About, Trained, assemble_model
+from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model
 from hpcfed.results.columns import main_metric
-from hpcfed.results.trained.scoring import OF_NOW, pieces
+from hpcfed.results.trained.scoring import OF_NOW, Pieces, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
 from hpcfed.storage.checkpoint import Reader
@@ -57,6 +58,7 @@ class Saved:
         self.source, self.t = source, source.rounds - 1
         self.job = again(results.header["job"], str(run), allowed)
         self.clients = select_clients(clients, self.job.clients)
+        self.names = results.header.get("client_names", [])
         self.main_metric = main_metric(results)
         self.sources = Sources(self.job, run, results.header.get(record.RUN_ID, ""))
         self.about = inputs(results.header, self.job) | {
@@ -95,6 +97,32 @@ class Saved:
         """Return the clients' models, one after the other."""
         return map(self.model, self.clients)
 
+    @property
+    def has_common(self) -> bool:
+        """Whether the server has one complete model, which every client would receive."""
+        alike = len(set(self.fed.architectures)) == 1
+        return alike and shares_all(self.method, self.fed) and is_plain(self.method, "columns")
+
+    def common(self) -> Trained:
+        """Return the global model. Raises ConfigError if the method has none."""
+        if not self.has_common:
+            raise ConfigError(
+                f"{self.source.path}: {self.method.name} has no global model that clients share; "
+                f"take one client's (client) or the ensemble of all"
+            )
+        fed, client = self.fed, self.new_client(self.job.clients)
+        with convert_unfit_errors(self.source.path):
+            self.method.receive(client, self.method.offer(fed, client, self.state))
+            client.model.eval()
+            with client.borrowed():
+                parts = pieces(fed, client, self.method, self.state)
+        counted = f"rounds/{self.main_metric}_common"
+        return self.assemble(parts, GLOBAL, counted)
+
+    def new_client(self, k: int) -> Client:
+        """Return a client that the run does not have, with the model from which it would start."""
+        return Owner(k, self.fed.architectures[0], self.sources, self.fed.store)
+
     def model(self, k: int) -> Trained:
         """Return client k's model.
 
@@ -117,15 +145,20 @@ class Saved:
         fed.store.forget(k)
         personal = self.keeps and parts.kind not in OF_NOW
         counted = f"clients/{self.main_metric}{'' if personal else '_received'}"
-        more: dict[str, Any] = {
-            "client": k,
-            "counted": counted,
-            "kind": parts.kind,
-            "more": parts.more,
-        }
-        return assemble_model(
-            About(**self.about, architecture=parts.architecture, **more), parts.tensors
+        return self.assemble(parts, k, counted, self.names[k] if self.names else "")
+
+    def assemble(self, parts: Pieces, k: int, counted: str, name: str = "") -> Trained:
+        """Return the model of these parts. k, counted, name: as in its `About`."""
+        about = About(
+            **self.about,
+            architecture=parts.architecture,
+            client=k,
+            counted=counted,
+            kind=parts.kind,
+            more=parts.more,
+            name=name,
         )
+        return assemble_model(about, parts.tensors)
 
 
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
@@ -161,11 +194,13 @@ def select_clients(clients: Collection[int] | None, K: int) -> list[int]:
 def inputs(header: dict[str, Any], job: Job) -> dict[str, Any]:
     """Return the facts about inputs that models need."""
     facts = header["inputs"]
+    shape, vocabulary = read_shape(facts["shape"]), facts["vocabulary"]
     return {
         "mean": read_numbers(facts["mean"]),
         "std": read_numbers(facts["std"]),
-        "shape": read_shape(facts["shape"]),
-        "vocabulary": facts["vocabulary"],
+        "shape": shape,
+        "vocabulary": vocabulary,
+        "encoder": parse(facts["encoder"], shape, vocabulary),
         "classes": tuple(header["classes"]),
         "task": header["task_facts"],
         "d": job.models.d,

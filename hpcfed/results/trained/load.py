@@ -1,4 +1,4 @@
-"""`hpcfed.load_model`: one client's trained model, from a run or from a file."""
+"""`hpcfed.load_model`: a trained model, from a run or from a file."""
 
 from __future__ import annotations
 
@@ -6,38 +6,76 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.models import files
 
 if TYPE_CHECKING:
+    from hpcfed.models.predictions import Ensemble
     from hpcfed.models.trained import Trained
+    from hpcfed.results.trained.from_checkpoint import Saved
+
+COMMON, ENSEMBLE = CHOICES = ("common", "ensemble")
 
 
-def load_model(source: str | Path, client: int | None = None, own: Collection[str] = ()) -> Trained:
-    """Return client k's model, in eval mode, on the CPU; see `hpcfed.load_model`."""
-    path, read = Path(source), from_file if Path(source).suffix == files.ENDING else from_run
-    return read(path, client, own)
+def load_model(
+    source: str | Path, client: int | str | None = None, own: Collection[str] = (), model: str = ""
+) -> Trained | Ensemble:
+    """Return a model, in eval mode, on the CPU; see `hpcfed.load_model`."""
+    path = Path(source)
+    if model not in ("", *CHOICES):
+        raise ConfigError(f"model: {unknown('model', model, CHOICES)}")
+    if model and client is not None:
+        raise ConfigError(f"model = {model!r} and client = {client!r}: give one of them")
+    if path.suffix != files.ENDING:
+        return from_run(path, client, own, model)
+    if model:
+        raise ConfigError(f"{path}: is one model, not a run; leave model = {model!r} away")
+    return from_file(path, client, own)
 
 
-def from_file(path: Path, client: int | None, allowed: Collection[str]) -> Trained:
+def from_file(path: Path, client: int | str | None, allowed: Collection[str]) -> Trained:
     """Return the model in a file that `hpcfed models` wrote.
 
     Raises ConfigError if it is of another client than the one asked for.
     """
     model = files.read(path, allowed)
-    if client not in (None, model.about.client):
+    if client not in (None, model.about.client, model.about.name, str(model.about.client)):
         raise ConfigError(
             f"{path}: is the model of client {model.about.client}, not of client {client}"
         )
     return model
 
 
-def from_run(path: Path, client: int | None, allowed: Collection[str]) -> Trained:
+def from_run(
+    path: Path, client: int | str | None, allowed: Collection[str], model: str
+) -> Trained | Ensemble:
     """Return the model in the newest undamaged checkpoint of a run."""
+    from hpcfed.models.predictions import Ensemble
     from hpcfed.results.trained.from_checkpoint import Saved, from_newest
-    from hpcfed.storage import names
+    from hpcfed.storage import names, record
 
-    if client is None:
-        raise ConfigError(f"{path}: say whose model, as in load_model({str(path)!r}, client=0)")
     run = names.folder_of(path)
-    return from_newest(run, lambda source: Saved(run, source, [client], allowed).model(client))
+
+    def choose(saved: Saved) -> Trained | Ensemble:
+        if model == COMMON or (not model and saved.has_common):
+            return saved.common()
+        return Ensemble(list(saved.models()))
+
+    if client is not None:
+        k = number(client, record.recover(run).header.get("client_names", []))
+        return from_newest(run, lambda source: Saved(run, source, [k], allowed).model(k))
+    return from_newest(run, lambda source: choose(Saved(run, source, None, allowed)))
+
+
+def number(client: int | str, client_names: list[str]) -> int:
+    """Return a client's number. client: this number, or the client's name.
+
+    Raises ConfigError for a name that no client has.
+    """
+    if client in client_names:
+        return client_names.index(str(client))
+    try:
+        return int(client)
+    except ValueError as error:
+        valid = client_names or ["0, 1, 2, ..."]
+        raise ConfigError(unknown("client", str(client), valid)) from error

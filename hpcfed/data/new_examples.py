@@ -1,0 +1,316 @@
+"""New examples, without labels: they become what a model's training data became, part by part."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcfed.config.sections import Columns
+from hpcfed.core.encoder import Column, Encoder
+from hpcfed.core.errors import DataError
+from hpcfed.core.shapes import Shapes
+from hpcfed.core.wording import count_noun, join_few
+from hpcfed.data import columns, files, image_folder, table
+from hpcfed.data.dataset import Reading
+from hpcfed.data.table import FEW, Table
+from hpcfed.data.text import encode_new
+from hpcfed.data.user_arrays import readable
+
+ADVICE = "check the path, or write it again"
+TEXTS = ".txt"
+ROW, FILE = "row", "file"  # names of the columns that tell which example a prediction is of
+
+
+class Batch(NamedTuple):
+    """Some examples.
+
+    ids: columns that tell which they are: row, from 1, or file, and a column that passes through.
+    x: inputs as in `Split`.
+    """
+
+    ids: dict[str, np.ndarray]
+    x: Any
+
+
+@dataclass
+class Examples:
+    """New examples in a file, in a folder, or in memory.
+
+    source: path of a CSV or Parquet file, of arrays (NPZ, HDF5), of an image or a folder of them,
+    or of texts (.txt, one a line); or a DataFrame, arrays as data sets have them, or a list of
+    texts.
+    encoder, shape, vocabulary: of the model's inputs.
+    id: name of a column that passes through; default: one that is called id, if there is one.
+    fill: whether missing values, and categories that the training data do not have, are filled in,
+    as a run does with its test examples, or refused; None: missing values as in the training data,
+    and categories are refused.
+    filled: number of the values that were filled in, by column; it grows while batches are read.
+    first: the place of the first of them.
+    """
+
+    source: Any
+    encoder: Encoder
+    shape: tuple[int, ...]
+    vocabulary: int = 0
+    id: str = ""
+    fill: bool | None = None
+    filled: dict[str, int] = field(default_factory=dict)
+    first: str = ""
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield the examples, up to `size` at a time. Raises DataError."""
+        source = self.source
+        if isinstance(source, str | Path):
+            path = Path(source).expanduser()
+            if path.is_dir() or path.suffix.lower() in image_folder.ENDS:
+                yield from self.of_images(path, size)
+                return
+            with readable(path, ADVICE):
+                yield from self.of_file(path, size)
+        elif table.is_frame(source):
+            text = io.StringIO(source.to_csv(index=False))
+            yield from map(self.of_table, self.csv(text, "the table", size))
+        else:
+            yield from self.of_arrays(source, "the inputs", {}, size)
+
+    @property
+    def note(self) -> str:
+        """A sentence about the values that were filled in; "" if there are none."""
+        if not self.filled:
+            return ""
+        shown = join_few([f"{name} {n}" for name, n in self.filled.items()], FEW)
+        total = count_noun(sum(self.filled.values()), "value")
+        return f"{total} filled in ({shown}), the first: {self.first}"
+
+    def of_file(self, path: Path, size: int) -> Iterator[Batch]:
+        """Yield the examples of one file."""
+        reading = self.reading
+        if path.suffix == ".csv":
+            with table.open_text(path, reading.columns.encoding) as file:
+                yield from map(self.of_table, self.csv(file, str(path), size))
+        elif path.suffix == ".parquet":
+            parts = table.parquet_parts(path, reading.missing_words, size)
+            yield from map(self.of_table, parts)
+        elif path.suffix == TEXTS:
+            with table.open_text(path, reading.columns.encoding) as file:
+                texts = [line.rstrip("\r\n") for line in file]
+            yield from self.of_arrays(texts, str(path), {}, size)
+        elif path.suffix in (".npz", ".h5", ".hdf5"):
+            arrays = files.read_arrays(path)
+            inputs = {name: arrays.pop(name) for name in list(arrays) if is_input(name)}
+            if not inputs:
+                raise DataError(
+                    f"{path}: has {join_few(list(arrays), FEW) or 'no arrays'}, but no x, the "
+                    f"inputs; store them as x (texts: text; several modalities: x/NAME)"
+                )
+            several = {name.partition("/")[2]: value for name, value in inputs.items()}
+            x = several if "" not in several else next(iter(inputs.values()))
+            yield from self.of_arrays(x, str(path), arrays, size)
+        else:
+            raise DataError(
+                f"{path}: is no .csv, .parquet, .npz, .h5 or {TEXTS} file, image or folder of "
+                f"images"
+            )
+
+    @property
+    def reading(self) -> Reading:
+        """Settings for reading files as the training data were read."""
+        encoder = self.encoder
+        roles = Columns(encoding=encoder.encoding, missing_words=encoder.missing_words)
+        return Reading(columns=roles, channels=encoder.channels)
+
+    def csv(self, file: Any, where: str, size: int) -> Iterator[Table]:
+        """Return the tables of an open CSV file; only columns of numbers are read as numbers."""
+        numeric = {c.name for c in self.encoder.columns if not c.words}
+        commas = {c.name for c in self.encoder.columns if c.commas}
+        words = lambda name: name not in numeric  # noqa: E731
+        return table.parse_csv(file, where, self.reading, words, commas, size)
+
+    def of_table(self, part: Table) -> Batch:
+        """Return the rows of a table as a batch."""
+        encoder = self.encoder
+        names = [column.name for column in encoder.columns] or [encoder.text or "text"]
+        if not (encoder.columns or encoder.tokens):
+            raise DataError(
+                f"{part.where}: is a table, but the model takes arrays of shape {self.form}; give "
+                f"them as an array x in an .npz file"
+            )
+        if missing := [name for name in names if name not in part.names]:
+            raise DataError(
+                f"{part.where}: has no column {join_few(list(map(repr, missing)), FEW)}, which the "
+                f"model takes; its columns are {join_few(part.names, 3 * FEW)}"
+            )
+        if encoder.tokens:
+            texts = [text or "" for text in part[names[0]]]
+            return Batch(self.ids_of(part), encode_new(texts, encoder.tokens, self.shape[0]))
+        for column in encoder.columns:
+            self.check_gaps(part, column)
+        return Batch(self.ids_of(part), columns.encode(part, encoder.columns))
+
+    def check_gaps(self, part: Table, column: Column) -> None:
+        """Note values that are filled in; raises DataError if they are to be refused."""
+        values, where = part[column.name], f"{part.where}: column {column.name!r}"
+        empty, unseen = np.flatnonzero(table.gaps(values)), columns.unseen(part, column)
+        fills = self.encoder.fills if self.fill is None else self.fill
+        problems = []
+        for row in empty[:1]:
+            what = f"{where} has no value in row {part.start + row + 1}"
+            problems.append((what, fills, "the mean, or what else the training data say"))
+        for row in unseen[:1]:
+            shown = join_few([table.kind_name(c) for c in column.categories], FEW)
+            value = f"{table.kind_name(values[row])!r:.40} in row {part.start + row + 1}"
+            what = f"{where}: {value} is none of {shown}"
+            problems.append((what, bool(self.fill), "what stands for a missing value"))
+        for what, fills, filling in problems:
+            if not fills:
+                raise DataError(f"{what}; fix it, or set --missing fill to fill in {filling}")
+            self.first = self.first or what
+        if n := len(empty) + len(unseen):
+            self.filled[column.name] = self.filled.get(column.name, 0) + n
+
+    def ids_of(self, part: Table) -> dict[str, np.ndarray]:
+        """Return the numbers of a table's rows, and the column that passes through."""
+        ids = {ROW: part.start + 1 + np.arange(part.n)}
+        taken = [column.name for column in self.encoder.columns]
+        usual = next((n for n in part.names if n.lower() == "id" and n not in taken), "")
+        if name := self.id or usual:
+            if name not in part.names:
+                raise DataError(
+                    f"{part.where}: has no column {name!r} (--id); its columns are "
+                    f"{join_few(part.names, 3 * FEW)}"
+                )
+            ids[name] = as_ids(part[name])
+        return ids
+
+    def of_arrays(
+        self, x: Any, where: str, others: Mapping[str, np.ndarray], size: int
+    ) -> Iterator[Batch]:
+        """Yield arrays in parts. others: further arrays, one of which may pass through."""
+        x = self.checked(x, where, others)
+        n = x.n if isinstance(x, Table) else len(next(iter(x.values())) if is_several(x) else x)
+        if not n:
+            raise DataError(f"{where}: holds no examples")
+        if self.id and others.get(self.id, np.zeros(0)).shape != (n,):
+            raise DataError(f"{where}: has no array {self.id!r} (--id) of {n} values")
+        for start in range(0, n, size):
+            rows = np.arange(start, min(start + size, n))
+            if isinstance(x, Table):
+                batch = self.of_table(replace(x.take(rows), start=start))
+            else:
+                part = {name: v[rows] for name, v in x.items()} if is_several(x) else x[rows]
+                batch = Batch({ROW: rows + 1}, self.tokens_of(part))
+            if self.id:
+                batch.ids[self.id] = as_ids(others[self.id][rows])
+            yield batch
+
+    def tokens_of(self, x: Any) -> Any:
+        """Return texts as rows of tokens, and anything else as it is."""
+        if isinstance(x, np.ndarray) and x.dtype == object:
+            return encode_new(x, self.encoder.tokens, self.shape[0])
+        return x
+
+    def checked(self, x: Any, where: str, others: Mapping[str, np.ndarray]) -> Any:
+        """Return arrays in the form in which data sets have them; raises DataError."""
+        shape, channels = self.shape, self.encoder.channels
+        if isinstance(shape, Shapes):
+            if not is_several(x) or set(x) != set(shape.names):
+                given = join_few(list(x), FEW) if is_several(x) else "one array"
+                raise DataError(
+                    f"{where}: {given}, but the model takes {join_few(shape.names, FEW)}"
+                )
+            parts = {
+                part.name: files.as_inputs(
+                    np.asarray(x[part.name]),
+                    f"{where}: {part.name}",
+                    part.vocabulary,
+                    channels,
+                    True,
+                )
+                for part in shape
+            }
+            for name, part, _ in shape:
+                check_shape(parts[name], part, f"{where}: {name}")
+            return parts
+        array = np.asarray(x)
+        if self.encoder.columns:
+            return self.as_table(array, where, others)
+        if array.dtype.kind in "OSU" and not self.encoder.tokens:
+            raise DataError(f"{where}: holds {array.dtype}, but the model takes {self.form}")
+        tokens = 0 if array.dtype.kind in "OSU" else self.vocabulary
+        array = files.as_inputs(array, where, tokens, channels)
+        if array.dtype != object:
+            check_shape(array, shape, where)
+        return array
+
+    def as_table(self, x: np.ndarray, where: str, others: Mapping[str, np.ndarray]) -> Table:
+        """Return rows of numbers as a table of the columns that the model takes."""
+        names = [column.name for column in self.encoder.columns]
+        if "columns" in others:
+            names = list(map(str, others["columns"].tolist()))
+        if x.ndim != 2 or x.shape[1] != len(names) or x.dtype.kind not in "biuf":
+            raise DataError(
+                f"{where}: {x.dtype} {list(x.shape)}, but the model takes rows of "
+                f"{len(names)} numbers: {join_few(names, FEW)}"
+            )
+        return Table(where, {n: x[:, i].astype(float) for i, n in enumerate(names)}, len(x))
+
+    def of_images(self, path: Path, size: int) -> Iterator[Batch]:
+        """Yield the images of a folder and the folders in it, or one image, by their names."""
+        channels, *pixels = self.shape if len(self.shape) == 3 else (0,)
+        if channels not in (1, 3) or isinstance(self.shape, Shapes):
+            raise DataError(f"{path}: images, but the model takes examples of shape {self.form}")
+        height, width = pixels
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        places = [file for file in found if file.suffix.lower() in image_folder.ENDS]
+        if not places:
+            raise DataError(f"{path}: holds no images ({', '.join(image_folder.ENDS)})")
+        names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in places]
+        for start in range(0, len(places), size):
+            part = places[start : start + size]
+            x = np.empty((len(part), channels, height, width), np.uint8)
+            for row, (where, image) in zip(x, image_folder.each(part), strict=True):
+                if channels == 1 and image.mode not in image_folder.GREY:
+                    raise DataError(f"{where}: has colours, but the model takes grey images")
+                if image.size != (width, height) and not self.encoder.scaled:
+                    raise DataError(
+                        f"{where}: has {image.size[0]}x{image.size[1]} pixels, but the model takes "
+                        f"{width}x{height}; scale it as the training images were"
+                    )
+                row[:] = image_folder.as_array(image, channels == 1, (width, height), where)
+            yield Batch({FILE: np.array(names[start : start + size], object)}, x)
+
+    @property
+    def form(self) -> str:
+        """What the model takes, for messages."""
+        return str(self.shape) if isinstance(self.shape, Shapes) else str(list(self.shape))
+
+
+def is_input(name: str) -> bool:
+    """Return whether an array of a file has inputs."""
+    return name.partition("/")[0] in ("x", "text", "images", "features")
+
+
+def is_several(x: Any) -> bool:
+    """Return whether inputs have several modalities."""
+    return isinstance(x, Mapping)
+
+
+def check_shape(x: np.ndarray, shape: tuple[int, ...], where: str) -> None:
+    """Raise DataError for examples of another shape than the model takes."""
+    if x.shape[1:] != tuple(shape):
+        raise DataError(
+            f"{where}: examples of shape {list(x.shape[1:])}, but the model takes {list(shape)}"
+        )
+
+
+def as_ids(values: np.ndarray) -> np.ndarray:
+    """Return a column that passes through: words, or numbers, whole ones as integers."""
+    if values.dtype == object:
+        return np.array(["" if value is None else value for value in values], object)
+    whole = values.dtype.kind == "f" and len(values) and (values == np.round(values)).all()
+    return values.astype(np.int64) if whole and (np.abs(values) < 2**53).all() else values

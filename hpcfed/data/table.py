@@ -1,0 +1,338 @@
+"""Tables: named columns of numbers or words, read from CSV, Parquet and Arrow.
+
+CSV is read by Python's own `csv`, so that it needs no other package. Parquet is read by pyarrow,
+which runs no code from the file: an extra, `hpcfed[tables]`. Both can be read a part at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from codecs import lookup
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from hpcfed.core.errors import DataError, unknown
+from hpcfed.core.optional_imports import import_extra
+from hpcfed.core.paths import only_regular
+from hpcfed.core.wording import count_noun, join_few
+from hpcfed.data.dataset import Reading
+from hpcfed.data.user_arrays import fits, readable
+
+ADVICE = "write it again, or check its path"
+DELIMITERS = ",;\t|"
+COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
+GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
+FEW = 8  # maximum columns or values in a message
+VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
+CELL = 2**24  # maximum characters of one value of a CSV file
+UNNAMED = "Unnamed: 0"  # the row numbers that pandas writes
+
+Test = Callable[[str], bool]  # of the name of a column
+
+
+def neither(name: str) -> bool:
+    """Return False: no column is known to hold words."""
+    return False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of n rows.
+
+    where: the beginning of messages.
+    columns: by name, [n], float64 with nan for missing values, or str objects with None.
+    odd: columns of other types, such as dates, with the type; they are refused if they are used.
+    commas: names of columns of numbers that were written with decimal commas.
+    start: number of rows before these in the file, for messages.
+    """
+
+    where: str  # opens messages
+    columns: Mapping[str, np.ndarray]
+    n: int
+    odd: Mapping[str, str] = field(default_factory=dict)
+    commas: frozenset[str] = frozenset()
+    start: int = 0
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self.odd:
+            raise DataError(
+                f"{self.where}: column {name!r} holds {self.odd[name]}, neither numbers nor words; "
+                f"name it in columns.ignore"
+            )
+        return self.columns[name]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, in the table's order."""
+        return [*self.columns, *self.odd]
+
+    def take(self, rows: np.ndarray) -> Table:
+        """Return the table with these rows alone."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, columns=columns, n=len(next(iter(columns.values()), rows)))
+
+
+def read_table(path: Path, how: Reading, words: Test = neither) -> Table:
+    """Return the columns of a .csv or .parquet file; raises DataError. words: as in `read_csv`."""
+    with readable(path, ADVICE):
+        if path.suffix == ".csv":
+            return read_csv(path, how, words)
+        if path.suffix == ".parquet":
+            return read_parquet(path, how.missing_words)
+    raise DataError(f"{path}: is not a table; give a .csv or .parquet file")
+
+
+@contextmanager
+def open_text(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a CSV file; raises DataError for an unknown encoding, and for bytes that it has not."""
+    try:
+        name = "utf-8-sig" if lookup(encoding).name == "utf-8" else encoding  # drops a mark
+        with open(path, encoding=name, newline="", opener=only_regular) as file:
+            yield file
+    except LookupError as error:
+        raise DataError(
+            f"columns.encoding: {error}; give one such as utf-8, latin-1 or cp1252"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: is not {encoding}: {error.reason} (byte 0x{error.object[error.start]:02x}); "
+            f"set columns.encoding, to latin-1 or cp1252 for a file of older Windows or Excel"
+        ) from error
+
+
+def read_csv(path: Path, how: Reading, words: Test = neither) -> Table:
+    """Return the columns of a CSV file whose first row holds their names.
+
+    words: whether the values of a column are words, although they may look like numbers.
+    """
+    with open_text(path, how.columns.encoding) as file:
+        [table] = parse_csv(file, str(path), how, words)
+    return table
+
+
+def parse_csv(
+    file: TextIO,
+    where: str,
+    how: Reading,
+    words: Test = neither,
+    commas: Collection[str] = (),
+    size: int | None = None,
+) -> Iterator[Table]:
+    """Yield the rows of a CSV file, in tables of this size; None: all in one.
+
+    where: opens messages.  words: as in `read_csv`.  commas: columns that have decimal commas.
+    """
+    csv.field_size_limit(CELL)
+    line = file.readline()
+    file.seek(0)
+    lines = csv.reader(file, delimiter=max(DELIMITERS, key=line.count))
+    names = [name.strip() for name in next(lines, [])]
+    if names and not names[0]:
+        names[0] = UNNAMED
+    check_names(where, names)
+    start, rows = 0, full_rows(lines, where, len(names))
+    while part := list(islice(rows, size)):
+        columns, with_commas = {}, set()
+        for name, values in zip(names, zip(*part, strict=True), strict=True):
+            if name != UNNAMED:
+                columns[name], decimal = to_column(
+                    values, how.missing_words, words(name), name in commas
+                )
+                with_commas |= {name} if decimal else set()
+        yield Table(where, columns, len(part), commas=frozenset(with_commas), start=start)
+        start += len(part)
+    if not start:
+        raise DataError(f"{where}: holds no rows; {ADVICE}")
+
+
+def full_rows(lines: Any, where: str, width: int) -> Iterator[list[str]]:
+    """Yield the rows of a csv reader that are not empty; raises DataError for another width."""
+    for row in filter(None, lines):
+        if len(row) != width:
+            raise DataError(
+                f"{where}: line {lines.line_num} has {count_noun(len(row), 'value')}, but the "
+                f"first line names {count_noun(width, 'column')}; fix that line"
+            )
+        yield row
+
+
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Raise DataError for a first row with no names, or with equal ones."""
+    if not names:
+        raise DataError(f"{where}: is empty; {ADVICE}")
+    if all(is_number(name) for name in names):
+        raise DataError(
+            f"{where}: the first line holds numbers ({join_few(names, FEW)}); write the names of "
+            f"the columns above them"
+        )
+    earlier = set[str]()
+    for i, name in enumerate(names):
+        if not name or name in earlier:
+            why = f"{name!r}, as an earlier one" if name else "nothing"
+            raise DataError(f"{where}: column {i + 1} is called {why}; give each its own name")
+        earlier.add(name)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_column(
+    values: Sequence[str], missing: Collection[str], words: bool = False, commas: bool = False
+) -> tuple[np.ndarray, bool]:
+    """Return the values of a column as numbers, float64, if all that are present are numbers.
+
+    Otherwise returns str objects, with None for missing values. The second value is whether the
+    numbers have decimal commas.
+    missing: the words that stand for missing values, in lower case.
+    words: return words in any case.  commas: commas are decimal commas, if there are any.
+    """
+    stripped = [value.strip() for value in values]
+    gaps = np.array([value.lower() in missing for value in stripped])
+    numbers = ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
+    commas = commas or decimal_commas(numbers)
+    try:
+        if words:
+            raise ValueError
+        points = [v.replace(",", ".") for v in numbers] if commas else numbers
+        return np.array(points).astype(np.float64), commas
+    except ValueError:
+        texts = np.array(stripped, object)
+        texts[gaps] = None
+        return texts, False
+
+
+def decimal_commas(values: Sequence[str]) -> bool:
+    """Return whether commas in these values can only be decimal commas.
+
+    They can also separate thousands if three digits follow each of them; and beside decimal points
+    they are unclear.
+    """
+    written = [v for v in values if "," in v]
+    if not written or not all(COMMA.fullmatch(v) for v in written):
+        return False
+    return not all(GROUPS.fullmatch(v) for v in written) and not any("." in v for v in values)
+
+
+def read_parquet(path: Path, missing: Collection[str]) -> Table:
+    """Return the columns of a Parquet file. missing: as in `to_column`."""
+    parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
+    with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
+        about = file.metadata
+        # the size in the file is that of runs of equal values, which are one
+        fits(about.num_rows * about.num_columns * VALUE, str(path))
+        fits(
+            sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups)), str(path)
+        )
+        return from_arrow(file.read(), str(path), missing)
+
+
+def parquet_parts(path: Path, missing: Collection[str], size: int) -> Iterator[Table]:
+    """Yield the rows of a Parquet file, in tables of up to this size.
+
+    missing: as in `to_column`.
+    """
+    parquet = import_extra("pyarrow.parquet", "tables", str(path))
+    with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
+        start = 0
+        for batch in file.iter_batches(size):
+            part = from_arrow(batch, str(path), missing)
+            yield replace(part, start=start)
+            start += part.n
+        if not start:
+            raise DataError(f"{path}: holds no rows; {ADVICE}")
+
+
+def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
+    """Return a table of pyarrow, or a batch, as a `Table`: numbers, truth values and words.
+
+    Other types are odd.  missing: as in `to_column`.
+    """
+    import pyarrow as pa
+
+    columns, odd = {}, {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+            column = column.cast(kind)
+        if name.startswith("__index_level_"):
+            continue  # the row numbers that pandas writes
+        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            numbers = column.cast(pa.float64(), safe=False)
+            columns[name] = to_numpy(numbers)
+        elif pa.types.is_decimal(kind):
+            columns[name] = to_numpy(column.cast(pa.float64()))
+        elif pa.types.is_null(kind):
+            columns[name] = np.full(len(column), np.nan)
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            words = column.to_pylist()
+            gone = [w is None or w.strip().lower() in missing for w in words]
+            columns[name] = np.array(words, object)
+            columns[name][gone] = None
+        else:
+            odd[name] = str(kind)
+    if not table.num_rows:
+        raise DataError(f"{where}: holds no rows; {ADVICE}")
+    return Table(where, columns, table.num_rows, odd)
+
+
+def to_numpy(numbers: Any) -> np.ndarray:
+    """Return a column of pyarrow as float64, with nan for missing values."""
+    return np.array(numbers.to_numpy(zero_copy_only=False), np.float64)
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a DataFrame of pandas, which is not imported for that."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.DataFrame)
+
+
+def known(table: Table, what: str, *names: str) -> None:
+    """Raise DataError for a name that is not a column of the table.
+
+    what: the field that gives the name.
+    """
+    columns = set(table.names)
+    for name in names:
+        if name not in columns:
+            raise DataError(
+                f"{table.where}: columns.{what}: {unknown('column', name, table.names)}"
+            )
+
+
+def first_word(values: np.ndarray) -> list[int]:
+    """Return the row of the first value that is a word and no number; [] if there is none."""
+    rows = (i for i, v in enumerate(values) if isinstance(v, str) and not is_number(v))
+    return [row for row in [next(rows, None)] if row is not None]
+
+
+def looks_like_number(text: str) -> bool:
+    return is_number(text) or COMMA.fullmatch(text) is not None
+
+
+def gaps(values: np.ndarray) -> np.ndarray:
+    """Return where values are missing, [n], bool."""
+    return np.array([v is None for v in values]) if values.dtype == object else np.isnan(values)
+
+
+def kind_name(value: Any) -> str:
+    """Return a value as text: words unchanged, whole numbers without a decimal point."""
+    return value if isinstance(value, str) else str(value) if value is None else f"{value:.12g}"
+
+
+def kinds(values: np.ndarray) -> list[Any]:
+    """Return the different values that occur, in order."""
+    return sorted(set(values[~gaps(values)].tolist()))
