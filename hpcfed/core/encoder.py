@@ -57,6 +57,7 @@ class Encoder:
     missing_words: words that stand for missing values.
     encoding: of the characters in CSV files.
     text: the column of texts in a table.
+    labels: the columns of a table that labels are made of.
     tokens: of texts, numbered from 2; 0 is padding and 1 any other token.
     scaled: whether images of other sizes are scaled.
     channels: which axis of arrays of images has the channels: first, last, or auto.
@@ -67,6 +68,7 @@ class Encoder:
     missing_words: tuple[str, ...] = ()
     encoding: str = "utf-8"
     text: str = ""
+    labels: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     scaled: bool = False
     channels: str = CHANNELS[0]
@@ -92,7 +94,7 @@ def parse(stored: Any, shape: tuple[int, ...], vocabulary: int) -> Encoder:
     )
     lists = {
         name: tuple(sequence(stored.get(name, []), name, is_text))
-        for name in ("missing_words", "tokens")
+        for name in ("missing_words", "labels", "tokens")
     }
     encoder = Encoder(**stored | {"columns": columns} | lists)
     texts = (encoder.encoding, encoder.text)

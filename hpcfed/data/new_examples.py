@@ -24,6 +24,7 @@ from hpcfed.data.user_arrays import readable
 ADVICE = "check the path, or write it again"
 TEXTS = ".txt"
 ROW, FILE = "row", "file"  # names of the columns that tell which example a prediction is of
+TEXT = "text"  # the column of texts in a table, if the training texts were in no table
 
 
 class Batch(NamedTuple):
@@ -45,7 +46,7 @@ class Examples:
     or of texts (.txt, one a line); or a DataFrame, arrays as data sets have them, or a list of
     texts.
     encoder, shape, vocabulary: of the model's inputs.
-    id: name of a column that passes through; default: one that is called id, if there is one.
+    copies: names of columns (arrays) that pass through; default: a column id, if there is one.
     fill: whether missing values, and categories that the training data do not have, are filled in,
     as a run does with its test examples, or refused; None: missing values as in the training data,
     and categories are refused.
@@ -57,7 +58,7 @@ class Examples:
     encoder: Encoder
     shape: tuple[int, ...]
     vocabulary: int = 0
-    id: str = ""
+    copies: tuple[str, ...] = ()
     fill: bool | None = None
     filled: dict[str, int] = field(default_factory=dict)
     first: str = ""
@@ -134,7 +135,7 @@ class Examples:
     def of_table(self, part: Table) -> Batch:
         """Return the rows of a table as a batch."""
         encoder = self.encoder
-        names = [column.name for column in encoder.columns] or [encoder.text or "text"]
+        names = [column.name for column in encoder.columns] or [encoder.text or TEXT]
         if not (encoder.columns or encoder.tokens):
             raise DataError(
                 f"{part.where}: is a table, but the model takes arrays of shape {self.form}; give "
@@ -145,12 +146,17 @@ class Examples:
                 f"{part.where}: has no column {join_few(list(map(repr, missing)), FEW)}, which the "
                 f"model takes; its columns are {join_few(part.names, 3 * FEW)}"
             )
+        return Batch(self.ids_of(part), self.encode(part))
+
+    def encode(self, part: Table) -> np.ndarray:
+        """Return the inputs of a table that has all columns."""
+        encoder = self.encoder
         if encoder.tokens:
-            texts = [text or "" for text in part[names[0]]]
-            return Batch(self.ids_of(part), encode_new(texts, encoder.tokens, self.shape[0]))
+            texts = [text or "" for text in part[encoder.text or TEXT]]
+            return encode_new(texts, encoder.tokens, self.shape[0])
         for column in encoder.columns:
             self.check_gaps(part, column)
-        return Batch(self.ids_of(part), columns.encode(part, encoder.columns))
+        return columns.encode(part, encoder.columns)
 
     def check_gaps(self, part: Table, column: Column) -> None:
         """Note values that are filled in; raises DataError if they are to be refused."""
@@ -177,11 +183,11 @@ class Examples:
         """Return the numbers of a table's rows, and the column that passes through."""
         ids = {ROW: part.start + 1 + np.arange(part.n)}
         taken = [column.name for column in self.encoder.columns]
-        usual = next((n for n in part.names if n.lower() == "id" and n not in taken), "")
-        if name := self.id or usual:
+        usual = [name for name in part.names if name.lower() == "id" and name not in taken]
+        for name in self.copies or usual[:1]:
             if name not in part.names:
                 raise DataError(
-                    f"{part.where}: has no column {name!r} (--id); its columns are "
+                    f"{part.where}: has no column {name!r}; its columns are "
                     f"{join_few(part.names, 3 * FEW)}"
                 )
             ids[name] = as_ids(part[name])
@@ -195,17 +201,18 @@ class Examples:
         n = x.n if isinstance(x, Table) else len(next(iter(x.values())) if is_several(x) else x)
         if not n:
             raise DataError(f"{where}: holds no examples")
-        if self.id and others.get(self.id, np.zeros(0)).shape != (n,):
-            raise DataError(f"{where}: has no array {self.id!r} (--id) of {n} values")
+        for name in self.copies:
+            if name not in others or others[name].shape[:1] != (n,):
+                raise DataError(f"{where}: has no array {name!r} of {count_noun(n, 'value')}")
         for start in range(0, n, size):
             rows = np.arange(start, min(start + size, n))
             if isinstance(x, Table):
-                batch = self.of_table(replace(x.take(rows), start=start))
+                part = replace(x.take(rows), start=start)
+                batch = Batch({ROW: rows + 1}, self.encode(part))
             else:
-                part = {name: v[rows] for name, v in x.items()} if is_several(x) else x[rows]
-                batch = Batch({ROW: rows + 1}, self.tokens_of(part))
-            if self.id:
-                batch.ids[self.id] = as_ids(others[self.id][rows])
+                cut = {name: v[rows] for name, v in x.items()} if is_several(x) else x[rows]
+                batch = Batch({ROW: rows + 1}, self.tokens_of(cut))
+            batch.ids.update({name: as_ids(others[name][rows]) for name in self.copies})
             yield batch
 
     def tokens_of(self, x: Any) -> Any:

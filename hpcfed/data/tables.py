@@ -226,7 +226,11 @@ def to_dataset(
         rows = held_out(parts[0].where, task.strata(y[0]), users[0], how.held_out)
         parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
         users = [None if users[0] is None else users[0][r] for r in rows]
-    encoder = Encoder(missing_words=tuple(sorted(how.missing_words)), encoding=how.columns.encoding)
+    encoder = Encoder(
+        missing_words=tuple(sorted(how.missing_words)),
+        encoding=how.columns.encoding,
+        labels=tuple(role.labels),
+    )
     vocabulary, mean, std = 0, tuple[float, ...](), tuple[float, ...]()
     if how.columns.text:
         texts = [words(part, how.columns.text) for part in parts]

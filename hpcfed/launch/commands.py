@@ -121,6 +121,47 @@ TRAINED = argument(
     metavar="RUN",
     help="folder of a run, or a .safetensors file of a trained model",
 )
+MISSING = argument(
+    "--missing",
+    choices=("refuse", "fill"),
+    help="refuse missing values, and categories that the training data do not have, or fill in "
+    "what stands for missing values; default: missing values as in training, categories refuse",
+)
+ADAPT = (
+    argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DATA",
+        help="the client's examples with labels, in the form of the run's data",
+    ),
+    argument("--name", default="", help="name of the client; default: that of the data"),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file of the model; default: NAME.safetensors",
+    ),
+    argument(
+        "--how",
+        choices=("all", "head", "distil"),
+        default="",
+        help="train all layers, only the head, or with distillation; default: as the job's "
+        "[adapt], or as a client of the method in a round",
+    ),
+    argument("--epochs", type=int, metavar="N", help="default: as in the job"),
+    argument("--lr", type=float, metavar="X", help="learning rate; default: as in the job"),
+    argument(
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="share of the examples that scores the model and is not trained on; default: 0.2",
+    ),
+    MISSING,
+    OWN,
+)
 PREDICT = (
     argument(
         "data",
@@ -147,12 +188,7 @@ PREDICT = (
     argument(
         "--id", default="", metavar="COLUMN", help="column to copy; default: id, if there is one"
     ),
-    argument(
-        "--missing",
-        choices=("refuse", "fill"),
-        help="refuse missing values, and categories that the training data do not have, or fill in "
-        "what stands for missing values; default: missing values as in training, categories refuse",
-    ),
+    MISSING,
     OWN,
 )
 BY = argument(
@@ -557,6 +593,12 @@ COMMANDS = {
         "predict new examples with a trained model",
         TRAINED,
         *PREDICT,
+    ),
+    "adapt": command(
+        "hpcfed.results.trained.adapt:command",
+        "personalise a run's model for a new client's data",
+        RUN,
+        *ADAPT,
     ),
     "probe": command(
         "hpcfed.results.trained.probe:command",

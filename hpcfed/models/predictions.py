@@ -25,8 +25,12 @@ Table = dict[str, np.ndarray]
 
 
 def examples_for(about: About, source: Any, id: str = "", fill: bool | None = None) -> Examples:
-    """Return new examples as a model takes them; see `hpcfed.data.new_examples.Examples`."""
-    return Examples(source, about.encoder, about.shape, about.vocabulary, id, fill)
+    """Return new examples as a model takes them; see `hpcfed.data.new_examples.Examples`.
+
+    id: name of a column that passes through.
+    """
+    copies = (id,) if id else ()
+    return Examples(source, about.encoder, about.shape, about.vocabulary, copies, fill)
 
 
 def predict(models: Sequence[Trained], examples: Examples) -> Iterator[Table]:

@@ -98,7 +98,7 @@ class Trained(nn.Module):
     def predict(self, source: Any, id: str = "", fill: bool | None = None) -> Any:
         """Return predictions of new examples as columns by name, or for a DataFrame as one.
 
-        source, id, fill: see `hpcfed.data.new_examples.Examples`.
+        source, fill: see `hpcfed.data.new_examples.Examples`.  id: a column that passes through.
         Raises DataError, with row and column, for examples that the model cannot take.
         """
         from hpcfed.models.predictions import predict_all  # here: tensors need no readers of files

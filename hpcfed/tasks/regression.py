@@ -82,7 +82,10 @@ class Regression(Task):
         mean, std = train.mean(0), train.std(0)
         std[std <= 1e-12 * np.abs(mean)] = 1.0
         task = Regression(tuple(mean.tolist()), tuple(std.tolist()))
-        return task, *(((y - mean) / std).astype(np.float32) for y in (train, test))
+        return task, task.prepare(train), task.prepare(test)
+
+    def prepare(self, y: np.ndarray) -> np.ndarray:
+        return ((y - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
 
     def describe(self, outputs: int) -> str:
         return "a number to predict" if outputs == 1 else f"{outputs:,} numbers to predict"

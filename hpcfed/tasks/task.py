@@ -117,6 +117,10 @@ class Task:
         """Return the task and the labels of both splits, prepared for training."""
         return self, train, test
 
+    def prepare(self, y: np.ndarray) -> np.ndarray:
+        """Return labels as `check` returns them, prepared for training as `fit` prepares them."""
+        return y
+
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return groups of labels for proportional sampling, [n], int64; all 0: none."""
         return np.zeros(len(y), np.int64)

@@ -140,13 +140,13 @@ def test_natural_clients_that_fewer_clients_merge_are_named():
     )
     job = SimpleNamespace(data=context, columns=SimpleNamespace(client="site"), clients=2)
     rows = (np.array([0, 2, 3]), np.array([1]))
-    facts = SimpleNamespace(data=data, partition=Partition(rows, (), np.zeros(0, np.int64)))
+    facts = SimpleNamespace(data=data, rows=Partition(rows, (), np.zeros(0, np.int64)))
     (line,) = merged_users(job, facts)
     assert line == (
         "t.csv: site has 3 values for 2 clients, so some are merged: client 0 has Bonn, Ulm; set "
         "clients = 3 for one client each"
     )
-    facts.partition = Partition((*np.split(np.arange(4), [1, 2]),), (), np.zeros(0, np.int64))
+    facts.rows = Partition((*np.split(np.arange(4), [1, 2]),), (), np.zeros(0, np.int64))
     assert merged_users(job, facts) == []
 
 

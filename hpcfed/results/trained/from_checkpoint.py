@@ -8,7 +8,7 @@ score is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ class Saved:
 
     clients: those that will be asked for; None for all.
     own: method and models outside hpcfed that may be imported.
+    change: changes the job as it is stored.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class Saved:
         source: Reader,
         clients: Collection[int] | None = None,
         allowed: Collection[str] = (),
+        change: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     ):
         results = record.recover(run)
         record.same_run(results.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
-        self.job = again(results.header["job"], str(run), allowed)
+        self.job = again(change(results.header["job"]), str(run), allowed)
         self.clients = select_clients(clients, self.job.clients)
         self.names = results.header.get("client_names", [])
         self.main_metric = main_metric(results)
@@ -254,6 +256,12 @@ def federation(
         classes=len(about["classes"]),
         # no times here, and only the clients' examples
         profiles=None,  # type: ignore[arg-type]
-        data=SharedData(None, None, about["mean"], about["std"]),  # type: ignore[arg-type]
+        data=SharedData(
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            about["mean"],
+            about["std"],
+            metrics=tuple(results.header["metrics"]),
+        ),
         modalities=lambda: sources.held(several).train if several else (),
     )

@@ -1,0 +1,136 @@
+"""`hpcfed adapt`: a client that a run did not have personalises a model as the method would."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.cli import main
+from hpcfed.data.tables import held_out
+from tests.contract.test_predict import patients, trained
+
+INPUTS = ("--columns.inputs", "age,weight,job", "--columns.missing", "fill")
+SICK = ("--columns.label", "sick", "--columns.positive", "yes", *INPUTS)
+
+
+def site(folder: Path, change=lambda i, row: row) -> Path:
+    """A table of a new hospital, with labels."""
+    g = np.random.default_rng(5)
+    with open(folder / "site.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["age", "job", "sick", "weight", "cost", "days", "died", "fever", "cough"])
+        for i in range(60):
+            age = int(g.integers(20, 90))
+            row = [age, ("cook", "01")[i % 2], "yes" if age < 55 else "no", 70 + i]
+            rows.writerow(change(i, [*row, age * 1.5, i + 1, i % 2, i % 2, int(i % 3 > 0)]))
+    return folder / "site.csv"
+
+
+def adapted(run: Path, data: Path, *words: str) -> hpcfed.Trained:
+    """The model that the command writes."""
+    out = data.with_suffix(".safetensors")
+    assert main(["adapt", str(run), "--data", str(data), "-o", str(out), *words]) == 0
+    return hpcfed.load_model(out)
+
+
+def differ(model: hpcfed.Trained, other: hpcfed.Trained) -> set[str]:
+    """Names of the tensors that differ."""
+    tensors = other.state_dict()
+    return {name for name, value in model.state_dict().items() if not value.equal(tensors[name])}
+
+
+def test_held_out_rows_score_the_model_before_and_after_and_do_not_train_it(tmp_path, capsys):
+    run = trained(tmp_path, patients(tmp_path), *SICK)
+    capsys.readouterr()
+    model = adapted(run, site(tmp_path), "--epochs", "9", "--name", "Lyon", "--held-out", "0.25")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Lyon: 45 examples to train on, 15 held out; mlp, trained as a client of " + (
+        "fedavg in a round, 9 epochs"
+    )
+    with open(tmp_path / "site.csv", newline="") as file:
+        y = np.array([row["sick"] for row in csv.DictReader(file)])
+    _, rows = held_out("", (y == "yes").astype(np.int64), None, 0.25)
+    scores = []
+    for one in (hpcfed.load_model(run), model):
+        classes = one.predict(tmp_path / "site.csv")["class"][rows]
+        scores.append(f"{np.mean(classes == y[rows]):>10.4f}")
+    assert said[2] == f"{'accuracy':<24}{''.join(scores)}" and scores[0] < scores[1]
+    assert (model.about.name, model.about.client, model.about.counted) == (
+        *("Lyon", 4),
+        "final/accuracy",
+    )
+    changed = site(tmp_path, lambda i, row: [99, *row[1:]] if i in rows else row)
+    assert not differ(adapted(run, changed, "--epochs", "9", "--held-out", "0.25"), model)
+
+
+@pytest.mark.parametrize(
+    "method, flags, words, trains",
+    [
+        ("fedavg", (), ("--how", "head"), "model.head."),
+        ("fedavg", ("--adapt.how", "head", "--evaluate.received"), (), "model.head."),
+        ("fedavg", ("--models.train", "head.*"), (), "model.head."),
+    ],
+)
+def test_only_what_the_job_or_the_method_personalises_changes(
+    tmp_path, method, flags, words, trains
+):
+    run = trained(tmp_path, patients(tmp_path), *SICK, *flags, method=method)
+    changed = differ(adapted(run, site(tmp_path), *words), hpcfed.load_model(run))
+    assert changed and all(name.startswith(trains) for name in changed)
+
+
+def test_with_lora_each_matrix_changes_by_two_of_its_low_ranks(tmp_path):
+    """W + B'A' - (W + BA) has the ranks of both products."""
+    run = trained(tmp_path, patients(tmp_path), *SICK, "--models.lora", "1")
+    before = hpcfed.load_model(run).state_dict()
+    after = adapted(run, site(tmp_path), "--epochs", "5").state_dict()
+    changes = [
+        after[n] - before[n] for n in after if n.startswith("model.body.") and after[n].ndim > 1
+    ]
+    assert max(c.abs().max() for c in changes) > 0
+    assert all(torch.linalg.matrix_rank(c, rtol=1e-4) <= 2 for c in changes)
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("--columns.target", "cost"),
+        ("--columns.label", "days", "--columns.event", "died"),
+        ("--columns.labels", "fever,cough"),
+    ],
+    ids=["regression", "survival", "labels"],
+)
+def test_a_new_client_has_labels_of_every_task(tmp_path, roles, capsys):
+    run = trained(tmp_path, patients(tmp_path), *roles, *INPUTS, "--data.partition", "iid")
+    capsys.readouterr()
+    model = adapted(run, site(tmp_path), "--epochs", "20")
+    _, _, main_metric, *_ = capsys.readouterr().out.splitlines()
+    before, after = map(float, main_metric.split()[-2:])
+    assert np.isfinite([before, after]).all() and before != after
+    assert len(model.predict(tmp_path / "site.csv")["row"]) == 60
+
+
+def test_new_clients_of_images_have_their_labels_from_folders(tmp_path):
+    from tests.contract.test_predict import folder_of_images
+
+    data = folder_of_images(tmp_path)
+    run = trained(tmp_path, data, "--models.mix", "cnn")
+    model = adapted(run, data / "test", "--epochs", "3")
+    assert differ(model, hpcfed.load_model(run))
+
+
+def test_what_no_client_of_the_run_can_be_is_refused_in_one_message(tmp_path, capsys):
+    run = trained(tmp_path, patients(tmp_path), *SICK, method="fesem")
+    data = site(tmp_path)
+    for words, message in (
+        ((), "fesem has a model for each client, or for the clients of each cluster"),
+        (("--held-out", "1"), "--held-out 1: give a share between 0 and 1"),
+    ):
+        assert main(["adapt", str(run), "--data", str(data), *words]) == 2
+        assert message in capsys.readouterr().err
+    site(tmp_path, lambda i, row: [*row[:2], "perhaps" if i == 7 else row[2], *row[3:]])
+    assert main(["adapt", str(run), "--data", str(data)]) == 2
+    assert "'perhaps' in row 8 is no class of the run; these are no, yes" in capsys.readouterr().err
