@@ -14,7 +14,7 @@ from hpcfed.config.datasets import DATASETS
 from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.tasks import METRICS
+from hpcfed.tasks import METRICS, custom
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -110,7 +110,9 @@ def check_metrics(names: Sequence[str]) -> None:
     Whether a metric fits the data is checked when the data are loaded (`metrics.choose`).
     """
     for i, name in enumerate(names):
-        if name not in METRICS:
+        if ":" in name:
+            custom.check(name)
+        elif name not in METRICS:
             raise ConfigError(
                 f"evaluate.metrics: {unknown('metric', name, METRICS, 'hpcfed list metrics')}"
             )

@@ -37,6 +37,7 @@ from hpcfed.storage.fields import at, flat
 
 MODULE = re.compile(r"[\w.]+:\w+")  # the user's own method or model
 MODELS = "--models.mix (models.proxy, models.server)"
+METRICS = "--evaluate.metrics"
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
@@ -61,13 +62,14 @@ class Importable:
 
     names: "module:attribute", as the user names them.
     where: what names the others, for the message.
-    method, model: the flags by which the user names a method or a model.
+    method, model, metric: the flags by which the user names a method, a model or a metric.
     """
 
     names: Collection[str]
     where: str
     method: str
     model: str
+    metric: str
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def resolve(
     job = fill_local_defaults(checked(model, sources.layers))
     if only := sources.only:
         refuse_import(models_of(job), only.names, only.where, only.model)
+        refuse_import(job.evaluate.metrics, only.names, only.where, only.metric)
     return Resolved(job, job._layers, words.files)
 
 
@@ -186,7 +189,9 @@ def layers_of(
     name = text_at([*upper, *lower], "algorithm.name") or DEFAULT_ALGORITHM
     if resume and not only:
         names = user_names([*upper, *named])
-        only = Importable(names, f"resume: {below_name(resume)}", "--algorithm.name", MODELS)
+        only = Importable(
+            names, f"resume: {below_name(resume)}", "--algorithm.name", MODELS, METRICS
+        )
     if only:
         refuse_import([name], only.names, only.where, only.method)
     lower = drop_other_method(lower[::-1], {"algorithm": {"name": name}})[::-1]
@@ -281,7 +286,7 @@ def again(stored: dict[str, Any], where: str, importable: Collection[str] = ()) 
     layer = Layer(below_name(where), stored)
     refuse_import([stored["algorithm"]["name"]], importable, layer.name, OWN)
     job = fill_local_defaults(checked(job_model(stored["algorithm"]["name"]), [layer]))
-    refuse_import(models_of(job), importable, layer.name, OWN)
+    refuse_import([*models_of(job), *job.evaluate.metrics], importable, layer.name, OWN)
     return job
 
 

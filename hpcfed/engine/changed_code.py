@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def names_of(job: Job) -> list[str]:
-    """Return the names of the users' methods and models of a job."""
-    return own_names(job.algorithm.name, [*job.models.mix, job.models.proxy, job.models.server])
+    """Return the names of the users' methods, models and metrics of a job."""
+    named = own_names(job.algorithm.name, [*job.models.mix, job.models.proxy, job.models.server])
+    return [*named, *(name for name in job.evaluate.metrics if ":" in name)]
 
 
 def own_names(method: str, models: Iterable[str]) -> list[str]:

@@ -38,7 +38,14 @@ def check_views(job: Job, data: DataSet) -> None:
 
 def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
     """Return the names of the run's metrics; raises ConfigError for one that does not fit."""
-    return data.task.choose(job.evaluate.metrics, len(data.classes), data.name)
+    names = data.task.choose(job.evaluate.metrics, len(data.classes), data.name)
+    chosen = [name for name in names if data.task.metric(name).threshold]
+    if chosen and not job.evaluate.validation:
+        raise ConfigError(
+            f"evaluate.metrics: {chosen[0]} needs a threshold, which each client chooses on "
+            f"examples that it holds out of its training examples; set evaluate.validation = 0.2"
+        )
+    return names
 
 
 def check_classes(job: Job, data: DataSet) -> None:

@@ -18,7 +18,10 @@ from hpcfed.core.wording import join_few
 from hpcfed.data import datasets
 from hpcfed.launch.given_data import ARRAYS, GivenData, convert
 
-NAMED = ("algorithm.name", "models.mix", "models.proxy", "models.server")  # classes and functions
+NAMED = (  # classes and functions
+    *("algorithm.name", "models.mix", "models.proxy", "models.server"),
+    "evaluate.metrics",
+)
 SHORT = {"model": "models.mix"}  # of a call
 
 

@@ -24,7 +24,7 @@ from hpcfed.results.columns import (
 )
 from hpcfed.results.summary import facts, summary_statistics
 from hpcfed.storage.record import Record
-from hpcfed.tasks import METRICS
+from hpcfed.tasks import METRICS, described
 
 # mean and deviation over the clients of one run; None: not recorded
 Numbers = tuple[float | None, float | None]
@@ -234,7 +234,7 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
     `last:10` is the mean over the last 10 evaluated rounds, as several papers report it.
     metric: of which it is; default: accuracy.
     """
-    if metric is not None and metric not in METRICS:
+    if metric is not None and not described(metric):
         raise ConfigError(f"--metric: {unknown('metric', metric, METRICS, 'hpcfed list metrics')}")
     if metric and name in (*FLOWS, "accuracy") and name != metric:
         raise ConfigError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
-from hpcfed.tasks import METRICS
+from hpcfed.tasks import described
 
 FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
@@ -25,12 +25,14 @@ def main_metric(record: Record) -> str:
 
 def is_high(name: str) -> bool:
     """Return whether higher values of a metric are better."""
-    return name not in METRICS or METRICS[name].high
+    metric = described(name)
+    return metric is None or metric.high
 
 
 def is_share(name: str) -> bool:
     """Return whether a metric is at most 1, so that decimals and percent are its formats."""
-    return name not in METRICS or METRICS[name].share
+    metric = described(name)
+    return metric is None or metric.share
 
 
 def format_metric(name: str, value: float | None, places: int = 4) -> str:
@@ -60,7 +62,8 @@ def best_mean(name: str, means: Sequence[float | None]) -> int | None:
 
 def title_metric(name: str) -> str:
     """Return the name of a metric in text and on axes."""
-    return METRICS[name].title if name in METRICS else name
+    metric = described(name)
+    return metric.title if metric else name
 
 
 def metric_by_client(record: Record, name: str) -> np.ndarray:

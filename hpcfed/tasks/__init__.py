@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.registry import Entry, find
+from hpcfed.tasks import custom
 from hpcfed.tasks.task import Answers as Answers
 from hpcfed.tasks.task import Metric as Metric
 from hpcfed.tasks.task import Task as Task
@@ -24,6 +25,14 @@ TASKS = {
 METRICS: dict[str, Metric] = {}  # of all tasks, by name
 for _entry in TASKS.values():
     METRICS |= {name: m for name, m in _entry.load().metrics.items() if name not in METRICS}
+
+
+def described(name: str) -> Metric | None:
+    """Return the metric of this name, which may be a "module:function"; None if there is none.
+
+    Nothing is imported, and it cannot be computed without its task (`Task.metric`).
+    """
+    return custom.metric(name) if ":" in name else METRICS.get(name)
 
 
 def make(name: str) -> Task:

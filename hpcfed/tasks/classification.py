@@ -14,13 +14,15 @@ import numpy as np
 
 from hpcfed.core.errors import DataError, first_bad
 from hpcfed.core.wording import join_few
-from hpcfed.tasks.task import Answers, Metric, Task, fractional
+from hpcfed.tasks.task import Answers, Metric, Task, fractional, sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 2**31  # maximum label; no array in memory is larger
 FEW = 8  # classes that a message names
+BINS = 15  # of confidence, of equal width
+NONE = -1  # instead of a decision, if no threshold could be chosen
 
 
 def accuracy(answers: Answers) -> float:
@@ -91,13 +93,149 @@ def roc_auc(answers: Answers) -> float:
     return roc_auc_score(answers["y"], answers["margin"])
 
 
+def macro_roc_auc(answers: Answers) -> float:
+    """Return the area under the ROC curve of each class against all others, mean.
+
+    A class that all of these examples have, or none, has no curve and is left out.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    y, score = answers["y"], probabilities(answers)
+    classes = [c for c in np.unique(y) if (y != c).any()]
+    areas = [roc_auc_score(y == c, score[:, c]) for c in classes]
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+def macro_pr_auc(answers: Answers) -> float:
+    """Return the average precision of each class, mean over the classes that occur among labels."""
+    from sklearn.metrics import average_precision_score
+
+    y, score = answers["y"], probabilities(answers)
+    return float(np.mean([average_precision_score(y == c, score[:, c]) for c in np.unique(y)]))
+
+
+def log_loss(answers: Answers) -> float:
+    """Return minus the logarithm of the probability of the label's class, mean over examples."""
+    from sklearn import metrics
+
+    score = probabilities(answers)
+    return metrics.log_loss(answers["y"], score, labels=np.arange(score.shape[1]))
+
+
+def brier(answers: Answers) -> float:
+    """Return the squared error of the probabilities, mean over examples.
+
+    Of two classes that of the second one's probability, 0..1; of more the sum over classes, 0..2.
+    Brier, Monthly Weather Review 78(1), 1950.
+    """
+    score = probabilities(answers)
+    errors = np.square(score - np.eye(score.shape[1])[answers["y"]])
+    return float(errors.sum(1).mean()) / (2 if score.shape[1] == 2 else 1)
+
+
+def ece(answers: Answers) -> float:
+    """Return the expected calibration error: |accuracy - confidence|, mean over examples by bin.
+
+    Confidence is the probability of the predicted class; 15 bins of it have equal width.
+    Guo et al., ICML 2017, arXiv:1706.04599, eq. 3.
+    """
+    n, confidence, correct = reliability(answers)
+    return float(np.abs(confidence - correct).sum() / n.sum())
+
+
+def reliability(answers: Answers) -> np.ndarray:
+    """Return by bin of confidence the examples, the sum of confidences, and the correct answers.
+
+    [3, BINS], float64. Bin b has the confidences above b / BINS, up to (b + 1) / BINS.
+    """
+    score = probabilities(answers)
+    predicted = score.argmax(1)
+    confidence = score[np.arange(len(score)), predicted]
+    bins = (np.ceil(confidence * BINS) - 1).clip(0, BINS - 1).astype(np.int64)
+    weights = (None, confidence, (predicted == answers["y"]).astype(np.float64))
+    return np.stack([np.bincount(bins, w, minlength=BINS).astype(np.float64) for w in weights])
+
+
+def top(k: int, answers: Answers) -> float:
+    """Return the share of examples whose class is among the k classes with the largest logits."""
+    from sklearn.metrics import top_k_accuracy_score
+
+    logits = answers["logits"]
+    classes = np.arange(logits.shape[1])
+    return float(top_k_accuracy_score(answers["y"], logits, k=k, labels=classes))
+
+
+def top_3(answers: Answers) -> float:
+    """Return the share of examples whose class is among the three that are most probable."""
+    return top(3, answers)
+
+
+def top_5(answers: Answers) -> float:
+    """Return the share of examples whose class is among the five that are most probable."""
+    return top(5, answers)
+
+
+def sensitivity(answers: Answers) -> float:
+    """Return the share of positive examples that are recognised, at each client's threshold.
+
+    The threshold is that of the largest sensitivity + specificity on the client's validation
+    examples (Youden, Cancer 3(1), 1950). Clients whose validation examples are of one class have
+    no value; without a positive example it is nan.
+    """
+    return recall(answers, 1)
+
+
+def specificity(answers: Answers) -> float:
+    """Return the share of negative examples that are recognised, at each client's threshold.
+
+    The threshold is that of sensitivity.
+    """
+    return recall(answers, 0)
+
+
+def recall(answers: Answers, label: int) -> float:
+    """Return the share of the examples of a class that are decided right, of those decided."""
+    decided = answers["decided"][answers["y"] == label]
+    decided = decided[decided != NONE]
+    return float((decided == label).mean()) if len(decided) else float("nan")
+
+
+def probabilities(answers: Answers) -> np.ndarray:
+    """Return the probability of each class, [n, C], float64."""
+    if "margin" in answers:
+        second = sigmoid(answers["margin"])
+        return np.stack([sigmoid(-answers["margin"]), second], 1)
+    logits = answers["logits"].astype(np.float64)
+    raised = np.exp(logits - logits.max(1, keepdims=True))
+    return raised / raised.sum(1, keepdims=True)
+
+
+def youden(answers: Answers) -> float | None:
+    """Return the margin from which on examples are called positive.
+
+    It has the largest sensitivity + specificity on these examples, and lies halfway to the next
+    margin below. None: the examples are of one class.
+    """
+    from sklearn.metrics import roc_curve
+
+    y, margin = answers["y"], answers["margin"].astype(np.float64)
+    if len(np.unique(y)) < 2:
+        return None
+    false, true, thresholds = roc_curve(y, margin, drop_intermediate=False)
+    best = float(thresholds[int(np.argmax(true - false))])
+    below = margin[margin < best]
+    return (best + float(below.max())) / 2 if len(below) else best
+
+
 @dataclass(frozen=True)
 class Classification(Task):
     """One class per example; a model's outputs are logits.
 
     Answers: y, labels, and predicted, the class of the largest logit, both unsigned integers of the
     least size; for two classes also margin, logit of the second minus that of the first, float32.
-    It ranks examples as the probability of the second class does, without ties due to rounding.
+    It ranks examples as the probability of the second class does, without ties due to rounding. For
+    more classes also logits, [n, C], float32, if a metric needs probabilities. With a threshold
+    also decided, int8: 1, 0, or NONE.
     """
 
     name: ClassVar[str] = "classification"
@@ -133,6 +271,73 @@ class Classification(Task):
             "classes",
             roc_auc,
             outputs=2,
+        ),
+        "sensitivity": Metric(
+            "sensitivity",
+            "share of positive examples that are recognised, at a threshold chosen on validation",
+            sensitivity,
+            outputs=2,
+            threshold=True,
+        ),
+        "specificity": Metric(
+            "specificity",
+            "share of negative examples that are recognised, at a threshold chosen on validation",
+            specificity,
+            outputs=2,
+            threshold=True,
+        ),
+        "macro_roc_auc": Metric(
+            "macro ROC-AUC",
+            "ROC-AUC of each class against all others, mean",
+            macro_roc_auc,
+            more_than=2,
+            probabilities=True,
+        ),
+        "macro_pr_auc": Metric(
+            "macro PR-AUC",
+            "average precision of each class or label, mean",
+            macro_pr_auc,
+            more_than=2,
+            probabilities=True,
+        ),
+        "top_3": Metric(
+            "top-3 accuracy",
+            "share of examples whose class is among the three that are most probable",
+            top_3,
+            more_than=3,
+            probabilities=True,
+        ),
+        "top_5": Metric(
+            "top-5 accuracy",
+            "share of examples whose class is among the five that are most probable",
+            top_5,
+            more_than=5,
+            probabilities=True,
+        ),
+        "log_loss": Metric(
+            "log-loss",
+            "minus the logarithm of the probability of the right class, mean",
+            log_loss,
+            high=False,
+            share=False,
+            each=True,
+            probabilities=True,
+        ),
+        "brier": Metric(
+            "Brier score",
+            "squared error of the probabilities, mean",
+            brier,
+            high=False,
+            share=False,
+            each=True,
+            probabilities=True,
+        ),
+        "ece": Metric(
+            "ECE",
+            "expected calibration error: difference of accuracy and confidence, mean over 15 bins",
+            ece,
+            high=False,
+            probabilities=True,
         ),
     }
     usual: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -209,19 +414,20 @@ class Classification(Task):
         return {"class": classes} | {f"probability_{n}": soft[:, c] for c, n in enumerate(names)}
 
     def score(
-        self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
+        self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str], keep: bool = False
     ) -> tuple[float, float, float, Answers | None]:
         """Return accuracy, mean cross-entropy, and the answers if metrics need more than accuracy.
 
         Before the answers stands the class, if all predictions are one; nan otherwise.
-        Logits are not kept: a batch adds to two sums on the device.
+        Logits are kept only if a metric needs them: a batch adds to two sums on the device.
         """
         import torch
         from torch.nn.functional import cross_entropy
 
         ends: list[Tensor] = []
         total, n, parts = None, 0, []
-        wanted = tuple(metrics) != (self.main,)
+        wanted = keep or tuple(metrics) != (self.main,)
+        logits_wanted = wanted and self.needs(metrics, "probabilities")
         for logits, y in batches:
             classes = logits.argmax(1)
             right, loss = (classes == y).sum(), cross_entropy(logits, y, reduction="sum")
@@ -229,27 +435,46 @@ class Classification(Task):
             batch = torch.stack([right.double(), loss.double()])
             total, n = (batch if total is None else total + batch), n + len(y)
             if wanted:
-                parts.append((y, *predictions(logits)))
+                parts.append({"y": y} | predictions(logits, logits_wanted))
         assert total is not None  # there is a batch
         bounds = torch.stack(torch.stack(ends).aminmax()).double()
         correct, loss, low, high = torch.cat([total / n, bounds]).tolist()
         one_class = low if low == high else float("nan")
         if not wanted:
             return correct, loss, one_class, None
-        labels, predicted, *margin = (
-            torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)
-        )
+        answers = {name: torch.cat([p[name] for p in parts]).cpu().numpy() for name in parts[0]}
         small = np.min_scalar_type(logits.shape[1] - 1)  # one byte, up to 256 classes
-        answers = {"y": labels.astype(small), "predicted": predicted.astype(small)}
-        return correct, loss, one_class, answers | ({"margin": margin[0]} if margin else {})
+        return (
+            correct,
+            loss,
+            one_class,
+            answers | {name: answers[name].astype(small) for name in ("y", "predicted")},
+        )
+
+    def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Return classes, and probabilities: of the second of two, [n], else of each, [n, C]."""
+        score = probabilities(answers)
+        return answers["y"].astype(np.int64), score[:, 1] if score.shape[1] == 2 else score
+
+    def decide(self, answers: Answers, held_out: Answers | None) -> Answers:
+        """Return the answers with `decided`, by the threshold of the client's own examples."""
+        threshold = youden(held_out) if held_out else None
+        if threshold is None:
+            decided = np.full(len(answers["y"]), NONE, np.int8)
+        else:
+            decided = (answers["margin"] >= threshold).astype(np.int8)
+        return answers | {"decided": decided}
 
 
-def predictions(logits: Tensor) -> tuple[Tensor, ...]:
-    """Return the predicted classes, [b], and for two classes also the margins, [b]."""
-    predicted = logits.argmax(1)
-    if logits.shape[1] != 2:
-        return (predicted,)
-    return predicted, (logits[:, 1] - logits[:, 0]).float()
+def predictions(logits: Tensor, keep: bool) -> dict[str, Tensor]:
+    """Return the predicted classes, [b]; for two classes also the margins, [b].
+
+    keep: return also the logits of more classes, [b, C].
+    """
+    answers = {"predicted": logits.argmax(1)}
+    if logits.shape[1] == 2:
+        return answers | {"margin": (logits[:, 1] - logits[:, 0]).float()}
+    return answers | ({"logits": logits.float()} if keep else {})
 
 
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpcfed.core.errors import first_bad
-from hpcfed.tasks.task import Answers, Metric, Task, numbers
+from hpcfed.tasks.task import Answers, Metric, Task, numbers, sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,15 @@ def macro_auc(answers: Answers) -> float:
     y, score = answers["y"], answers["score"]
     both = (y.min(0) < y.max(0)).nonzero()[0]
     areas = [roc_auc_score(y[:, c], score[:, c]) for c in both]
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+def macro_pr_auc(answers: Answers) -> float:
+    """Return the average precision of each label, mean over the labels that some example has."""
+    from sklearn.metrics import average_precision_score
+
+    y, score = answers["y"], answers["score"]
+    areas = [average_precision_score(y[:, c], score[:, c]) for c in y.max(0).nonzero()[0]]
     return float(np.mean(areas)) if areas else float("nan")
 
 
@@ -71,6 +80,9 @@ class Multilabel(Task):
     columns: ClassVar[Mapping[str, str]] = {"labels": "label"}
     metrics: ClassVar[Mapping[str, Metric]] = {
         "macro_auc": Metric("macro AUC", "ROC-AUC of each label, mean", macro_auc),
+        "macro_pr_auc": Metric(
+            "macro PR-AUC", "average precision of each class or label, mean", macro_pr_auc
+        ),
         "macro_f1": Metric("macro F1", "F1 of each class or label, mean", macro_f1),
         "micro_f1": Metric("micro F1", "F1 of all labels together", micro_f1),
     }
@@ -104,3 +116,7 @@ class Multilabel(Task):
 
     def answers(self, output: Tensor, y: Tensor) -> Answers:
         return {"y": y.cpu().numpy().astype(np.uint8), "score": output.cpu().numpy()}
+
+    def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Return labels and their probabilities, [n, C]."""
+        return answers["y"].astype(np.int64), sigmoid(answers["score"])

@@ -108,3 +108,8 @@ class Regression(Task):
             name: values.cpu().numpy().astype(np.float64) * std + mean
             for name, values in pairs.items()
         }
+
+    def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Return targets and predictions, [n] for one target, else [n, m]."""
+        y, predicted = answers["y"], answers["predicted"]
+        return (y[:, 0], predicted[:, 0]) if y.shape[1] == 1 else (y, predicted)

@@ -110,3 +110,7 @@ class Survival(Task):
             "event": event.astype(np.uint8),
             "risk": output[:, 0].cpu().numpy(),
         }
+
+    def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Return times and events, [n, 2], and the logarithms of risks, [n]."""
+        return np.stack([answers["time"], answers["event"]], 1), answers["risk"]

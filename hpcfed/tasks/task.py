@@ -33,10 +33,14 @@ class Metric:
     high: whether higher is better.  share: whether it lies in 0..1, or is at most 1, so that four
     decimals and percent are its formats; other metrics have the unit of the labels.
     outputs: the number of outputs that it needs; 0: any.
+    more_than: the number of outputs that it needs more than.
     counted: whether it is the share of right answers, so that numbers of examples are all that the
     pooled metric needs.
     each: whether it is the mean of what each example contributes, so that it is defined for a
     single example; hyper-parameters are chosen by such a metric, otherwise by the loss.
+    probabilities: whether it needs the probability of each class, which takes 4 bytes per class and
+    example.
+    threshold: whether it needs a threshold that is chosen on validation examples.
     """
 
     title: str
@@ -45,8 +49,11 @@ class Metric:
     high: bool = True
     share: bool = True
     outputs: int = 0
+    more_than: int = 0
     counted: bool = False
     each: bool = False
+    probabilities: bool = False
+    threshold: bool = False
     cite: str = ""
 
 
@@ -169,13 +176,13 @@ class Task:
         raise NotImplementedError
 
     def score(
-        self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str]
+        self, batches: Iterable[tuple[Tensor, Tensor]], metrics: Sequence[str], keep: bool = False
     ) -> tuple[float, float, float, Answers | None]:
         """Return the main metric, the mean loss, and the answers of a model to some examples.
 
         Before the answers stands the class, if all predictions are one; nan otherwise.
         batches: outputs and labels, at least one pair.  metrics: names of what the run measures;
-        where these need no answers, None is returned.
+        where these need no answers, None is returned, unless keep.
         The loss is that of all examples together.
         """
         import torch
@@ -186,7 +193,30 @@ class Task:
         loss = float(self.loss(output.double(), y.double()))
         return self.compute(self.usual[:1], answers)[0], loss, float("nan"), answers
 
+    def scored(self, answers: Answers) -> tuple[np.ndarray, np.ndarray]:
+        """Return labels and scores as metrics of users' own get them (`hpcfed.tasks.custom`)."""
+        raise NotImplementedError
+
+    def decide(self, answers: Answers, held_out: Answers | None) -> Answers:
+        """Return the answers to test examples with what metrics with a `threshold` need beside.
+
+        held_out: the same model's answers to the client's validation examples; None: it has none.
+        """
+        return answers
+
     # metrics
+
+    def metric(self, name: str) -> Metric:
+        """Return the metric of this name, one of the task's or a "module:function"."""
+        if ":" in name:
+            from hpcfed.tasks import custom  # which imports this module
+
+            return custom.metric(name, self)
+        return self.metrics[name]
+
+    def needs(self, names: Iterable[str], what: str) -> bool:
+        """Return whether one of these metrics needs "probabilities", or a "threshold"."""
+        return any(getattr(self.metric(name), what) for name in names)
 
     @property
     def main(self) -> str:
@@ -200,11 +230,15 @@ class Task:
             return tuple(float("nan") for _ in names)
         with warnings.catch_warnings():  # scikit-learn warns of undefined values, which are nan
             warnings.simplefilter("ignore")
-            return tuple(float(self.metrics[name].formula(answers)) for name in names)
+            return tuple(float(self.metric(name).formula(answers)) for name in names)
 
     def fitting(self, outputs: int) -> list[str]:
         """Return the names of the metrics that models with these outputs have."""
-        return [n for n, metric in self.metrics.items() if metric.outputs in (0, outputs)]
+        return [
+            name
+            for name, metric in self.metrics.items()
+            if metric.outputs in (0, outputs) and outputs > metric.more_than
+        ]
 
     def choose(self, names: Sequence[str], outputs: int, data: str) -> tuple[str, ...]:
         """Return the metrics that a run measures, the main one first.
@@ -214,7 +248,7 @@ class Task:
         """
         fitting = self.fitting(outputs)
         for name in names:
-            if name not in fitting:
+            if name not in fitting and ":" not in name:
                 raise ConfigError(
                     f"evaluate.metrics: {name} needs {needs(name)}, but {data} has "
                     f"{self.describe(outputs)} (task {self.name!r})\n"
@@ -235,6 +269,8 @@ def needs(metric: str) -> str:
 
     if METRICS[metric].outputs == 2:
         return "two classes"
+    if more := METRICS[metric].more_than:
+        return f"more than {more} classes"
     tasks = [entry.load() for entry in TASKS.values()]
     return " or ".join(task.labels for task in tasks if metric in task.metrics)
 
@@ -264,3 +300,9 @@ def numbers(y: np.ndarray, n: int, where: str, what: str) -> np.ndarray:
             f"[n] or [n, columns]"
         )
     return columns.astype(np.float64)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits, float64, without overflow."""
+    small = np.exp(-np.abs(logits.astype(np.float64)))
+    return np.where(logits >= 0, 1, small) / (1 + small)

@@ -73,9 +73,14 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
     with fed.clock("evaluate"), draws(fed, client, "evaluate"):
         client.model.eval()
         tested = measure(fed, predict, client.test)
+        answers = tested.answers if fed.task.needs(fed.data.metrics, "threshold") else None
+        if not (validate or answers):
+            return tested
+        validated = measure(fed, predict, client.validation) if client.validation else NONE
+        if answers:
+            tested = tested._replace(answers=fed.task.decide(answers, validated.answers))
         if not validate or not client.validation:
             return tested
-        validated = measure(fed, predict, client.validation)
         return tested._replace(
             validation=(validated.metric, validated.loss, len(client.validation))
         )
@@ -112,8 +117,8 @@ def answer(fed: Federation, predict: Predict, test: Shard) -> list[Answers]:
     """Return the answers of a model to some examples; none if there are no examples."""
     if not len(test):
         return []
-    answers = fed.task.score(outputs(fed, predict, test), [*fed.task.metrics])[-1]
-    assert answers is not None  # all metrics need them
+    answers = fed.task.score(outputs(fed, predict, test), [fed.task.main], keep=True)[-1]
+    assert answers is not None  # they are kept
     return [answers]
 
 

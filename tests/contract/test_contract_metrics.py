@@ -9,7 +9,7 @@ import pytest
 
 from hpcfed.comm import Serial
 from hpcfed.config.job import Job
-from hpcfed.config.load import load
+from hpcfed.config.load import again, load
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.tasks.task import concat
@@ -55,6 +55,36 @@ def test_a_stopped_run_restores_the_answers_of_idle_clients(tmp_path: Path):
     spmd(2, lambda comm: toy.run(comm, going, rounds=2, save=tmp_path))
     for got in spmd(3, lambda comm: toy.run(comm, going, resume=tmp_path)):
         assert toy.differences(got.rows, want.rows[2:]) == []
+
+
+def test_a_threshold_chosen_on_validation_examples_survives_a_stop_on_other_ranks(tmp_path: Path):
+    names = "sensitivity,specificity,brier,ece"
+    going = job("--evaluate.metrics", names, "--evaluate.validation", "0.4")
+    want = toy.run(Serial(), going)
+    columns = {f"rounds/{name}_pooled" for name in names.split(",")}
+    assert columns <= {name for name in want.rows[-1] if np.isfinite(want.rows[-1][name]).all()}
+    spmd(2, lambda comm: toy.run(comm, going, rounds=2, save=tmp_path))
+    for got in spmd(3, lambda comm: toy.run(comm, going, resume=tmp_path)):
+        assert toy.differences(got.rows, want.rows[2:]) == []
+
+
+def test_a_threshold_without_validation_examples_is_refused():
+    with pytest.raises(ConfigError, match="sensitivity needs a threshold(.|\\n)*validation = 0.2"):
+        toy.start(Serial(), job("--evaluate.metrics", "sensitivity"))
+
+
+def test_a_function_that_is_not_there_is_refused_before_the_run():
+    with pytest.raises(
+        ConfigError, match="evaluate.metrics = 'sklearn.metrics:brier'(.|\\n)*has no"
+    ):
+        job("--evaluate.metrics", "sklearn.metrics:brier")
+
+
+def test_a_run_that_is_resumed_does_not_import_a_metric_that_only_its_file_names():
+    going = job("--evaluate.metrics", "sklearn.metrics:brier_score_loss")
+    with pytest.raises(ConfigError, match="names sklearn.metrics:brier_score_loss: its module wou"):
+        again(going.plain(), "runs/a")
+    assert again(going.plain(), "runs/a", ["sklearn.metrics:brier_score_loss"])
 
 
 def test_metrics_change_nothing_else():

@@ -11,12 +11,14 @@ from sklearn import metrics as library
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine.run_metrics import pooled_accuracy
-from hpcfed.tasks import Answers, make
+from hpcfed.tasks import Answers, described, make
 from hpcfed.tasks.classification import Classification
 from hpcfed.tasks.task import concat
 
 CLASSES, SURVIVAL_TASK = Classification(), make("survival")
-ALL = tuple(Classification.metrics)
+ALL = tuple(
+    name for name in CLASSES.fitting(2) if not Classification.metrics[name].threshold
+)  # of two classes
 
 
 def compute(names: Sequence[str], answers: Answers) -> tuple[float, ...]:
@@ -102,7 +104,95 @@ def test_metrics_are_those_of_scikit_learn_with_the_positive_class_second():
         library.cohen_kappa_score(y, margin > 0),
         library.average_precision_score(y, probability),
         library.roc_auc_score(y, probability),
+        pytest.approx(library.log_loss(y, probability), abs=1e-12),
+        pytest.approx(library.brier_score_loss(y, probability), abs=1e-12),
+        pytest.approx(ece_by_hand(y, np.stack([1 - probability, probability], 1)), abs=1e-12),
     )
+
+
+def ece_by_hand(y: np.ndarray, probability: np.ndarray) -> float:
+    """Guo et al., eq. 3, one bin after the other."""
+    confidence, right = probability.max(1), probability.argmax(1) == y
+    total = 0.0
+    for b in range(15):
+        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
+        if inside.any():
+            total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return total
+
+
+def test_metrics_of_several_classes_are_those_of_scikit_learn():
+    g = np.random.default_rng(2)
+    y, logits = g.integers(0, 7, 300), g.normal(size=(300, 7)).astype(np.float32)
+    wide = logits.astype(np.float64)
+    p = np.exp(wide) / np.exp(wide).sum(1, keepdims=True)
+    scored = answers(y.tolist(), logits.argmax(1).tolist()) | {"logits": logits}
+    onehot = np.eye(7)[y]
+    wanted = {
+        "macro_roc_auc": library.roc_auc_score(y, p, multi_class="ovr", average="macro"),
+        "macro_pr_auc": library.average_precision_score(onehot, p, average="macro"),
+        "top_3": library.top_k_accuracy_score(y, p, k=3, labels=range(7)),
+        "top_5": library.top_k_accuracy_score(y, p, k=5, labels=range(7)),
+        "log_loss": library.log_loss(y, p),
+        "brier": np.square(p - onehot).sum(1).mean(),
+        "ece": ece_by_hand(y, p),
+    }
+    assert dict(zip(wanted, compute([*wanted], scored), strict=True)) == pytest.approx(
+        wanted, abs=1e-12
+    )
+
+
+def test_calibration_error_counts_the_gap_of_each_bin_by_its_examples():
+    """Confidence 0.7 thrice, of which two are right, and 0.95 once, which is wrong."""
+    p = np.array([0.7, 0.7, 0.3, 0.95])
+    margin = np.log(p / (1 - p))
+    scored = answers([1, 0, 0, 0], (p > 0.5).tolist(), margin.tolist())
+    assert of("ece", scored) == pytest.approx((3 * abs(2 / 3 - 0.7) + 0.95) / 4, abs=1e-7)
+
+
+def test_the_threshold_is_that_of_youden_on_validation_examples_alone():
+    """Validation: negatives at -3, 0 and 1, positives at 0.5 and 2: from 0.5 on, halfway to 0."""
+    held_out = answers([0, 0, 0, 1, 1], [0, 0, 1, 1, 1], [-3, 0, 1, 0.5, 2])
+    tested = answers([0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [-1, 0.3, 0.2, 0.24, 4])
+    decided = CLASSES.decide(tested, held_out)
+    assert decided["decided"].tolist() == [0, 1, 0, 0, 1]
+    assert compute(["sensitivity", "specificity"], decided) == (1 / 3, 1 / 2)
+
+
+def test_a_client_with_validation_examples_of_one_class_has_no_threshold_and_no_part_in_the_pool():
+    tested = answers([0, 1], [0, 1], [-1, 1])
+    one_class = CLASSES.decide(tested, answers([0, 0], [0, 0], [-1, 1]))
+    assert np.isnan(compute(["sensitivity", "specificity"], one_class)).all()
+    both = concat([one_class, CLASSES.decide(tested, answers([0, 1], [0, 1], [-2, 2]))])
+    assert compute(["sensitivity", "specificity"], both) == (1.0, 1.0)
+    assert np.isnan(compute(["sensitivity"], CLASSES.decide(tested, None))[0])
+
+
+def of_labels(labels: np.ndarray, scores: np.ndarray) -> float:
+    return library.brier_score_loss(labels, scores)
+
+
+def misses_labels(labels: np.ndarray, scores: np.ndarray) -> float:
+    return library.log_loss(labels, scores, labels=[7])
+
+
+def test_a_function_of_labels_and_scores_is_a_metric():
+    here = f"{__name__}:of_labels"
+    assert compute([here], TWO) == pytest.approx(compute(["brier"], TWO), abs=1e-12)
+    assert make("regression").metric("sklearn.metrics:max_error").high is False
+    assert not described(here).share and described(here).title == "of_labels"
+
+
+def test_a_failing_function_is_one_message_with_its_line():
+    with pytest.raises(ConfigError, match="line (.|\n)*misses_labels of labels .6.(.|\n)*nan wh"):
+        compute([f"{__name__}:misses_labels"], TWO)
+
+
+def test_logits_are_kept_only_for_a_metric_that_needs_them():
+    batch = [(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 4)]
+    assert CLASSES.score(batch, ["accuracy"])[-1] is None
+    assert "logits" not in CLASSES.score(batch, ["accuracy", "kappa"])[-1]
+    assert CLASSES.score(batch, ["accuracy", "ece"])[-1]["logits"].shape == (9, 4)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +226,12 @@ def test_pooled_accuracy_weights_clients_by_their_test_examples():
 
 
 def test_methods_and_partitions_for_a_task_follow_from_its_classes():
-    assert CLASSES.fitting(3) == ["accuracy", "macro_f1", "balanced_accuracy", "kappa"]
-    assert make("binary").fitting(2) == CLASSES.fitting(2) == list(ALL)
+    of_all = ["accuracy", "macro_f1", "balanced_accuracy", "kappa"]
+    probable = ["log_loss", "brier", "ece"]
+    assert CLASSES.fitting(3) == [*of_all, "macro_roc_auc", "macro_pr_auc", *probable]
+    assert {*CLASSES.fitting(6)} - {*CLASSES.fitting(3)} == {"top_3", "top_5"}
+    assert make("binary").fitting(2) == CLASSES.fitting(2)
+    assert {*CLASSES.fitting(2)} == {*ALL, "sensitivity", "specificity"}
     assert SURVIVAL_TASK.fitting(1) == ["c_index"]
     for name, outputs in (("classification", 10), ("binary", 2), ("next", 80), ("survival", 1)):
         assert make(name).choose((), outputs, "these") == make(name).usual
@@ -182,6 +276,7 @@ def test_metrics_of_several_labels_are_those_of_scikit_learn():
     y, score = g.integers(0, 2, (200, 4)).astype(np.uint8), g.normal(size=(200, 4))
     assert MULTILABEL.compute(tuple(MULTILABEL.metrics), {"y": y, "score": score}) == (
         pytest.approx(library.roc_auc_score(y, score, average="macro"), rel=1e-12),
+        pytest.approx(library.average_precision_score(y, score, average="macro"), rel=1e-12),
         pytest.approx(library.f1_score(y, score > 0, average="macro"), rel=1e-12),
         pytest.approx(library.f1_score(y, score > 0, average="micro"), rel=1e-12),
     )
@@ -191,7 +286,8 @@ def test_labels_that_all_examples_have_or_none_are_left_out():
     """The first label: 1 of 2 pairs ranked right, F1 2 / 3; all have the second, none the third."""
     y = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 0]], np.uint8)
     score = np.array([[-1.0, 2, -1], [0.5, -1, -2], [3, 4, -3]])
-    auc, macro, micro = MULTILABEL.compute(tuple(MULTILABEL.metrics), {"y": y, "score": score})
+    names = ("macro_auc", "macro_f1", "micro_f1")
+    auc, macro, micro = MULTILABEL.compute(names, {"y": y, "score": score})
     assert (auc, macro, micro) == (1 / 2, (2 / 4 + 4 / 5) / 2, 6 / 9)
     assert np.isnan(MULTILABEL.compute(["macro_auc"], {"y": y[:1], "score": score[:1]})[0])
 

@@ -75,12 +75,13 @@ def continuing(sweep: Sweep, *options: str) -> str:
 
 
 def own_code(run: Member) -> Iterator[str]:
-    """Yield the methods and models outside hpcfed that a run's job names."""
+    """Yield the methods, models and metrics outside hpcfed that a run's job names."""
     fields = run.fields
     models = (
         *fields.get("models.mix", ()),
         fields.get("models.proxy"),
         fields.get("models.server"),
+        *fields.get("evaluate.metrics", ()),
     )
     for name in (fields.get("algorithm.name"), *models):
         yield from outside(name)

@@ -46,7 +46,7 @@ def numbers(row: Row, architectures: list[str], main: str = "accuracy") -> dict[
     }
     result |= {
         f"metrics/{name}": mean(row[f"clients/{name}"])
-        for name in METRICS
+        for name in (*METRICS, *custom(row))
         if name != main and f"clients/{name}" in row
     }
     result |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
@@ -64,6 +64,12 @@ def numbers(row: Row, architectures: list[str], main: str = "accuracy") -> dict[
     return {
         name: value for name, value in result.items() if value is not None and np.isfinite(value)
     }
+
+
+def custom(row: Row) -> list[str]:
+    """Return the metrics of a row that are functions of the user's own."""
+    names = [name.removeprefix("clients/") for name in row if name.startswith("clients/")]
+    return [name for name in names if ":" in name and not name.endswith(("_before", "_received"))]
 
 
 def mean(values: np.ndarray) -> float | None:
