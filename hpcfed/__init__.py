@@ -1,7 +1,7 @@
 """hpcfed: federated learning with different models on different clients, on a cluster.
 
-For a run from a script or notebook: `run`, and the errors that it raises. For readers of
-results: `load`, `load_model`. For a method of your own, in one line:
+For a script or notebook: `run`, `sweep`, and the errors that they raise. For readers of results:
+`load`, `load_model`, `table`, `compare`, `plot`, `report`. For a method of your own, in one line:
 `from hpcfed import Mean, Params, RoundBased, Upload, losses, rng`. What is not used is not
 imported.
 """
@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from hpcfed.core.params import Mean, Params
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.upload import Upload
+    from hpcfed.launch.sweep.python import sweep
     from hpcfed.models.model import Model
     from hpcfed.models.predictions import Ensemble
     from hpcfed.models.trained import Trained
+    from hpcfed.report.python import compare, plot, report, table
     from hpcfed.results.run import Run
     from hpcfed.training import infer, losses
     from hpcfed.training.local import LocalSteps, sgd
@@ -85,15 +87,20 @@ __all__ = [
     "above",
     "at_most",
     "below",
+    "compare",
     "field",
     "infer",
     "load",
     "load_model",
     "losses",
     "other_than",
+    "plot",
+    "report",
     "rng",
     "run",
     "sgd",
+    "sweep",
+    "table",
     "unless",
 ]
 PLACES = {  # of the names above that are imported when they are asked for
@@ -128,12 +135,17 @@ PLACES = {  # of the names above that are imported when they are asked for
     "above": "hpcfed.config.conditions",
     "at_most": "hpcfed.config.conditions",
     "below": "hpcfed.config.conditions",
+    "compare": "hpcfed.report.python",
     "field": "hpcfed.config.conditions",
     "infer": "hpcfed.training",
     "losses": "hpcfed.training",
     "other_than": "hpcfed.config.conditions",
+    "plot": "hpcfed.report.python",
+    "report": "hpcfed.report.python",
     "rng": "hpcfed.core",
     "sgd": "hpcfed.training.local",
+    "sweep": "hpcfed.launch.sweep.python",
+    "table": "hpcfed.report.python",
     "unless": "hpcfed.config.conditions",
 }
 

@@ -349,6 +349,15 @@ def spelling(name: str) -> str:
     return target.rpartition(":")[2]
 
 
+def name_of(cls: type) -> str:
+    """Return a method's name in jobs by its class: a registered one, or "module:Class"."""
+    module = cls.__module__
+    if not all(part.isidentifier() for part in module.split(".")):  # as runpy's <run_path>
+        module = "__main__"
+    target = f"{module}:{cls.__name__}"
+    return next((name for name, entry in ALGORITHMS.items() if entry.target == target), target)
+
+
 def place(name: str) -> int:
     """Return a method's place in the order of lists; users' methods are last."""
     return PLACES.get(name, len(PLACES))

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from hpcfed.config.layers import merge
 from hpcfed.config.load import Given
-from hpcfed.config.methods import ALGORITHMS
+from hpcfed.config.methods import ALGORITHMS, name_of
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.data import datasets
@@ -82,7 +82,7 @@ class Call:
             raise ConfigError(
                 f"hpcfed.run: {field} = {thing!r:.60}: give a name, a class or a function"
             )
-        if isinstance(thing, type) and (registry_name := registered(thing)):
+        if isinstance(thing, type) and (registry_name := name_of(thing)) in ALGORITHMS:
             return registry_name
         target = getattr(thing, "func", thing)  # of a functools.partial, its function
         module = getattr(target, "__module__", None) or ""
@@ -145,11 +145,16 @@ def as_table(value: Any) -> dict[str, Any]:
 
     The value may be a name, a class, a method's object with its parameters, or arrays.
     """
-    if isinstance(value, dict) and not (set(ARRAYS) - {"vocabulary"}) & value.keys():
+    if isinstance(value, dict) and not is_data(value):
         return value
     if isinstance(value, BaseModel):
         return {**value.model_dump(mode="json", exclude_unset=True), "name": type(value)}
     return {"name": value}
+
+
+def is_data(value: Mapping[str, Any]) -> bool:
+    """Return whether a table holds arrays of a data set; `vocabulary` is also a field of a job."""
+    return bool((set(ARRAYS) - {"vocabulary"}) & value.keys())
 
 
 def plain(value: Any) -> Any:
@@ -157,12 +162,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(v) for name, v in value.items()}
     return value.item() if isinstance(value, np.generic) else value
-
-
-def registered(cls: type) -> str | None:
-    """Return the name of a method that comes with hpcfed, by its class; None for others."""
-    target = f"{cls.__module__}:{cls.__qualname__}"
-    return next((name for name, entry in ALGORITHMS.items() if entry.target == target), None)
 
 
 def importable(thing: Any, module: str, name: str) -> bool:

@@ -272,20 +272,16 @@ def to_csv(result: Result) -> str:
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(NAMES)
     for one in result.done:
-        numbers = (
-            one.mean,
-            one.base,
-            one.difference,
-            *(one.interval or (None, None)),
-            one.p,
-            one.holm,
-        )
-        exact = ("" if number is None else repr(float(number)) for number in numbers)
-        counts = one.counts if one.clients else ("", "", "")
-        rows.writerow(
-            [one.method.label, result.base.label, *exact, one.seeds, one.clients or "", *counts]
-        )
+        rows.writerow(["" if cell is None else cell for cell in numbers(one, result.base)])
     return out.getvalue().rstrip("\n")
+
+
+def numbers(one: Comparison, base: Method) -> list[str | float | int | None]:
+    """Return the values of NAMES of a comparison, None for those that it has not."""
+    exact = (one.mean, one.base, one.difference, *(one.interval or (None, None)), one.p, one.holm)
+    floats = (None if number is None else float(number) for number in exact)
+    counts = one.counts if one.clients else (None, None, None)
+    return [one.method.label, base.label, *floats, one.seeds, one.clients or None, *counts]
 
 
 FORMATS: dict[str, Callable[[Result], str]] = {

@@ -322,7 +322,9 @@ def digest(values: Values) -> str:
 
 def label(values: Values) -> str:
     parts = (
-        value if title.rpartition(".")[2] == "name" else f"{title}={value}"
+        value.removeprefix("__main__:")
+        if title.rpartition(".")[2] == "name"
+        else f"{title}={value}"
         for title, value in values.items()
     )
     return re.sub(r"[^\w.+=-]", "-", "_".join(parts), flags=re.ASCII).lstrip(".-")[:LONG] or "run"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -142,10 +143,8 @@ class Pool:
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """Return the outcome for an exit status; all but success is recorded beside the log."""
         if status == DONE and is_finished(self.sweep, run):
-            record = load(self.sweep.folder / run.name)
-            name = main_metric(record)
-            value = f"{title_metric(name)} {format_metric(name, metric(record, name)['mean'])}"
-            return Outcome(run, DONE, f"done, {value}, {duration(seconds)}")
+            line = describe_result(self.sweep.folder / run.name)
+            return Outcome(run, DONE, f"{line}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
         # Open MPI's mpirun may lose a node, and return 0; a run that was only starting dies of the
         # signal, and nothing is lost
@@ -158,6 +157,14 @@ class Pool:
     def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
         print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
         return outcome
+
+
+def describe_result(run: Path) -> str:
+    """Return the result of a finished run in a few words."""
+    record = load(run)
+    name = main_metric(record)
+    value = format_metric(name, metric(record, name)["mean"])
+    return f"done, {title_metric(name)} {value}"
 
 
 class Board:

@@ -55,6 +55,27 @@ def plot(
     return "\n".join(messages)
 
 
+def load_and_draw(
+    runs: Sequence[Path | Run],
+    figure: str,
+    metric: str | None,
+    names: Names,
+    band: str | None,
+    size: Size,
+    title: str | None,
+    fonts: str | None,
+    out: Path | None,
+) -> list[plotting.Picture]:
+    """Return figures of runs, also written to out if it is given; as `plot`, for Python."""
+    loaded = load_runs(runs, names)
+    drawings = draw(loaded, figure, metric, band, size, title, fonts)
+    pictures = {name: one for name, one in drawings.items() if not isinstance(one, ConfigError)}
+    for name, picture in pictures.items() if out else ():
+        bare = len(drawings) == 1
+        plotting.save(picture, place(name, loaded, folder_at(runs[0]), out, None, bare))
+    return list(pictures.values())
+
+
 def draw(
     runs: Sequence[Run],
     figure: str | None = None,

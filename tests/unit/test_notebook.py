@@ -1,0 +1,168 @@
+"""`hpcfed.sweep`, `table`, `compare`, `plot` and `report` as a notebook uses them."""
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from torch import nn
+
+import hpcfed
+from hpcfed.core.errors import ConfigError, HpcfedError
+from hpcfed.launch.given import Call
+from hpcfed.launch.sweep.python import flags
+from hpcfed.report import compare as comparisons
+from hpcfed.report import table as tables
+from hpcfed.storage.sweep import read
+from tests.unit.test_table import run, to_end
+
+
+class Mine(hpcfed.RoundBased):
+    """FedAvg with a parameter that does nothing."""
+
+    strength: float = 1.0
+
+
+class Two(hpcfed.RoundBased):
+    """FedAvg with two parameters."""
+
+    a: float = 0.0
+    b: float = 0.0
+
+
+def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
+
+
+def words(**fields: object) -> list[str]:
+    return flags(Call(None, {}), fields)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [
+        run(
+            tmp_path / f"{method}{seed}",
+            to_end(0.5 + 0.1 * (method == "fedavg")),
+            method=method,
+            seed=seed,
+        )
+        for method in ("fedavg", "local")
+        for seed in range(3)
+    ]
+
+
+def test_a_call_is_the_command_of_the_same_words():
+    assert words(seed=[0, 1], rounds=5, quiet=True) == [
+        *("--seed", "0,1", "--rounds", "5", "--quiet", "true")
+    ]
+    assert words(data={"alpha": [0.1, 1.0], "name": ["digits", "mnist"]}) == [
+        *("--data.alpha", "0.1,1.0", "--data.name", "digits,mnist")
+    ]
+    assert words(model=["mlp", "cnn"]) == ["--models.mix", "mlp,cnn"]
+    assert words(models={"mix": [["mlp"], ["mlp", "cnn"]]}) == ["--models.mix", "mlp;mlp,cnn"]
+    assert words(algorithm=["fedavg", {"name": "fedprox", "mu": [0.1, 1]}]) == [
+        *("--algorithm.name", "fedavg,fedprox", "--fedprox.mu", "0.1,1")
+    ]
+    mine = f"{__name__}:Mine"
+    assert words(algorithm=[Mine(strength=2), "local"]) == [
+        *("--algorithm.name", f"{mine},local", f"--{mine}.strength", "2.0")
+    ]
+    with pytest.raises(ConfigError, match="Two are not all combinations of a and b"):
+        words(algorithm=[Two(a=1, b=2), Two(a=2, b=1)])
+
+
+def test_a_sweep_in_the_process_is_continued_by_the_same_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    g = np.random.default_rng(0)
+    data = (g.normal(size=(60, 8)).astype(np.float32), g.integers(0, 3, 60))
+    lent = type("Lent", (Mine,), {"__module__": "__main__", "__doc__": "Of a notebook."})
+
+    def sweep(**more: object) -> list[hpcfed.Run]:
+        fields = {"algorithm": ["local", lent(strength=2.0)], "seed": [0, 1]} | more
+        return hpcfed.sweep(
+            model=build, data=data, clients=2, rounds=1, quiet=True, out="s", **fields
+        )
+
+    first = sweep()
+    assert [one.folder.name for one in first] == [
+        *("local_seed=0", "local_seed=1", "Lent_strength=2.0_seed=0", "Lent_strength=2.0_seed=1")
+    ]
+    times = [one.record.path.stat().st_mtime_ns for one in first]
+    capsys.readouterr()
+    more = sweep(seed=[0, 1, 2])
+    assert len(capsys.readouterr().out.splitlines()) == 2  # the new ones
+    assert [one.record.path.stat().st_mtime_ns for one in more if one.fields["seed"] < 2] == times
+    assert read(Path("s")).runs[0].fields["data.name"].startswith("arrays-")
+    frame = hpcfed.table(more, names={lent: "Ours"})
+    assert frame["seeds"].tolist() == [3] * len(frame) and "Ours" in frame.index
+
+
+def test_a_failed_run_does_not_end_the_others_and_equal_reasons_are_said_once(tmp_path):
+    lent = type("Lent", (Mine,), {"__module__": "__main__", "__doc__": "Of a notebook."})
+    fields = {"clients": [2, 100_000], "data": {"train_limit": 100}, "rounds": 1, "model": "mlp"}
+    with pytest.raises(HpcfedError, match="1 of 2 runs failed") as error:
+        hpcfed.sweep(algorithm=lent, out=tmp_path / "s", quiet=True, **fields)
+    assert str(error.value).count("clients=100000") == 1
+    assert hpcfed.load(tmp_path / "s" / "clients=2").finished
+
+
+def test_frames_have_the_numbers_of_the_commands(runs):
+    frame = hpcfed.table(runs)
+    assert frame.loc["FedAvg", "mean"] == pytest.approx(0.6)
+    assert frame.index.tolist() == ["Local", "FedAvg"] and frame.attrs["caption"].startswith("Test")
+    text = list(csv.DictReader(io.StringIO(tables.table(runs, format="csv"))))
+    assert [float(row["mean"]) for row in text] == frame["mean"].tolist()
+    frame = hpcfed.compare(runs, baseline="local")
+    text = list(csv.DictReader(io.StringIO(comparisons.compare(runs, "csv", baseline="local"))))
+    assert [float(row["p"]) for row in text] == frame["p"].tolist()
+    assert frame.loc["FedAvg", "difference"] == pytest.approx(0.1)
+    others = hpcfed.table([*runs, run(runs[0].parent / "m", to_end(0.3), data="mnist")])
+    assert others["mnist", "mean"].tolist()[1] == pytest.approx(0.3)
+
+
+def test_text_and_files_are_those_of_the_commands_and_need_no_pandas(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert hpcfed.table(runs, format="latex") == tables.table(runs, format="latex")
+    out = tmp_path / "t.tex"
+    assert hpcfed.compare(runs, format="latex", out=out) == str(out) and out.exists()
+    with pytest.raises(ConfigError, match=r"needs the package pandas.*hpcfed\[export\]"):
+        hpcfed.table(runs)
+    with pytest.raises(ConfigError, match="no format 'tex'; did you mean 'text'"):
+        hpcfed.table(runs, format="tex")
+
+
+def test_a_figure_is_displayed_by_a_notebook_and_its_fonts_are_embedded_in_pdf(runs, tmp_path):
+    out = tmp_path / "f.pdf"
+    figure = hpcfed.plot(runs, size=(3, 2), title="T", fonts="serif", out=out, names={"local": "L"})
+    assert isinstance(figure, Figure) and figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.get_size_inches().tolist() == [3, 2]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["L", "FedAvg"]
+    assert b"/FontFile2" in out.read_bytes() and b"/Type3" not in out.read_bytes()
+    assert len(hpcfed.plot(runs[0], "curves,accuracies")) == 2
+    with pytest.raises(ConfigError, match="--size 3: give width and height in inches"):
+        hpcfed.plot(runs, size="3")
+    with pytest.raises(ConfigError, match="no font 'Tymes'"):
+        hpcfed.plot(runs, fonts="Tymes")
+    with pytest.raises(ConfigError, match="--band seeds, but labels shows none"):
+        hpcfed.plot(runs, "labels", band="seeds")
+
+
+def test_a_page_is_written_whether_its_package_is_loaded_or_not(runs, tmp_path):
+    code = (
+        "import hpcfed; a = hpcfed.report({0!r}, out={1!r}); import hpcfed.report.table;"
+        "print(a == hpcfed.report({0!r}, out={1!r}))"
+    ).format(str(runs[0]), str(tmp_path / "r.html"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n" and (tmp_path / "r.html").stat().st_size > 1000
+
+
+def test_what_is_no_run_is_one_message():
+    with pytest.raises(ConfigError, match="a int; give paths of runs or sweeps"):
+        hpcfed.table([3])
+    with pytest.raises(ConfigError, match="the list is empty"):
+        hpcfed.plot([])
