@@ -10,6 +10,7 @@ from hpcfed.core import payload
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
 from hpcfed.federation import device_rows
+from hpcfed.tasks.classification import Classification
 from tests.contract import toy
 from tests.pretended_gpu import GPU, LOCKED, WAITS, on_host, pretended_gpu
 
@@ -171,6 +172,33 @@ def test_auto_stacks_many_small_equal_clients_on_a_gpu(
     with pretended_gpu():
         rounds = toy.start(Serial(), load(words, environ={}))
     assert rounds.fed.job.training.engine == engine
+
+
+def negative_log_likelihood(task: object, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy without what C++ would make on the host here, for it sees no GPU."""
+    return -output.log_softmax(1).gather(1, y[:, None]).mean()
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_clients_that_are_stacked_on_a_gpu_have_the_bits_of_stacked_ones_on_a_cpu(
+    model: str, monkeypatch, capsys
+):
+    monkeypatch.setattr(Classification, "loss", negative_log_likelihood)
+    words = ["--algorithm.name", "fedavg", "--data.name", "digits", "--data.partition", "iid"]
+    words += ["--clients", "32", "--data.train_limit", "320", "--models.mix", model]
+    words += ["--local.optimiser", "sgd", "--local.batch", "6", "--local.augment", "none"]
+
+    def state(*more: str) -> Params:
+        rounds = toy.start(Serial(), load([*words, *more], environ={}))
+        assert rounds.fed.job.training.engine == "stacked"
+        rounds.step()
+        return on_host(rounds.state)
+
+    want = state("--training.engine", "stacked")
+    with pretended_gpu():
+        got = state("--run.device", "cuda")
+    assert "cannot be stacked" not in capsys.readouterr().err
+    assert all(torch.equal(got[name], value) for name, value in want.items())
 
 
 def test_small_clients_that_a_gpu_stacks_train_alone_on_a_cpu(images: str):
