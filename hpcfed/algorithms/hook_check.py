@@ -6,14 +6,15 @@ own file are left to the trial of the method (`hpcfed.engine.method_trial`).
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
-from math import isfinite
+from math import inf
 from numbers import Integral, Real
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -25,6 +26,7 @@ from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
+from hpcfed.core.wording import join_few
 from hpcfed.federation.upload import Upload
 
 LIBRARIES = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
@@ -80,19 +82,15 @@ def pydantic_names(cls: type) -> set[str]:
 
 
 def references(cls: type) -> set[str]:
-    """Return the names of attributes that the file of a class reads, as in `self.name`.
+    """Return the names that the file of a class uses, as in `self.name` or getattr(self, "name").
 
-    Text constants are among them, because `getattr` takes names as text. A class without a file, as
-    in a notebook, may use all of its names.
+    A class without a file, as in a notebook, may use all of its names.
     """
     try:
-        with open(inspect.getfile(cls), encoding="utf-8") as file:
-            nodes = list(ast.walk(ast.parse(file.read())))
-    except (OSError, TypeError, SyntaxError):
+        text = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
+    except (OSError, TypeError, UnicodeDecodeError):
         return {*vars(cls)}
-    texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    reads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
-    return texts | {node.attr for node in reads}
+    return {*re.findall(r"""(?<=[."'])\w+""", text)}
 
 
 def declarations(cls: type, base: type) -> Iterator[str]:
@@ -214,8 +212,16 @@ def add_check(fn: Callable, check: Callable[..., str]) -> Callable:
 
 def refuse_result(start: str, result: Any, advice: str) -> None:
     """Raise OwnError if there is advice on the result of a hook."""
-    if advice:
-        raise user_code.OwnError(f"{start} {describe(result)}; {advice}")
+    if not advice:
+        return
+    what = f"a {type(result).__name__}"
+    if result is None:
+        what = "None (is a `return` missing?)"
+    elif isinstance(result, Tensor):
+        what = f"a tensor of shape {list(result.shape)}"
+    elif isinstance(result, Real | str | tuple | list) and len(repr(result)) < 60:
+        what = repr(result)
+    raise user_code.OwnError(f"{start} {what}; {advice}")
 
 
 def rows(fed: Any, x: Any, z: Any) -> str:
@@ -224,16 +230,6 @@ def rows(fed: Any, x: Any, z: Any) -> str:
     if isinstance(z, Tensor) and list(z.shape) == shape and z.is_floating_point():
         return ""
     return f"return a row of outputs for each example, [n, C] as client.model(x), here {shape}"
-
-
-def describe(result: Any) -> str:
-    """Describe a returned value in words."""
-    if result is None:
-        return "None (is a `return` missing?)"
-    if isinstance(result, Tensor):
-        return f"a tensor of shape {list(result.shape)}"
-    short = isinstance(result, Real | str | tuple | list) and len(repr(result)) < 60
-    return repr(result) if short else f"a {type(result).__name__}"
 
 
 def state(method: Any, result: Any, *args: Any) -> str:
@@ -257,7 +253,8 @@ def upload(method: Any, result: Any, *args: Any) -> str:
     keep = method.averaged(args[2])
     wanted = {"": keep} if "" in parts else keep
     if wanted.keys() != parts.keys():
-        return f"its parts are {some(parts)}, but those of `averaged` are {some(wanted)}"
+        sent, names = (join_few(list(names), 4) for names in (parts, wanted))
+        return f"its parts are {sent}, but those of `averaged` are {names}"
     return next(filter(None, (part(parts[n], wanted[n], method) for n in parts)), "")
 
 
@@ -278,11 +275,6 @@ def part(mean: Mean, keep: Mapping[str, Tensor], method: Any) -> str:
     return ""
 
 
-def some(names: Mapping[str, Any]) -> str:
-    """Return the first few names, for a message."""
-    return ", ".join(list(names)[:4]) + (", ..." if len(names) > 4 else "")
-
-
 def members(method: Any, result: Any, fed: Any, *args: Any) -> str:
     """Check the result of cohort: ids of clients."""
     ids = list(result) if isinstance(result, Iterable) else [result]
@@ -296,11 +288,9 @@ def returns(test: Callable[[Any], bool], advice: str) -> Callable[..., str]:
     return lambda method, result, *args: "" if test(result) else advice
 
 
-def is_amount(value: Any) -> bool:
-    return isinstance(value, Real) and isfinite(value) and float(value) >= 0
-
-
-AMOUNT = returns(is_amount, "return a number, 0 or more")
+AMOUNT = returns(
+    lambda v: isinstance(v, Real) and 0 <= float(v) < inf, "return a number, 0 or more"
+)
 CHECKS: dict[str, Callable[..., str]] = {
     "init": state,
     "server": state,
@@ -316,9 +306,7 @@ CHECKS: dict[str, Callable[..., str]] = {
         "return numbers by name, {} if there are none",
     ),
     "refuses": returns(
-        lambda v: (
-            isinstance(v, dict) and all(isinstance(text, str) for kv in v.items() for text in kv)
-        ),
+        lambda v: isinstance(v, dict) and all(isinstance(s, str) for kv in v.items() for s in kv),
         'return reasons by field, and under "job" why the method cannot run it, as in '
         '`super().refuses(job) | {"job": "needs ...; set ..."}`',
     ),
