@@ -198,9 +198,7 @@ class Columns(Section):
     ignore: Names = ()
     """Columns that are not used."""
     one_hot: Names = ()
-    """Columns of categories to one-hot encode; columns of words are, unless listed in codes."""
-    codes: Names = ()
-    """Columns of categories that become 0, 1, 2, ... in the order of their values."""
+    """Columns of numbers that are categories, to one-hot encode; columns of words always are."""
     text: str = ""
     """Column of texts, which are then the inputs (data.vocabulary, data.tokens)."""
     image: str = ""

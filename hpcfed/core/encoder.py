@@ -15,7 +15,6 @@ from typing import Any
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.shapes import Shapes
 
-NUMBER, ONE_HOT, CODES = FORMS = ("number", "one_hot", "codes")
 CHANNELS = ("auto", "first", "last")
 LONGEST = 100_000  # maximum characters of a name, a category or a token
 MOST = 2**20  # maximum columns, categories of a column, and tokens
@@ -25,14 +24,13 @@ MOST = 2**20  # maximum columns, categories of a column, and tokens
 class Column:
     """An input column of a table.
 
-    form: number; one_hot, a 0 or 1 for each category; or codes, the category's position 0, 1, ....
-    categories: of the training part, words or numbers, in order; a number has none.
-    fill: what a missing value becomes: the mean, or the most frequent code; of one_hot all are 0.
+    categories: of the training part, words or numbers, in order, each of which becomes a 0 or 1; a
+    column of numbers has none.
+    fill: what a missing number becomes, the mean; of categories all are 0.
     commas: whether numbers were written with decimal commas.
     """
 
     name: str
-    form: str = NUMBER
     categories: tuple[str, ...] | tuple[float, ...] = ()
     fill: float = 0.0
     commas: bool = False
@@ -40,7 +38,7 @@ class Column:
     @property
     def width(self) -> int:
         """Number of values that the column becomes."""
-        return len(self.categories) if self.form == ONE_HOT else 1
+        return len(self.categories) or 1
 
     @property
     def words(self) -> bool:
@@ -138,16 +136,12 @@ def is_column(row: Any) -> bool:
     if not isinstance(row, dict) or set(row) != {field.name for field in fields(Column)}:
         return False
     values = row["categories"]
-    number = row["form"] == NUMBER
     return (
         is_text(row["name"])
-        and row["form"] in FORMS
         and isinstance(values, list)
         and len(values) <= MOST
-        and bool(values) != number
         and (all(map(is_text, values)) or all(map(is_number, values)))
         and len(set(values)) == len(values)
         and is_number(row["fill"])
         and isinstance(row["commas"], bool)
-        and (row["form"] != CODES or 0 <= row["fill"] < len(values))
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.config.sections import Columns
-from hpcfed.core.encoder import CODES, NUMBER, ONE_HOT, Column
+from hpcfed.core.encoder import Column
 from hpcfed.core.errors import DataError
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.table import FEW, Table, first_word, gaps, is_number, kind_name, kinds
@@ -28,11 +28,11 @@ def learn(name: str, parts: Sequence[Table], roles: Columns) -> Column:
         raise DataError(
             f"{where}: column {name!r} has no value in the training part; name it in columns.ignore"
         )
-    named = name in (*roles.one_hot, *roles.codes)
+    named = name in roles.one_hot
     words = any(part[name].dtype == object for part in parts)
     if not (named or words):
         commas = any(name in part.commas for part in parts)
-        return Column(name, NUMBER, fill=float(present.mean()), commas=commas)
+        return Column(name, fill=float(present.mean()), commas=commas)
     if words and present.dtype != object:
         present = np.array([kind_name(value) for value in present], object)
     categories = kinds(present)
@@ -40,24 +40,20 @@ def learn(name: str, parts: Sequence[Table], roles: Columns) -> Column:
         raise DataError(
             f"{where}: column {name!r} has {len(categories):,} different words (as "
             f"{categories[0]!r:.40}); name it in columns.ignore, or, if these are categories, in "
-            f"columns.one_hot or columns.codes, or, if they are texts, as columns.text"
+            f"columns.one_hot, or, if they are texts, as columns.text"
         )
-    column = Column(name, CODES if name in roles.codes else ONE_HOT, tuple(categories))
-    if column.form == ONE_HOT:
-        return column
-    usual = np.bincount(positions(present, column)).argmax()
-    return Column(name, CODES, column.categories, float(usual))
+    return Column(name, tuple(categories))
 
 
 def describe(column: Column, parts: Sequence[Table]) -> str:
     """Return what a column is, for the lines of a run about its data."""
     filled = sum(int(gaps(part[column.name]).sum()) for part in parts)
     ending = f", {count_noun(filled, 'value')} filled in" if filled else ""
-    if column.form == NUMBER:
+    if not column.categories:
         return f"{column.name}: number{', decimal commas' * column.commas}{ending}"
-    form = "codes 0, 1, ..." if column.form == CODES else "a 0 or 1 for each"
     shown = join_few([kind_name(value) for value in column.categories], FEW)
-    return f"{column.name}: {len(column.categories):,} categories as {form} ({shown}){ending}"
+    n = len(column.categories)
+    return f"{column.name}: {n:,} categories as a 0 or 1 for each ({shown}){ending}"
 
 
 def positions(values: np.ndarray, column: Column) -> np.ndarray:
@@ -74,7 +70,7 @@ def positions(values: np.ndarray, column: Column) -> np.ndarray:
 
 def unseen(table: Table, column: Column) -> np.ndarray:
     """Return the rows whose value is present, and no category of the column."""
-    if column.form == NUMBER:
+    if not column.categories:
         return np.zeros(0, np.int64)
     values = table[column.name]
     return np.flatnonzero((positions(values, column) < 0) & ~gaps(values))
@@ -83,7 +79,8 @@ def unseen(table: Table, column: Column) -> np.ndarray:
 def encode(table: Table, columns: Sequence[Column]) -> np.ndarray:
     """Return the inputs of these rows, [n, features], float32.
 
-    A missing value, and a category that the column has not, becomes what fills the column.
+    A missing number becomes what fills the column; a missing category, and one that the column has
+    not, becomes zeros.
     Raises DataError with row and column for a word in a column of numbers, and for a number that is
     not finite or too large.
     """
@@ -91,15 +88,11 @@ def encode(table: Table, columns: Sequence[Column]) -> np.ndarray:
     fits(4 * table.n * width, table.where)
     x, at = np.empty((table.n, width), np.float32), 0
     for column in columns:
-        values = table[column.name]
-        if column.form == NUMBER:
-            x[:, at] = numbers(table, column)
+        if column.categories:
+            place = positions(table[column.name], column)
+            x[:, at : at + column.width] = place[:, None] == np.arange(column.width)
         else:
-            codes = positions(values, column)
-            if column.form == CODES:
-                x[:, at] = np.where(codes < 0, column.fill, codes)
-            else:
-                x[:, at : at + column.width] = codes[:, None] == np.arange(column.width)
+            x[:, at] = numbers(table, column)
         at += column.width
     return x
 

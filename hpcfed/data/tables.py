@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.encoder import ONE_HOT, Column, Encoder
+from hpcfed.core.encoder import Column, Encoder
 from hpcfed.core.errors import DataError
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
@@ -47,7 +47,7 @@ def read(path: Path, how: Reading) -> DataSet:
     are separated by commas, semicolons, tabs or |. The job's `columns` gives the roles of columns;
     all columns without a role are inputs. Numbers are standardised by the training part (its mean
     and deviation become those of the data set). A categorical column becomes a 0 or 1 for each
-    category of the training part, or codes, which count as numbers. Labels may be words or numbers:
+    category of the training part. Labels may be words or numbers:
     classes are their different values. columns.positive makes the task binary, columns.event
     survival (labels are times), columns.target regression, and columns.labels multilabel.
     Missing values (empty, or one of columns.missing_words) are refused or filled in, or their rows
@@ -169,7 +169,7 @@ def roles(table: Table, how: Reading, stated: str = "") -> Roles:
     for what in ("client", "test", "text"):
         if name := getattr(c, what):
             known(table, what, name)
-    for what in ("inputs", "ignore", "one_hot", "codes"):
+    for what in ("inputs", "ignore", "one_hot"):
         known(table, what, *getattr(c, what))
     apart = {*labels, c.client, c.test, *c.ignore} - {""}
     inputs = (c.text,) if c.text else c.inputs or tuple(n for n in table.names if n not in apart)
@@ -180,13 +180,12 @@ def roles(table: Table, how: Reading, stated: str = "") -> Roles:
         )
     if not inputs:
         raise DataError(f"{table.where}: no column is left for the inputs; there is {table.names}")
-    for what in ("one_hot", "codes"):
-        for name in getattr(c, what):
-            if name not in inputs or (what == "codes" and name in c.one_hot) or c.text:
-                raise DataError(
-                    f"{table.where}: columns.{what} names {name!r}, which is not an input, or is "
-                    f"named twice; leave it out"
-                )
+    for name in c.one_hot:
+        if name not in inputs or c.text:
+            raise DataError(
+                f"{table.where}: columns.one_hot names {name!r}, which is not an input of "
+                f"categories; leave it out"
+            )
     return Roles(labels, c.client, tuple(inputs), task)
 
 
@@ -266,7 +265,7 @@ def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
     These are inputs most of whose values are numbers, unless the job names them as categories, and
     labels that are not classes.
     """
-    categories = {*how.columns.one_hot, *how.columns.codes, how.columns.text}
+    categories = {*how.columns.one_hot, how.columns.text}
     times = tuple(role.labels) if role.numeric else ()
     for name in (*times, *(n for n in role.inputs if n not in categories)):
         having = [t for t in tables if name in t.columns]
@@ -419,8 +418,6 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
 
 def filling(values: np.ndarray, name: str, how: Reading) -> str:
     """Return, in words, the value that fills a column's gaps."""
-    if name in how.columns.codes:
-        return "the most frequent code"
     kinds = name in how.columns.one_hot or values.dtype == object
     return "all zeros" if kinds else "the mean"
 
@@ -547,6 +544,6 @@ def normalisation(
 
     A feature of 0 and 1 has mean 0 and deviation 1, so that normalisation leaves it unchanged.
     """
-    still = np.repeat([c.form == ONE_HOT for c in columns], [c.width for c in columns])
+    still = np.repeat([bool(c.categories) for c in columns], [c.width for c in columns])
     mean, std = (np.array(values) for values in moments(x))
     return tuple(np.where(still, 0, mean).tolist()), tuple(np.where(still, 1, std).tolist())

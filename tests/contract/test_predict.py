@@ -99,7 +99,7 @@ def test_predictions_for_the_test_rows_of_a_table_have_the_metrics_that_the_run_
     used = {name for value in roles[1::2] for name in value.split(",")}
     others = ["id", *(name for name in LABELS if name not in used)]
     columns = ("--columns.ignore", ",".join(others), "--columns.client", "site")
-    columns += ("--columns.test", "part", "--columns.missing", "fill", "--columns.codes", "ward")
+    columns += ("--columns.test", "part", "--columns.missing", "fill", "--columns.one_hot", "ward")
     run = trained(tmp_path, table, *roles, *columns, "--data.partition", "natural")
     new, rows = only_tests(table)
     assert main(["predict", str(run), str(new), "-o", str(tmp_path / "out.csv")]) == 0

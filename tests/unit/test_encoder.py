@@ -41,7 +41,7 @@ def tables(draw: st.DrawFn) -> tuple[dict[str, list[str]], dict[str, list[str]],
     )
     for part in (train, test):
         part["patient"] = [f"P{i}" for i in range(len(part["y"]))]
-    roles: dict[str, list[str]] = {"one_hot": [], "codes": []}
+    one_hot: list[str] = []
     for i, form in enumerate(draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=5))):
         value = VALUES[form] | st.just("")
         n, m = len(train["y"]), len(test["y"])
@@ -52,8 +52,8 @@ def tables(draw: st.DrawFn) -> tuple[dict[str, list[str]], dict[str, list[str]],
             draw(st.lists(value, min_size=m, max_size=m)),
         )
         if form in EXTRA:
-            roles[draw(st.sampled_from(["one_hot", "codes"]))].append(f"{form}{i}")
-    return train, test, {name: tuple(names) for name, names in roles.items()}
+            one_hot.append(f"{form}{i}")
+    return train, test, {"one_hot": tuple(one_hot)}
 
 
 def write(path: Path, columns: dict[str, list[str]]) -> Path:
@@ -105,10 +105,9 @@ PEOPLE = "age,job,sick\n20,nurse,no\n30,cook,yes\n40,cook,yes\n50,nurse,no\n"
 
 def test_frames_parquet_arrays_and_csv_become_the_same(tmp_path):
     pandas = pytest.importorskip("pandas")
-    data = saved(tmp_path, PEOPLE, PEOPLE, codes=("job",))
+    data = saved(tmp_path, PEOPLE, PEOPLE)
     frame = pandas.read_csv(tmp_path / "test.csv")
     frame.to_parquet(tmp_path / "test.parquet")
-    np.savez(tmp_path / "new.npz", x=np.array([[20.0, 1], [30, 0], [40, 0], [50, 1]]))
     for source in (tmp_path / "test.csv", tmp_path / "test.parquet", frame):
         assert encoded(data, source).tobytes() == data.test.x.tobytes()
     numbers = saved(tmp_path, "a,b,sick\n1,2,no\n3,4,yes\n5,6,yes\n", "a,b,sick\n1,9,no\n")
@@ -191,13 +190,13 @@ def test_images_are_read_as_the_training_images_were(tmp_path, size):
         encoded(data, tmp_path / "red.png")
 
 
-COLUMN = {"name": "a", "form": "one_hot", "categories": ["x", "y"], "fill": 0.0, "commas": False}
+COLUMN = {"name": "a", "categories": ["x", "y"], "fill": 0.0, "commas": False}
 FOREIGN = {
     "no table": [],
     "unknown field": {"code": "import os"},
     "width": {"columns": [COLUMN, COLUMN | {"name": "b"}]},
     "twice": {"columns": [COLUMN | {"categories": ["x"]}] * 2},
-    "form": {"columns": [COLUMN | {"form": "eval"}]},
+    "unknown field of a column": {"columns": [COLUMN | {"form": "eval"}]},
     "mixed": {"columns": [COLUMN | {"categories": ["x", 1.0]}]},
     "equal": {"columns": [COLUMN | {"categories": ["x", "x"]}]},
     "nan": {"columns": [COLUMN | {"fill": float("nan")}]},
@@ -207,7 +206,6 @@ FOREIGN = {
     "tokens": {"tokens": ["a"]},
     "too many": {"missing_words": [""] * (2**20 + 1)},
     "long": {"text": "a" * 200_000},
-    "fill": {"columns": [COLUMN | {"form": "codes", "fill": 2.0}, COLUMN | {"name": "b"}]},
 }
 
 
@@ -220,4 +218,4 @@ def test_a_strangers_encoder_is_refused(case):
 
 def test_the_default_encoder_is_nothing_in_json():
     assert Encoder().plain() == {} and parse({}, (1, 8, 8), 0) == Encoder()
-    assert Column("a", "one_hot", (1.0, 2.0)).width == 2
+    assert Column("a", (1.0, 2.0)).width == 2

@@ -127,11 +127,6 @@ def test_columns_become_features_by_hand(tmp_path):
         "1 value missing (score 1), filled in from the training part with the mean"
     )
     assert "1 value of the test part of categories" in data.notes[2] and "(job 1)" in data.notes[2]
-    coded = read(
-        save(tmp_path), test_file=tmp_path / "test.csv", **roles, codes=("job",), inputs=("job",)
-    )
-    assert coded.train.x.tolist() == [[1], [0], [1], [2]]
-    assert coded.test.x.tolist() == [[0], [1]]  # a judge counts as the most frequent, a nurse
 
 
 def test_rows_with_gaps_are_refused_or_dropped_in_one_message(tmp_path):
@@ -256,7 +251,7 @@ WRONG = {
         "column 'a' has 160 different words",
     ),
     "input_twice": (PEOPLE, {"label": "sick", "inputs": ("sick",)}, "'sick' is an input"),
-    "codes_of_label": (PEOPLE, {"label": "sick", "codes": ("sick",)}, "which is not an input"),
+    "one_hot_of_label": (PEOPLE, {"label": "sick", "one_hot": ("sick",)}, "is not an input"),
     "test_values": (PEOPLE, {"label": "sick", "test": "site"}, "'site' is 'north' in row 1"),
     "all_dropped": ("a,y\n,0\n,1\n", {"missing": "drop"}, "each row lacks a value"),
     "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels are not"),
@@ -311,7 +306,7 @@ def test_columns_fields_without_effect_are_refused(tmp_path):
     with pytest.raises(ConfigError, match='columns.label = "x" has no effect: digits is a data'):
         load_job(["--columns.label", "x"], environ={})
     np.savez(tmp_path / "a.npz", x_train=np.zeros((20, 4, 4)), y_train=np.arange(20) % 2)
-    for columns in ({"label": "y"}, {"missing": "fill"}, {"codes": ("a",)}):
+    for columns in ({"label": "y"}, {"missing": "fill"}, {"one_hot": ("a",)}):
         with pytest.raises(DataError, match="has no effect on arrays"):
             read(str(tmp_path / "a.npz"), **columns)
     with pytest.raises(DataError, match="data.image_size has no effect"):
@@ -546,12 +541,10 @@ def test_a_word_among_the_test_rows_or_survival_times_is_named(tmp_path):
 
 
 def test_a_line_gives_the_role_of_each_column_of_a_table(tmp_path):
-    data = read(
-        save(tmp_path), held_out=0.5, label="sick", missing="fill", ignore=("site",), codes=("job",)
-    )
+    data = read(save(tmp_path), held_out=0.5, label="sick", missing="fill", ignore=("site",))
     assert data.columns == (
         "age: number",
-        "job: 2 categories as codes 0, 1, ... (nurse, pilot)",
+        "job: 2 categories as a 0 or 1 for each (nurse, pilot)",
         "site: ignored",
         "score: number, 1 value filled in",
         "sick: label",
