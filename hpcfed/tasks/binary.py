@@ -25,7 +25,7 @@ class Binary(Classification):
     def report(self, soft: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the class, and the probability of the positive one."""
         classes = super().report(soft, names)["class"]
-        return {"class": classes, "probability": soft[:, 1]}
+        return {"class": classes, f"probability_{names[1]}": soft[:, 1]}
 
     def infers(self, y: object) -> bool:
         return False

@@ -66,7 +66,7 @@ LABELS = ("sick", "grade", "cost", "days", "died", "fever", "cough")
 TASKS = {  # roles of columns, and what the run's answers are, of the columns of predictions
     "binary": (
         ("--columns.label", "sick", "--columns.positive", "yes"),
-        lambda p, y: {"y": y, "predicted": p["class"] == "yes", "margin": p["probability"]},
+        lambda p, y: {"y": y, "predicted": p["class"] == "yes", "margin": p["probability_yes"]},
     ),
     "classes": (
         ("--columns.label", "grade"),
@@ -189,13 +189,13 @@ def test_each_choice_of_a_model_is_said_and_is_that_model(tmp_path, capsys):
     frame = pytest.importorskip("pandas").read_csv(table, index_col="id")
     models = [hpcfed.load_model(run, client=k) for k in range(4)]
     assert [model.about.name for model in models] == ["Bonn", "Essen", "Kiel", "Ulm"]
-    personal = [model.predict(frame)["probability"] for model in models]
+    personal = [model.predict(frame)["probability_yes"] for model in models]
     assert not personal[0].equals(personal[1]) and personal[0].index.equals(frame.index)
 
     def predicted(*words: str) -> list[float]:
         out = str(tmp_path / "out.csv")
         assert main(["predict", str(run), str(table), "-o", out, *words]) == 0
-        return read(tmp_path / "out.csv")["probability"].tolist()
+        return read(tmp_path / "out.csv")["probability_yes"].tolist()
 
     assert predicted("--client", "Ulm") == predicted("--client", "3") == personal[3].tolist()
     assert "by the model of client 3 (Ulm)" in capsys.readouterr().out
@@ -208,7 +208,7 @@ def test_each_choice_of_a_model_is_said_and_is_that_model(tmp_path, capsys):
     assert main(["models", str(run), "-o", str(tmp_path / "files")]) == 0
     file = hpcfed.load_model(tmp_path / "files/client-0003.safetensors")
     assert (file.about.name, file.about.encoder) == ("Ulm", models[3].about.encoder)
-    assert file.predict(frame)["probability"].equals(personal[3])
+    assert file.predict(frame)["probability_yes"].equals(personal[3])
     for words in (("--client", "Köln"), ("--client", "Ulm", "--model", "common")):
         assert main(["predict", str(run), str(table), *words]) == 2
 

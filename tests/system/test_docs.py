@@ -28,7 +28,7 @@ from tests.system.test_readme import SMALL_MACHINE
 
 DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
-OWN = sorted((DOCS / "pages/extend").glob("*.md"))
+OWN = [*sorted((DOCS / "pages/extend").glob("*.md")), DOCS / "pages/apply.md"]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 FEW = ["--data.train_limit", "200"]  # examples, for the tests' sake
 FETCHED = re.compile(
