@@ -66,6 +66,17 @@ def title_metric(name: str) -> str:
     return metric.title if metric else name
 
 
+def client_names(record: Record) -> list[str]:
+    """Return the names of the K clients; [] if they have none."""
+    return record.header.get("client_names", [])
+
+
+def name_client(record: Record, k: int) -> str:
+    """Return a client's number, with its name if it has one: `3 (Ulm)`."""
+    names = client_names(record)
+    return f"{k} ({names[k]})" if names else str(k)
+
+
 def metric_by_client(record: Record, name: str) -> np.ndarray:
     """Return a metric of clients, [T, K], or of all of them pooled, [T, 1].
 

@@ -24,6 +24,7 @@ from hpcfed.core.wording import count_noun
 from hpcfed.results import state
 from hpcfed.results.columns import (
     by_round,
+    client_names,
     column,
     format_metric,
     main_metric,
@@ -298,6 +299,11 @@ class Run:
     def classes(self) -> list[str]:
         """The names of the C classes, or of what else the models' outputs are."""
         return self.header.get("classes", [])
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the K clients, such as hospitals; [] if the data name none."""
+        return client_names(self.record)
 
     @property
     def label_counts(self) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.results.columns import column, metrics
+from hpcfed.results.columns import client_names, column, metrics
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.record import Record
 
@@ -40,7 +40,7 @@ def of_rounds(record: Record) -> Table:
 
 
 def of_clients(record: Record) -> Table:
-    """Return a table with a row for each round and client: its architecture and all its columns.
+    """Return a table with a row for each round and client: its name, architecture and columns.
 
     With more than 10,000 clients a round has only those that took part or were evaluated.
     """
@@ -51,6 +51,7 @@ def of_clients(record: Record) -> Table:
     present = np.isfinite(ids)
     names = np.array(record.header["architectures"], dtype=object)
     table = {"round": np.nonzero(present)[0] + 1, "client": ids[present].astype(np.int64)}
+    table |= named(record, table["client"])
     table["architecture"] = names[kinds[present].astype(np.int64)]
     return table | {name: c[present] for name, c in columns.items()}
 
@@ -72,7 +73,14 @@ def of_labels(record: Record) -> Table:
     counts = record.arrays.get("label_counts", np.zeros((0, 0), np.int64))
     clients, classes = np.indices(counts.shape)
     names = np.array(record.header.get("classes", []), dtype=object)
-    return {"client": clients.ravel(), "class": names[classes.ravel()], "examples": counts.ravel()}
+    of = {"class": names[classes.ravel()], "examples": counts.ravel()}
+    return {"client": clients.ravel()} | named(record, clients.ravel()) | of
+
+
+def named(record: Record, clients: np.ndarray) -> Table:
+    """Return a column of the names of these clients; none if they have no names."""
+    names = np.array(client_names(record), dtype=object)
+    return {"name": names[clients]} if len(names) else {}
 
 
 TABLES: dict[str, Callable[[Record], Table]] = {

@@ -154,6 +154,7 @@ class Answers(BaseModel):
     checkpoint: Text
     architectures: list[Text]
     classes: list[Text]
+    client_names: list[Text] = []
     of: Count
 
 

@@ -22,8 +22,8 @@ from hpcfed.storage.untrusted import Budget, array, child, subgroup
 class Probe:
     """Predictions and representations of K clients for N test examples.
 
-    header: rounds, checkpoint (its identity), architectures, classes, and `of`, the number of
-    clients of the run.
+    header: rounds, checkpoint (its identity), architectures, classes, client_names, and `of`, the
+    number of clients of the run.
     clients: [K], their numbers.
     rows: [N], indices in the test split.
     labels: [N].
@@ -50,6 +50,11 @@ class Probe:
     conductance: list[np.ndarray]
     rounds: np.ndarray
     cka: np.ndarray
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, or their numbers if they have no names."""
+        return self.header.get("client_names") or [str(k) for k in self.clients]
 
     def of(self, n: int) -> str:
         """Return n of the run's clients in words: `3 clients`, `3 of 20 clients`."""

@@ -15,6 +15,8 @@ from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
 from hpcfed.engine.run import run_here
 from hpcfed.models.trained import GLOBAL
+from hpcfed.report.figures import labels, models
+from hpcfed.results.tables import table
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.training.evaluate import outputs
 
@@ -223,3 +225,25 @@ def test_a_method_without_a_global_model_predicts_by_the_ensemble_and_says_so(tm
     assert set(read(Path(out))) == {"row", "id", "class", "probability_no", "probability_yes"}
     assert main(["predict", str(run), str(new), "-o", out, "--model", "common"]) == 2
     assert "local has no global model" in capsys.readouterr().err
+
+
+def test_clients_and_classes_have_their_names_in_results_tables_figures_and_the_page(tmp_path):
+    roles = ("--columns.label", "sick", "--columns.client", "site", "--columns.inputs", "age,job")
+    run = trained(tmp_path, patients(tmp_path), *roles, "--data.partition", "natural")
+    sites = ["Bonn", "Essen", "Kiel", "Ulm"]
+    one = hpcfed.load(run)
+    assert (one.client_names, one.classes) == (sites, ["no", "yes"])
+    rows, of_labels = (table(one.record, name) for name in ("clients", "labels"))
+    assert rows["name"].tolist() == sites * 2
+    assert of_labels["name"].tolist() == [name for name in sites for _ in "ny"]
+    [ax] = labels.figure([one]).axes
+    assert [text.get_text() for text in ax.get_xticklabels()] == sites
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["no", "yes"]
+    comparison = models.cka([one])
+    assert [text.get_text() for text in comparison.axes[0].get_yticklabels()] == sites
+    pytest.importorskip("bokeh")
+    assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert '"name": ["Bonn", "Essen", "Kiel", "Ulm"]' in page or '"name":["Bonn"' in page
+    assert main(["export", str(run), "-o", str(tmp_path / "csv")]) == 0
+    assert read(tmp_path / "csv/clients.csv")["name"].tolist() == sites * 2

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.quick
 
 def planes(n: int, clients: int = 3) -> list[models_tsne.Plane]:
     g, whose = np.random.default_rng(0), np.repeat(np.arange(clients), 4)
-    one = (["a", "b"], np.arange(clients), g.normal(size=(len(whose), 2)), whose % 2, whose)
+    names = list(map(str, range(clients)))
+    one = (["a", "b"], np.arange(clients), names, g.normal(size=(len(whose), 2)), whose % 2, whose)
     return [models_tsne.Plane(f"run {i}\n3 clients", *one) for i in range(n)]
 
 
@@ -68,7 +69,9 @@ def test_epochs_are_no_panel_of_their_own_if_they_are_the_rounds(epochs, panels,
 
 def test_the_largest_dot_of_the_key_stays_above_the_panel(monkeypatch):
     counts = np.array([[27, 0], [1, 5]])
-    monkeypatch.setattr(labels, "numbers", lambda _: [Labels("digits", ["a", "b"], counts)])
+    monkeypatch.setattr(
+        labels, "numbers", lambda _: [Labels("digits", ["a", "b"], ["0", "1"], counts)]
+    )
     drawing = labels.figure([])
     drawing.draw_without_rendering()
     ax = drawing.axes[0]

@@ -12,9 +12,20 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.colours import LIGHT
 from hpcfed.report.figures.groups import by_panel, groups
-from hpcfed.report.figures.plotting import COLUMN, LETTERS, PAGE, SMALL, Picture, places, plain
+from hpcfed.report.figures.plotting import (
+    COLUMN,
+    LETTERS,
+    PAGE,
+    SMALL,
+    Picture,
+    name_clients,
+    places,
+    plain,
+)
 from hpcfed.report.figures.runs import short
+from hpcfed.results.columns import client_names
 from hpcfed.results.run import Run
+from hpcfed.storage.record import Record
 
 GAP = 4  # points between the key's largest dot and the panel
 KEY = 20  # points between a panel and its title, for dots of up to a quarter of an inch
@@ -25,11 +36,13 @@ class Labels:
     """Training examples of each class that each client has.
 
     title: the data and their partition.
+    clients: [K], their names, or their numbers.
     counts: [K, C].
     """
 
     title: str
     classes: list[str]
+    clients: list[str]
     counts: np.ndarray
 
 
@@ -51,8 +64,15 @@ def numbers(runs: Sequence[Run]) -> list[Labels]:
             "times have no classes"
         )
     return [
-        Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in records.items()
+        Labels(title, r.header["classes"], names_of(r), r.arrays["label_counts"])
+        for title, r in records.items()
     ]
+
+
+def names_of(record: Record) -> list[str]:
+    """Return the clients' names, or their numbers."""
+    K = len(record.arrays["label_counts"])
+    return client_names(record) or list(map(str, range(K)))
 
 
 def figure(runs: Sequence[Run]) -> Figure:
@@ -65,20 +85,20 @@ def figure(runs: Sequence[Run]) -> Figure:
     drawing = Picture(figsize=(width, sum(heights) + 0.9 * len(tables)), layout="constrained")
     axes = drawing.subplots(len(tables), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, one in zip(axes, tables, strict=True):
-        frame(ax, one)
+        frame(ax, one, width - 1.0)
     drawing.draw_without_rendering()  # so that the panels have their final sizes
     for ax, one in zip(axes, tables, strict=True):
         dots(ax, one.counts)
     return drawing
 
 
-def frame(ax: Axes, one: Labels) -> None:
-    """Draw axes and title of a panel."""
+def frame(ax: Axes, one: Labels, width: float) -> None:
+    """Draw axes and title of a panel of this width in inches."""
     K, C = one.counts.shape
     ax.set(xlim=(-0.6, K - 0.4), ylim=(C - 0.4, -0.6))
     ax.set_xlabel("client", fontsize=LETTERS)
     ax.set_ylabel("class", fontsize=LETTERS)
-    ax.set_xticks(places(K))
+    name_clients(ax, one.clients, width)
     ax.set_yticks(places(C), [plain(short(one.classes[c], 16)) for c in places(C)])
     ax.tick_params(labelsize=SMALL, length=2)
     ax.set_title(

@@ -152,13 +152,13 @@ class Alike:
 
     rounds: [P].
     cka: [P, K, K], 0..1.
-    clients: [K].
+    clients: [K], their names or numbers.
     means: [P], over pairs.
     some: number of clients from which they were drawn, as text, if not all.
     """
 
     name: str
-    clients: np.ndarray
+    clients: Sequence[str]
     rounds: np.ndarray
     cka: np.ndarray
     means: np.ndarray
@@ -176,7 +176,7 @@ def compare_clients(name: str, result: Probe) -> Alike:
     K = len(result.clients)
     some = result.of(K) if K < result.header.get("of", K) else ""
     shown = apart(result.rounds)
-    return Alike(name, result.clients, result.rounds[shown], result.cka[shown], means[shown], some)
+    return Alike(name, result.names, result.rounds[shown], result.cka[shown], means[shown], some)
 
 
 def apart(rounds: np.ndarray) -> np.ndarray:
@@ -206,9 +206,8 @@ def cka(runs: Sequence[Run]) -> Figure:
             continue
         shown.append(ax)
         image = heat(ax, one.cka[p], "viridis", least)
-        at = plotting.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
-        ax.set_xticks(at, one.clients[at])
-        ax.set_yticks(at, one.clients[at])
+        width = (drawing.get_figwidth() - BAR) / across
+        plotting.name_clients(ax, one.clients, width, both=True)
         mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
         set_titles(
             ax,

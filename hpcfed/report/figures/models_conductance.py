@@ -45,7 +45,7 @@ class Ranks:
 
     name: str
     label: str
-    clients: np.ndarray
+    clients: list[str]
     kinds: np.ndarray
     shares: np.ndarray
     right: int
@@ -114,7 +114,7 @@ def rank_units(name: str, probe: Probe, image: int) -> Ranks:
     return Ranks(
         name,
         probe.header["classes"][probe.image_labels[image]],
-        probe.clients[ks],
+        [probe.names[k] for k in ks],
         kinds[ks],
         shares[np.argsort(shares.mean(1), kind="stable")],
         int((probe.image_predictions[ks, image] == probe.image_labels[image]).sum()),
@@ -244,13 +244,12 @@ def agreement_title(one: Ranks) -> str:
 
 
 def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
-    """Draw clients' numbers, and lines between architectures with their names, in both panels.
+    """Label clients, and draw lines between architectures with their names, in both panels.
 
     side: width of a panel in inches.
     """
-    at = plotting.numbers(one.clients, side - 0.6)
     for ax in (above, below):
-        ax.set_xticks(at, one.clients[at])
+        plotting.name_clients(ax, one.clients, side - 0.6)
     starts = np.flatnonzero(np.r_[True, one.kinds[1:] != one.kinds[:-1]])
     ends = np.r_[starts[1:], len(one.kinds)]
     few = np.arange(0, len(starts), plotting.step(len(starts), 16))

@@ -45,11 +45,15 @@ TEN = (
 
 @dataclass(frozen=True)
 class Plane:
-    """Points of one run: xy [n, 2], and the label and the client of each, [n]."""
+    """Points of one run: xy [n, 2], and the label and the client of each, [n].
+
+    names: of the clients, or their numbers.
+    """
 
     title: str
     classes: list[str]
     clients: np.ndarray
+    names: list[str]
     xy: np.ndarray
     labels: np.ndarray
     whose: np.ndarray
@@ -79,6 +83,7 @@ def plane(name: str, probe: Probe, seed: int) -> Plane:
         f"{name}\n{probe.of(len(ks))} × {n} examples",
         probe.header["classes"],
         probe.clients[ks],
+        [probe.names[k] for k in ks],
         fit_tsne(z, seed),
         labels,
         whose,
@@ -170,7 +175,7 @@ def scales(drawing: Figure, two: np.ndarray, one: Plane, height: float) -> None:
     """Draw the colour scales of classes and clients into these axes, `height` inches high."""
     names = [plotting.plain(plotting.short(name, 12)) for name in one.classes]
     bar(drawing, two[0], height, "class", names)
-    bar(drawing, two[1], height, "client", [str(k) for k in one.clients])
+    bar(drawing, two[1], height, "client", one.names)
 
 
 def order(one: Plane) -> np.ndarray:

@@ -35,6 +35,7 @@ COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
 SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
+NARROW = 0.15  # inches for an upright text
 HANDLE, LETTER = (
     0.48,
     0.053,
@@ -267,9 +268,19 @@ def places(n: int, most: int = 30) -> np.ndarray:
     return np.arange(0, n, step(n, most)) if n else np.arange(0)
 
 
-def numbers(ids: np.ndarray, width: float) -> np.ndarray:
-    """Return the places of these ids that get a tick below a panel of this width in inches."""
-    return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
+def name_clients(ax: Axes, texts: Sequence[str], width: float, both: bool = False) -> None:
+    """Label clients with their numbers or names below a panel of this width in inches.
+
+    Names stand upright.  both: label the other axis too.
+    """
+    names = [plain(short(text, 16)) for text in texts]
+    upright = not all(text.isdigit() for text in texts)
+    each = NARROW if upright else LETTER * max(map(len, names), default=0) + 0.09
+    at = places(len(names), max(1, int(width / each)))
+    shown = [names[i] for i in at]
+    ax.set_xticks(at, shown, rotation=90 if upright else 0)
+    if both:
+        ax.set_yticks(at, shown)
 
 
 def resize(figure: Figure, size: tuple[float, float]) -> None:

@@ -68,7 +68,7 @@ def render_page(
     data = changes(runs, absent, live is not None)
     above, below = data.pop("above"), data.pop("below")
     return write.page(
-        data | constants(metric, axes, others) | ({"live": live} if live else {}),
+        data | constants(runs, metric, axes, others) | ({"live": live} if live else {}),
         above,
         below,
         live=live is not None,
@@ -84,7 +84,7 @@ def render_page(
 
 
 def constants(
-    metric: str, axes: dict[str, tuple[str, str]], others: Sequence[str]
+    runs: Sequence[Run], metric: str, axes: dict[str, tuple[str, str]], others: Sequence[str]
 ) -> dict[str, Any]:
     """Return the data of the page's scripts that do not change during runs.
 
@@ -98,7 +98,7 @@ def constants(
         "metrics": [metric, *others],
         "heads": {
             "runs": tables.heads(tables.RUNS, metric),
-            "clients": tables.heads(tables.CLIENTS, metric) | tables.further_heads(others),
+            "clients": tables.client_heads(runs, metric, others),
         },
         "charts": charts.charts(tuple(axes)),
     }
@@ -154,6 +154,7 @@ def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str])
     return {
         "name": run.name,
         "ids": ids.tolist(),
+        "names": [run.client_names[k] for k in ids] if run.client_names else [],
         "some": some(run, len(ids)),
         "curves": curves.content(record, choice, metric, others),
         "table": tables.clients(record, ids, metric),

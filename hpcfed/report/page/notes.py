@@ -14,6 +14,7 @@ from hpcfed.results.columns import (
     faults,
     last,
     main_metric,
+    name_client,
     rounds_with_values,
     title_metric,
 )
@@ -119,7 +120,7 @@ def failure_notes(record: Record) -> Iterator[str]:
     """Yield sentences on clients that failed and left a round, by type of failure."""
     places: dict[str, list[str]] = {}
     for t, k, how in faults(record):
-        places.setdefault(how, []).append(f"client {k} in round {t}")
+        places.setdefault(how, []).append(f"client {name_client(record, k)} in round {t}")
     for how, occasions in places.items():
         yield f"clients that failed and left the round ({how}): {join_few(occasions, FEW)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.results.columns import (
+    client_names,
     column,
     is_high,
     is_share,
@@ -36,7 +37,8 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "seconds": ("time", "seconds"),
     "virtual": ("virtual", "seconds"),
 }
-CLIENTS = {  # columns of the clients' table
+NAME = {"name": ("name", "text")}  # a column of the clients' table, if clients have names
+CLIENTS = {  # its other columns
     "client": ("client", "count"),
     "architecture": ("architecture", "text"),
     "rank": ("rank", "count"),
@@ -83,6 +85,15 @@ def further_metrics(runs: Sequence[Run]) -> list[str]:
     """Return the metrics of these runs besides their main ones."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     return [name for name in names if name not in {run.main_metric for run in runs}]
+
+
+def client_heads(
+    runs: Sequence[Run], metric: str, others: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """Return the columns of the clients' table. others: further metrics."""
+    first, *rest = CLIENTS.items()
+    named = NAME if any(run.client_names for run in runs) else {}
+    return heads(dict([first]) | named | dict(rest), metric) | further_heads(others)
 
 
 def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -149,6 +160,8 @@ def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[s
         for name in heads(CLIENTS, metric)
     }
     others = [name for name in metrics(record) if name != main]
+    if names := client_names(record):
+        table = {"client": table["client"], "name": [names[k] for k in ids]} | table
     return table | {name: numbers(last(record, f"clients/{name}")[ids]) for name in others}
 
 

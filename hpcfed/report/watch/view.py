@@ -22,6 +22,7 @@ from hpcfed.results.columns import (
     last,
     main_metric,
     mean_and_std,
+    name_client,
     phases,
     rounds_with_values,
 )
@@ -138,10 +139,8 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
 def left(record: Record) -> Iterator[tuple[int, str]]:
     """Yield a sentence on clients that left a round, for each round."""
     for t, lost in groupby(faults(record), itemgetter(0)):
-        yield (
-            t,
-            f"round {t}: left out: client {join_few([f'{k} ({how})' for _, k, how in lost], FEW)}",
-        )
+        clients = [f"{name_client(record, k)} ({how})" for _, k, how in lost]
+        yield t, f"round {t}: left out: client {join_few(clients, FEW)}"
 
 
 def last_log_warning(folder: Path) -> list[str]:

@@ -152,6 +152,7 @@ class Probing:
         about = {
             "architectures": [kinds[k] for k in self.ks],
             "classes": list(self.saved.about["classes"]),
+            "client_names": [self.saved.names[k] for k in self.ks] if self.saved.names else [],
             "of": self.saved.job.clients,
         }
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
