@@ -411,7 +411,18 @@ def warn_of_short_run(fed: Federation, field: str, never: str, begins: int | Non
         )
 
 
-PLAIN_GRADIENT = dict.fromkeys(  # `unused` of methods whose clients send one gradient each round
-    (f"local.{name}" for name in ("optimiser", "weight_decay", "epochs", "steps")),
+# `unused` of methods whose loss of the labels is their own
+OWN_LOSS = dict.fromkeys(
+    ("local.class_weights", "local.focal"),
+    "its local objective has a cross-entropy of its own, which knows neither weights nor focus",
+)
+# `unused` of methods whose batches are not drawn from the client's own examples alone
+OWN_BATCHES = {"local.balanced_batches": "its batches are not only of the client's own examples"}
+# `unused` of methods whose clients send one gradient each round
+PLAIN_GRADIENT = dict.fromkeys(
+    (
+        f"local.{name}"
+        for name in ("optimiser", "weight_decay", "epochs", "steps", "balanced_batches")
+    ),
     "a client sends its plain gradient once per round",
 )

@@ -225,10 +225,11 @@ class Client:
         state = self.store.kept.peek(self.id)
         return state.memory.get(name) if state else None
 
-    @property
+    @cached_property
     def task(self) -> Task:
         """What the labels are, and the loss by which they are learned."""
-        return self.store.task
+        weighted = self.store.weighted_task
+        return weighted(self.train.labels) if weighted else self.store.task
 
     @property
     def n(self) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +61,8 @@ class ClientStore:
         task: Task = Classification(),  # noqa: B008, it is frozen
     ):
         self.seed, self.device, self.task = seed, device, task
+        # labels of a client -> the task with the weights of its loss; None: all train on `task`
+        self.weighted_task: Callable[[np.ndarray], Task] | None = None
         self.new = lambda name, other=None: build(
             name, other or shape, classes, d, relu_head, vocabulary, names
         )

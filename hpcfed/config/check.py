@@ -198,6 +198,11 @@ def population(job: Job) -> None:
             f"examples; "
             "set data.partition = 'natural'"
         )
+    if job.local.class_weights == "all":
+        raise ConfigError(
+            "local.class_weights = 'all': the clients of synthetic make their own examples, which "
+            "nobody counts; set local.class_weights = 'client'"
+        )
     if data.public and not data.public_source:
         raise ConfigError(
             f"data.public = {data.public}: all examples of synthetic belong to clients; "

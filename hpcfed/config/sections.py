@@ -316,6 +316,18 @@ class Local(Section):
     """
     stragglers: Share = 0.0
     """Share of a cohort that completes only a random part of its epochs."""
+    class_weights: Literal["none", "client", "all", "given"] = "none"
+    """Weights of the classes in the loss: their inverse frequency among the client's own training
+    examples, or among those of all clients; or as given in `weights`.
+    """
+    weights: tuple[PositiveFloat, ...] = field((), used_if={"class_weights": "given"})
+    """Weight of each class in the loss, in the order of the classes."""
+    focal: NonNegative = 0.0
+    """Focusing parameter gamma of the focal loss, in which examples that are already classified
+    well count less; 0: cross-entropy.
+    """
+    balanced_batches: bool = False
+    """Draw the examples of batches with replacement, each class of the client equally often."""
 
 
 class Training(Section):

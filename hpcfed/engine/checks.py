@@ -9,6 +9,7 @@ from hpcfed.config.architectures import find
 from hpcfed.core import rng
 from hpcfed.core.architecture import Architecture
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import join_few
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.flat import Layout
 
@@ -51,6 +52,13 @@ def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
 def check_classes(job: Job, data: DataSet) -> None:
     """Raise ConfigError if the job needs data whose examples have classes, and these have none."""
     method, task = job.algorithm, data.task
+    weights, given = job.local.weights, job.local.class_weights == "given"
+    if given and task.has_classes and len(weights) != len(data.classes):
+        raise ConfigError(
+            f"local.class_weights = 'given', and local.weights has {len(weights)} numbers, but "
+            f"{data.name} has {len(data.classes)} classes ({join_few(data.classes, 8)}); give one "
+            f"for each, in this order"
+        )
     if task.has_classes:
         return
     has = f"but {data.name} has {task.describe(len(data.classes))} (task {task.name!r})"
@@ -62,6 +70,9 @@ def check_classes(job: Job, data: DataSet) -> None:
     fields = {
         "data.wrong_labels": job.data.wrong_labels > 0,
         "adapt.how = 'distil'": job.adapt.how == "distil",
+        "local.class_weights": job.local.class_weights != "none",
+        "local.focal": job.local.focal > 0,
+        "local.balanced_batches": job.local.balanced_batches,
     }
     for field in (name for name, used in fields.items() if used):
         raise ConfigError(f"{field} needs classes, {has}; remove it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -17,11 +19,15 @@ from hpcfed.machine.assignment import place
 from hpcfed.machine.device_choice import choose_device, resident_bytes
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.storage import names
+from hpcfed.tasks.classification import Classification, inverse_frequencies
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+    from hpcfed.data.dataset import DataSet
+    from hpcfed.data.synthetic import Synthetic
     from hpcfed.engine.world import World
+    from hpcfed.tasks import Task
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
@@ -48,6 +54,8 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         placement = [k % comm.size for k in range(job.clients)]
     else:
         placement = place(world.costs.tolist(), comm.size, fast)
+    counts = world.partition.counts(data.train.y, data.task, len(data.classes))
+    store.weighted_task = weighted_task(job, data, counts)
     rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
     fed = Federation(
         job=job,
@@ -57,7 +65,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         architectures=world.architectures,
         sizes=world.partition.sizes,
         costs=world.costs,
-        label_counts=world.partition.counts(data.train.y, data.task, len(data.classes)),
+        label_counts=counts,
         placement=placement,
         speeds=fast,
         profiles=world.profiles,
@@ -79,6 +87,33 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     if choice.warning:
         fed.warnings.say(choice.warning)
     return fed
+
+
+def weighted_task(
+    job: Job, data: DataSet, counts: np.ndarray | Synthetic
+) -> Callable[[np.ndarray], Task] | None:
+    """Return the function that gives the task of a client's training; None: it is that of the data.
+
+    The function takes the labels of the client's training examples.
+    counts: [K, C], training examples of each client and class; of a population they are not summed
+    up (`check.population`).
+    """
+    local, task, C = job.local, data.task, len(data.classes)
+    if local.class_weights == "none" and not local.focal:
+        return None
+    assert isinstance(task, Classification)  # `check_classes`
+    if local.class_weights == "client":
+        return lambda labels: replace(
+            task,
+            weights=inverse_frequencies(np.bincount(labels, minlength=C)),
+            focal=local.focal,
+        )
+    weights = local.weights
+    if local.class_weights == "all":
+        assert isinstance(counts, np.ndarray)
+        weights = inverse_frequencies(counts.sum(0))
+    weighted = replace(task, weights=weights, focal=local.focal)
+    return lambda labels: weighted
 
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LARGEST = 2**31  # maximum label; no array in memory is larger
 FEW = 8  # classes that a message names
 BINS = 15  # of confidence, of equal width
+TINY = 1e-12
 NONE = -1  # instead of a decision, if no threshold could be chosen
 
 
@@ -236,7 +238,13 @@ class Classification(Task):
     It ranks examples as the probability of the second class does, without ties due to rounding. For
     more classes also logits, [n, C], float32, if a metric needs probabilities. With a threshold
     also decided, int8: 1, 0, or NONE.
+
+    weights: of each class in the loss; (): equal.  focal: focusing parameter of the focal loss; 0:
+    cross-entropy. Both are of a client's training and no facts about the data.
     """
+
+    weights: tuple[float, ...] = ()
+    focal: float = 0.0
 
     name: ClassVar[str] = "classification"
     labels: ClassVar[str] = "classes"
@@ -399,10 +407,27 @@ class Classification(Task):
         return np.flatnonzero(number == 1).tolist()
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the cross-entropy. y: [n], classes."""
+        """Return the cross-entropy, or with weights w and focal = gamma the focal loss.
+
+        sum_i w_i (1 - p_i)^gamma (-log p_i) / sum_i w_i, where p_i is the probability of the
+        example's class and w_i the weight of that class. y: [n], classes.
+        Lin et al., ICCV 2017, arXiv:1708.02002, eq. 5.
+        """
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(output, y)
+        if not self.weights and not self.focal:
+            return cross_entropy(output, y)
+        losses = cross_entropy(output, y, reduction="none")
+        if self.focal:
+            wrong = (-(-losses).expm1()).clamp(min=TINY)  # 1 - p; a power below 1 has no slope at 0
+            losses = wrong**self.focal * losses
+        if not self.weights:
+            return losses.mean()
+        weights = on_device(self.weights, output.device)[y]
+        return (weights * losses).sum() / weights.sum()
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name}
 
     def soft(self, output: Tensor) -> Tensor:
         """Return the probability of each class."""
@@ -464,6 +489,24 @@ class Classification(Task):
         else:
             decided = (answers["margin"] >= threshold).astype(np.int8)
         return answers | {"decided": decided}
+
+
+@cache
+def on_device(weights: tuple[float, ...], device: Any) -> Tensor:
+    """Return the weights of the classes, [C], on a device."""
+    import torch
+
+    return torch.tensor(weights, device=device)
+
+
+def inverse_frequencies(counts: np.ndarray) -> tuple[float, ...]:
+    """Return weights of classes so that all have the same weight together: n / (C n_c).
+
+    counts: [C], examples of each class.  C: classes that have examples; the others get 1.
+    """
+    present = counts > 0
+    weights = counts.sum() / (np.count_nonzero(present) * np.maximum(counts, 1))
+    return tuple(np.where(present, weights, 1.0).tolist())
 
 
 def predictions(logits: Tensor, keep: bool) -> dict[str, Tensor]:

@@ -34,15 +34,22 @@ def chunks(fed: Federation, n: int) -> list[np.ndarray]:
 
 
 def batches(
-    n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator
+    n: int,
+    size: int,
+    amount: int,
+    in_steps: bool,
+    g: np.random.Generator,
+    shares: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield the rows of each batch, each epoch in a new order.
 
     amount: number of epochs, or of steps if in_steps.  size: examples in a batch.
+    shares: [n], probability of each example in each of the n draws, with replacement, of an epoch;
+    None: each example once.
     """
     done = 0
     while done < amount:
-        order = g.permutation(n)
+        order = g.permutation(n) if shares is None else g.choice(n, n, p=shares)
         for start in range(0, n, size):
             yield order[start : start + size]
             done += in_steps
@@ -55,19 +62,31 @@ def plan_batches(
     fed: Federation,
     client: Client,
     t: int,
-    n: int,
+    data: Shard,
     size: int,
     amount: int,
     in_steps: bool,
     phase: str = "train",
 ) -> list[np.ndarray]:
-    """Return the rows of each batch of a client's local training on n examples.
+    """Return the rows of each batch of a client's local training on these examples.
 
     The order is drawn from the client's own stream.
     """
-    return list(
-        batches(n, size, amount, in_steps, rng.stream(fed.seed, phase, "batches", t, client.id))
-    )
+    order = rng.stream(fed.seed, phase, "batches", t, client.id)
+    shares = draw_shares(fed, client, data)
+    return list(batches(len(data), size, amount, in_steps, order, shares))
+
+
+def draw_shares(fed: Federation, client: Client, data: Shard) -> np.ndarray | None:
+    """Return the probability with which each example is drawn, [n], with local.balanced_batches.
+
+    All classes of the client have the same. None: each example is drawn once in an epoch, as it is
+    always with other examples than the client's own.
+    """
+    if not (fed.job.local.balanced_batches and data.rows is client.train.rows):
+        return None
+    _, classes, counts = np.unique(data.labels, return_inverse=True, return_counts=True)
+    return 1 / (len(counts) * counts[classes])
 
 
 def policy(fed: Federation, views: int) -> str:

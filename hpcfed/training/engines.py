@@ -63,7 +63,8 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
 def worth(steps: LocalSteps, loss: Loss) -> bool:
     """Return whether a capture pays on a GPU, which depends on the job alone."""
     fed = steps.fed
-    if is_users(loss, steps.client.architecture):
+    own_weights = fed.job.local.class_weights == "client"  # a capture would serve one client
+    if own_weights or is_users(loss, steps.client.architecture):
         return False
     return (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps) >= MANY
 

@@ -17,7 +17,7 @@ from hpcfed.core import rng
 from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
 from hpcfed.training import engines
-from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
+from hpcfed.training.batches import batches, draw_shares, inputs, plan_batches, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.infer import FEW
 from hpcfed.training.optimisers import (
@@ -78,7 +78,7 @@ class LocalSteps:
             bool(amount if epochs or amount else settings.steps),
         )
         amount = amount or fed.work(client, epochs)
-        self.plan = plan_batches(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
+        self.plan = plan_batches(fed, client, t, self.data, self.size, amount, in_steps, phase)
         if fed.trial:
             self.plan = [rows[:FEW] for rows in self.plan[:1]]
         self.lr = lr or learning_rate(fed, t)
@@ -151,8 +151,9 @@ class LocalSteps:
         key = self.fed.seed, self.phase, name
         order = rng.stream(*key, "batches", self.t, self.client.id)
         draws = rng.torch_stream(*key, "augment", self.t, self.client.id, device=self.fed.device)
+        shares = draw_shares(self.fed, self.client, self.data)
         while True:
-            for rows in batches(len(self.data), self.size, 1, False, order):
+            for rows in batches(len(self.data), self.size, 1, False, order, shares):
                 x, y = self.data.batch(rows)
                 yield inputs(self.fed, x, self.views, draws), y
 

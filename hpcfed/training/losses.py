@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -49,15 +49,17 @@ def contrastive_cross_entropy(
     tau: float,
     base: float | None = None,
     normalise: bool = True,
+    supervised: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> Tensor:
     """Return cross-entropy on the first view plus the contrastive loss on all views.
 
     Both are computed in one forward pass.
-    x: views, each [b, *shape].  tau, base, normalise: as in `supcon`.
+    x: views, each [b, *shape].  tau, base, normalise: as in `supcon`.  supervised: the loss of
+    logits and labels in place of cross-entropy.
     Jang et al., ICPP 2022, eq. 4 without its last term.
     """
     z = model.body(torch.cat(x))  # [views * b, d]
-    return F.cross_entropy(model.head(z[: len(y)]), y) + supcon(
+    return supervised(model.head(z[: len(y)]), y) + supcon(
         z, y.repeat(len(x)), tau, base, normalise
     )
 

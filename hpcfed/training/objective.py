@@ -120,7 +120,7 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
         tensors.append(value)
         return signature(value)
     if isinstance(value, Client):
-        return Client
+        return Client, value.task
     if plain(value):
         return kind, repr(value)
     if isinstance(value, Params):

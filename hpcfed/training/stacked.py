@@ -120,6 +120,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "only a part of the model is trained": fed.store.finetuning.some,
         "the method trains clients in its own way": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
+        "each client has its own class weights": fed.job.local.class_weights == "client",
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
         "uploads are transformed, client by client": bool(fed.transforms),
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
@@ -204,9 +205,10 @@ class Group:
             torch.stack(v) if self.dims == 0 else v[0]
             for v in zip(*(o[1] for o in self.opened), strict=True)
         ]
-        how, n = fed.job.local, clients[0].n
+        how = fed.job.local
         self.plans = [
-            plan_batches(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients
+            plan_batches(fed, c, t, c.train, how.batch, fed.work(c), bool(how.steps))
+            for c in clients
         ]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:

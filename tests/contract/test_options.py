@@ -22,6 +22,7 @@ from tests.contract.test_methods_on_modalities import folder as senses
 TOGETHER = {  # fields that mean something only with others: these go with them
     "local.milestones": {"local.schedule": "step"},
     "local.schedule": {"local.milestones": (1,)},
+    "local.weights": {"local.class_weights": "given"},
     "local.decay": {"local.schedule": "step", "local.milestones": (1,)},
     "algorithm.decay": {"algorithm.decay_at": (1,)},
     "algorithm.decay_at": {"algorithm.decay": 0.5},
@@ -37,6 +38,8 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "local.batch": 4,
     "local.schedule": "step",
     "local.stragglers": 0.5,
+    "local.class_weights": "client",
+    "local.weights": (1.0, 9.0, 2.0, 5.0),
     "local.augment": "affine",
     "algorithm.subset": 7,
     "algorithm.public": 7,
@@ -293,6 +296,36 @@ def test_an_option_beside_others_changes_what_is_computed_or_is_refused(case: st
     base = toy.given(case.split()[0], *SHORT, *CASES[case])
     is_local = any(flag.startswith("--local.") for flag in CASES[case])
     assert idle(base, ("local", "algorithm") if is_local else ("algorithm",)) == []
+
+
+RARE = (  # what rare classes need
+    {"local.class_weights": "given", "local.weights": (1.0, 9.0, 2.0, 5.0)},
+    {"local.focal": 2.0},
+    {"local.balanced_batches": True},
+)
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_weights_of_classes_change_what_is_computed_or_are_refused(method: str):
+    """Also for methods that train with a loss of their own, and else as FedAvg does."""
+    flags = (*SHORT, *BY_METHOD.get(method, ()), "--rounds", "2")
+    same = SMALL if algorithm(method)().accepts == "widths" else MLP
+    same = () if "--models.mix" in flags else same
+    try:
+        base = toy.given(method, *flags, *same)
+    except ConfigError:
+        base = toy.given(method, *flags)
+    usual = list(measured(base))
+    for fields in RARE:
+        try:
+            job = with_values(base, fields)
+        except ConfigError:
+            continue
+        try:
+            rounds = list(zip(usual, measured(job), strict=True))
+        except ConfigError:  # data with other classes
+            continue
+        assert any(toy.differences(*pair) for pair in rounds), fields
 
 
 SHORT_RUNS = {  # options that a run of so many rounds is too short for, and where it is long enough

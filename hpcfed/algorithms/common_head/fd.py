@@ -110,7 +110,7 @@ class FD(RoundBased):
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         z = model(x)
-        value = torch.nn.functional.cross_entropy(z, y)
+        value = client.task.loss(z, y)
         if not self.gamma:
             return value
         return value + self.gamma * to_soft_targets(z, state["target"][y], self.distance)

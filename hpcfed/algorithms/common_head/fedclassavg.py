@@ -86,7 +86,9 @@ class FedClassAvg(RoundBased):
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         if self.contrastive:
-            value = contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
+            value = contrastive_cross_entropy(
+                model, x, y, self.tau, self.tau_base, self.normalise, client.task.loss
+            )
         else:
             value = super().loss(client, state, model, x, y)
         head = state.pick(lambda name: name.startswith("head."))

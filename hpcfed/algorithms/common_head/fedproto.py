@@ -35,6 +35,7 @@ from hpcfed import (
     RoundBased,
     Upload,
 )
+from hpcfed.algorithms.base import OWN_LOSS
 from hpcfed.config.conditions import Unused, field, other_than, unless
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.losses import nearest, to_prototypes
@@ -56,6 +57,7 @@ class FedProto(RoundBased):
     accepts: ClassVar[str] = "a common head"
     per: ClassVar[str] = "row"
     unused: ClassVar[Unused] = {
+        **OWN_LOSS,
         "weighting": unless(("lam", {"inference": other_than("head")})),
     }
 

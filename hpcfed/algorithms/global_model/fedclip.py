@@ -28,6 +28,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hpcfed import Client, Guide, Model, Params, RoundBased
+from hpcfed.algorithms.base import OWN_LOSS
+from hpcfed.config.conditions import Unused
 
 
 class FedCLIP(RoundBased):
@@ -41,6 +43,7 @@ class FedCLIP(RoundBased):
         sent="the adapter",
         won="photographs from several domains: above whole models, with a fraction of the bytes",
     )
+    unused: ClassVar[Unused] = OWN_LOSS
 
     needs_classes: ClassVar[str] = "it compares images with the names of classes"
     variants: ClassVar[tuple[str, ...]] = ("~adapter",)

@@ -31,8 +31,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, LocalSteps, Mean, Params, RoundBased, Share, Upload
-from hpcfed.algorithms.base import warn_of_short_run
-from hpcfed.config.conditions import below, field
+from hpcfed.algorithms.base import OWN_LOSS, warn_of_short_run
+from hpcfed.config.conditions import Unused, below, field
 from hpcfed.training.infer import class_sums, outputs
 from hpcfed.training.losses import supcon, to_vectors
 
@@ -50,6 +50,7 @@ class FedRare(RoundBased):
         sent="all weights, and class vectors",
         won="medical images with rare diseases",
     )
+    unused: ClassVar[Unused] = OWN_LOSS
 
     needs_classes: ClassVar[str] = "it averages a vector for each class"
     reads_head: ClassVar[bool] = True

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Share, Upload
@@ -41,7 +40,7 @@ class FedRS(RoundBased):
     """
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x) * state["scale"], y)
+        return client.task.loss(model(x) * state["scale"], y)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)

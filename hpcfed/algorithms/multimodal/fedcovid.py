@@ -44,8 +44,8 @@ from hpcfed import (
     Upload,
     rng,
 )
-from hpcfed.algorithms.base import warn_of_short_run
-from hpcfed.config.conditions import above, below, field
+from hpcfed.algorithms.base import OWN_LOSS, warn_of_short_run
+from hpcfed.config.conditions import Unused, above, below, field
 from hpcfed.models.fusion import Fusion
 from hpcfed.training.local import learning_rate
 from hpcfed.training.losses import proximal
@@ -68,6 +68,7 @@ class FedCovid(RoundBased):
         sent="all weights",
         won="COVID-19 prediction in 29 states, above FedAvg and FedProx",
     )
+    unused: ClassVar[Unused] = OWN_LOSS
 
     needs_classes: ClassVar[str] = "it aligns the representations of a class"
     reads_head: ClassVar[bool] = True

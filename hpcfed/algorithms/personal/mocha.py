@@ -33,7 +33,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Model, Params, RoundBased, Upload
-from hpcfed.algorithms.base import warn_of_short_run
+from hpcfed.algorithms.base import OWN_LOSS, warn_of_short_run
 from hpcfed.config.conditions import Unused, field, other_than
 
 FLOOR = 1e-7  # lower bound of the eigenvalues of Sigma
@@ -70,6 +70,7 @@ class MOCHA(RoundBased):
     reads_head: ClassVar[bool] = True
     keeps_weights: ClassVar[bool | None] = False
     unused: ClassVar[Unused] = {
+        **OWN_LOSS,
         "weighting": "nothing is averaged",
         "local.optimiser": DUAL,
         "local.lr": DUAL,

@@ -50,7 +50,13 @@ from hpcfed import (
     Shard,
     Upload,
 )
-from hpcfed.algorithms.base import check_public_labels, find_units, score_server
+from hpcfed.algorithms.base import (
+    OWN_BATCHES,
+    OWN_LOSS,
+    check_public_labels,
+    find_units,
+    score_server,
+)
 from hpcfed.algorithms.personal.slimming import Pruned, Slimming, peer_weights
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.widths import Units
@@ -92,6 +98,8 @@ class PFedKnow(RoundBased):
     needs: ClassVar[tuple[str, ...]] = ("public", "server")
     keeps_weights: ClassVar[bool | None] = True
     unused: ClassVar[Unused] = {
+        **OWN_LOSS,
+        **OWN_BATCHES,
         "weighting": "models are not averaged",
     }
     trains_once: ClassVar[bool] = False

@@ -127,7 +127,7 @@ class FedKD(WithProxy):
         """
         z_own, z_proxy = model.own.body(x), model.proxy.body(x)
         private, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
-        supervised = F.cross_entropy(private, y) + F.cross_entropy(proxy, y)
+        supervised = client.task.loss(private, y) + client.task.loss(proxy, y)
         agree = distil(soften(proxy), private) + distil(soften(private), proxy)
         if self.hidden == "projected":
             mapped = z_proxy @ state["projection"].T

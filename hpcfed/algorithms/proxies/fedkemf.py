@@ -100,7 +100,7 @@ class FedKEMF(WithProxy):
             mutual = distil(soften(proxy), private) + distil(soften(private), proxy)
         else:
             mutual = F.mse_loss(private, proxy.detach()) + F.mse_loss(proxy, private.detach())
-        return F.cross_entropy(private, y) + F.cross_entropy(proxy, y) + mutual
+        return client.task.loss(private, y) + client.task.loss(proxy, y) + mutual
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return score_server(fed, fed.job.models.proxy, state.under("proxy."))

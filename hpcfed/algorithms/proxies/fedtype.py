@@ -44,14 +44,14 @@ from hpcfed import (
     Upload,
     rng,
 )
-from hpcfed.algorithms.base import score_server
+from hpcfed.algorithms.base import OWN_BATCHES, OWN_LOSS, score_server
 from hpcfed.algorithms.bayesian.gaussian import RHO, means
 from hpcfed.algorithms.bayesian.pfedbayes import PFedBayes
 from hpcfed.algorithms.personal.pfedme import PFedMe, check_step
 from hpcfed.algorithms.proxies import conformal
 from hpcfed.algorithms.proxies.pairs import WithProxy
 from hpcfed.algorithms.proxies.proxy_training import PROXIES
-from hpcfed.config.conditions import field
+from hpcfed.config.conditions import Unused, field
 from hpcfed.models.model import Pair
 from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.losses import distil, proximal, soften
@@ -70,6 +70,7 @@ class FedType(WithProxy):
         sent="the small proxy",
         won="private models above their proxies, without public data",
     )
+    unused: ClassVar[Unused] = {**OWN_LOSS, **OWN_BATCHES}
 
     needs_classes: ClassVar[str] = "it builds prediction sets of classes"
     trains_once: ClassVar[bool] = False

@@ -12,7 +12,6 @@ classes (one public port divides by the number of classes as well).
 from typing import Any, ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from hpcfed import Client, Guide, Params, Share
 from hpcfed.algorithms.proxies.pairs import WithProxy
@@ -46,7 +45,7 @@ class FML(WithProxy):
             soften(private), proxy
         )
         return (
-            self.alpha * F.cross_entropy(private, y)
-            + self.beta * F.cross_entropy(proxy, y)
+            self.alpha * client.task.loss(private, y)
+            + self.beta * client.task.loss(proxy, y)
             + mutual
         )

@@ -30,6 +30,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from hpcfed import Client, Federation, Guide, Model, Paired, Params, RoundBased, Shard, sgd
+from hpcfed.algorithms.base import OWN_LOSS
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import (
     mean_of_kernels,
@@ -62,6 +63,7 @@ class HeteroSSFL(RoundBased):
     kernel: ClassVar[str] = "linear"  # as `Kernel` requires
     bandwidth: ClassVar[float] = 1.0
     unused: ClassVar[Unused] = {
+        **OWN_LOSS,
         "weighting": "models are not averaged, and kernels have equal weights",
     }
 

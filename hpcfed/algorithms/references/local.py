@@ -52,5 +52,7 @@ class Local(RoundBased):
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         if self.contrastive:
-            return contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
+            return contrastive_cross_entropy(
+                model, x, y, self.tau, self.tau_base, self.normalise, client.task.loss
+            )
         return super().loss(client, state, model, x, y)
