@@ -18,7 +18,7 @@ from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.layers import Layer, origin
-from hpcfed.config.limits import FileName, Limited, PositiveInt
+from hpcfed.config.limits import FileName, Limited, Names, PositiveInt
 from hpcfed.config.sections import (
     Checkpoint,
     Columns,
@@ -47,6 +47,9 @@ FREE = (
     "dry_run",
     "quiet",
     "verbose",
+    "on_round",
+    "tag",
+    "note",
     "rounds",
     "adapt",
     "checkpoint",
@@ -109,6 +112,14 @@ class Job(Limited):
     """Print only warnings and the final table."""
     verbose: bool = False
     """Print a line for every client and round."""
+    tag: Names = ()
+    """Words by which `hpcfed status --tag` finds the run again, separated by commas."""
+    note: str = ""
+    """A remark, which `hpcfed status` shows."""
+    on_round: str = ""
+    """Your own function (`mine:function`), which rank 0 calls with the run and the round's numbers
+    at the end of each round.
+    """
     preset: Literal["paper", "authors"] = "paper"
     """The papers' formulas, or those of the authors' public code if they differ."""
     algorithm: Any

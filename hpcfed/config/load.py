@@ -160,6 +160,7 @@ def resolve(
     if only := sources.only:
         refuse_import(models_of(job), only.names, only.where, only.model)
         refuse_import(job.evaluate.metrics, only.names, only.where, only.metric)
+        refuse_import([job.on_round], only.names, only.where, "--on-round")
     return Resolved(job, job._layers, words.files)
 
 

@@ -24,7 +24,7 @@ from hpcfed.data.modalities import Held
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
-from hpcfed.engine import adapted, changed_code, checks, folder, job_warnings
+from hpcfed.engine import adapted, changed_code, checks, folder, job_warnings, on_round
 from hpcfed.engine.method_trial import rehearse
 from hpcfed.engine.world import World, of_clients, population
 from hpcfed.machine import speeds
@@ -79,6 +79,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
     other: the data set of the public examples, if it is another one.
     """
     logs.check(job.log)
+    if job.on_round:
+        on_round.load(job.on_round)
     adapted.check(job)
     checks.check_views(job, data)
     checks.check_classes(job, data)

@@ -16,6 +16,7 @@ from hpcfed.storage.record import FINISHED, STOPPED, Record
 
 if TYPE_CHECKING:
     from hpcfed.engine.fault_tolerance.recover import Course
+    from hpcfed.engine.on_round import Callback
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
     from hpcfed.storage.results import Results
@@ -35,10 +36,11 @@ class Loop:
         progress: Progress,
         course: Course,
         log: Logs | None = None,
+        callback: Callback | None = None,
     ):
         self.rounds, self.folder, self.course = rounds, folder, course
         self.job, self.comm, self.first = rounds.fed.job, rounds.fed.comm, rounds.t
-        self.output = Output(rounds, results, progress, log, course)
+        self.output = Output(rounds, results, progress, log, course, callback)
         self.checkpoints = Checkpoints(rounds, folder, results, course)
 
     def run(self) -> int:
@@ -57,6 +59,8 @@ class Loop:
                 status = self.stop_for_signal()
             # rank 0 still writes; if it dies now, the other ranks are here to continue
             self.comm.confirm()
+        if self.output.failure:
+            raise self.output.failure
         return status
 
     def go_on(self) -> int:
@@ -104,9 +108,11 @@ class Loop:
     def stop_for_signal(self) -> int:
         """End the run for a signal, with everything saved, and return the exit status."""
         self.checkpoints.settle(needed=not self.checkpoints.saver.exists)
-        self.output.progress.say(
-            f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}"
-        )
+        if not self.output.failure:
+            self.output.progress.say(
+                f"stopped by a signal after round {self.rounds.t}; continue with --resume "
+                f"{self.folder}"
+            )
         # if the disk refuses: what the checkpoint needs of the results is there already
         self.output.finish(STOPPED)
         return RESUME_ME

@@ -8,7 +8,9 @@ from hpcfed.core.errors import WriteError
 from hpcfed.storage.results import FINAL, MANY, Results
 
 if TYPE_CHECKING:
+    from hpcfed.core.user_code import OwnError
     from hpcfed.engine.fault_tolerance.recover import Course
+    from hpcfed.engine.on_round import Callback
     from hpcfed.engine.rounds import Rounds
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
@@ -19,7 +21,7 @@ COPIED = 100  # rounds that may wait in memory if ranks copy them to one another
 class Output:
     """The records of a run.
 
-    results, log: on rank 0; None on other ranks.
+    results, log, callback: on rank 0; None on other ranks.
     """
 
     def __init__(
@@ -29,9 +31,15 @@ class Output:
         progress: Progress,
         log: Logs | None,
         course: Course,
+        callback: Callback | None = None,
     ) -> None:
         self.rounds, self.results, self.progress, self.log = rounds, results, progress, log
-        self.course = course
+        self.course, self.callback = course, callback
+
+    @property
+    def failure(self) -> OwnError | None:
+        """The error of the user's function, on rank 0."""
+        return self.callback.failure if self.callback else None
 
     def begin(self) -> None:
         """Write the result file once before the first round, so that readers see the run."""
@@ -47,6 +55,10 @@ class Output:
         self.progress.round(self.rounds.t, row)
         if self.log:
             self.log.round(self.rounds.t, row)
+        if self.callback:
+            self.callback.round(self.rounds.t, row)
+            if self.failure:
+                self.rounds.fed.clock.heartbeat.ask(0.0)
 
     def add_final(self, final: dict[str, Any]) -> None:
         """Record the results of the steps after the last round, apart from the rounds."""

@@ -16,6 +16,7 @@ from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.loop import Loop
+from hpcfed.engine.on_round import Callback
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.report.progress import Progress
@@ -92,7 +93,8 @@ def run_rounds(course: Course, rounds: Rounds, folder: Path) -> int:
             keep_adapted(rounds, decided, folder)
             course.begun = True
             monitor.heartbeat.look = progress.look
-            status = Loop(rounds, folder, results, progress, course, log).run()
+            callback = Callback(job, folder, results) if job.on_round and results else None
+            status = Loop(rounds, folder, results, progress, course, log, callback).run()
             if fed.comm.rank == 0:
                 keep_partition(decided, folder, rounds)
             log.end(FINISHED if status == DONE else STOPPED)

@@ -536,6 +536,7 @@ COMMANDS = {
         "show the progress of runs",
         PLACES,
         JSON,
+        argument("--tag", metavar="TAG", help="only runs with this tag (`hpcfed run --tag`)"),
     ),
     "watch": command(
         "hpcfed.report.watch.command:watch",

@@ -62,6 +62,8 @@ class Call:
                 names = [self.name(path, v) for v in (value if many else [value])]
                 mix = many or name == "mix"
                 tables[part] = tables[part] | {name: names if mix else names[0]}
+        if "on_round" in tables:
+            tables["on_round"] = self.name("on_round", tables["on_round"])
         data = tables.get("data")
         if isinstance(data, dict) and "name" in data and not isinstance(data["name"], str | Path):
             converted = convert(data["name"])

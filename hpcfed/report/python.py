@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.methods import name_of
@@ -145,16 +144,6 @@ def report(
     from hpcfed.report.page import command
 
     return Path(command.report(places(runs), as_path(out), metric, by_name(names)))
-
-
-class Report(ModuleType):
-    """The package `hpcfed.report`, which can be called: `hpcfed.report(runs)`."""
-
-    def __call__(self, *args: Any, **options: Any) -> Path:
-        return report(*args, **options)
-
-
-Report.__call__.__doc__ = report.__doc__
 
 
 def places(runs: Runs) -> list[Path | Run]:

@@ -10,25 +10,55 @@ from typing import Any
 
 from rich.table import Table
 
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, table
+from hpcfed.core.wording import join_few
 from hpcfed.results.columns import format_metric, title_metric
-from hpcfed.results.run import check_exists
-from hpcfed.results.state import State, member, state, words
-from hpcfed.storage import sweep as store
+from hpcfed.results.run import Run, find
+from hpcfed.results.state import State, words
+
+FEW = 8  # tags that a message names
 
 
-def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | Table:
-    """Return a table with a line for each run, and for each run of a sweep."""
-    states = [
-        (str(run), member(*of) if of else state(run))
-        for path in runs
-        for run, of in store.runs(check_exists(path))
-    ]
+def status(
+    runs: Sequence[Path], json: bool = False, tag: str | None = None
+) -> list[dict[str, Any]] | Table:
+    """Return a table with a line for each run, and for each run of a sweep.
+
+    tag: only runs that have all of these tags, separated by commas. Raises ConfigError if no run
+    has them.
+    """
+    all_runs = find(runs, required=False)
+    wanted = set(tag.split(",")) if tag else set()
+    tagged = [run for run in all_runs if wanted <= set(remarks(run)[0])]
+    if wanted and not tagged:
+        used = sorted({one for run in all_runs for one in remarks(run)[0]})
+        raise ConfigError(
+            f"status: --tag {tag}: no run has it; tags here: {join_few(used, FEW) or 'none'}"
+        )
+    rows = [(str(run.path), run.state, *remarks(run)) for run in tagged]
     if json:
-        return [{"run": name, **asdict(one)} for name, one in states]
-    now, head = time(), metric_head([one for _, one in states])
+        return [
+            {"run": name, **asdict(one), "tags": tags, "note": note}
+            for name, one, tags, note in rows
+        ]
+    now, head = time(), metric_head([one for _, one, _, _ in rows])
     heads = f"run,>round,>{head},>a round,>left,last checkpoint,state"
-    return table(heads, [row(name, one, now, head) for name, one in states], named=True)
+    lines = [row(name, one, now, head) for name, one, _, _ in rows]
+    for title, texts in (
+        ("tags", [", ".join(tags) for _, _, tags, _ in rows]),
+        ("note", [note for *_, note in rows]),
+    ):
+        if any(texts):
+            heads += f",{title}"
+            lines = [(*line, text) for line, text in zip(lines, texts, strict=True)]
+    return table(heads, lines, named=True)
+
+
+def remarks(run: Run) -> tuple[list[str], str]:
+    """Return the tags and the note of a run."""
+    fields = run.fields if run.begun or run.member else {}
+    return list(fields.get("tag", ())), fields.get("note", "")
 
 
 def metric_head(states: Sequence[State]) -> str:

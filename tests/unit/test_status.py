@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hpcfed import cli
 from hpcfed.core import wording
+from hpcfed.core.errors import ConfigError
 from hpcfed.report.status import status
 from hpcfed.results import state as states
 from hpcfed.storage import lock, names
@@ -193,3 +194,17 @@ def test_long_names_are_cut_in_their_middle_so_that_seeds_stay_visible(tmp_path)
         "a…g",
         "…",
     ]
+
+
+def test_runs_are_found_by_their_tags_and_shown_with_their_notes(tmp_path):
+    for name, tags in (("a", ["final", "small"]), ("b", ["final"]), ("c", [])):
+        job = {"algorithm": {"name": "local"}, "rounds": 1, "run": {"watchdog": 1800.0}}
+        about = {"tag": tags, "note": f"of {name}"} if tags else {}
+        written(results(tmp_path / name, job=job | about), 1)
+    assert [one["run"][-1] for one in status([tmp_path], json=True, tag="final")] == ["a", "b"]
+    [one] = status([tmp_path], json=True, tag="small,final")
+    assert (one["tags"], one["note"]) == (["final", "small"], "of a")
+    assert [str(column.header) for column in status([tmp_path]).columns][-2:] == ["tags", "note"]
+    assert "tags" not in [str(column.header) for column in status([tmp_path / "c"]).columns]
+    with pytest.raises(ConfigError, match="--tag smal: no run has it; tags here: final, small"):
+        status([tmp_path], tag="smal")
