@@ -10,6 +10,7 @@ The contract is taken by method, last: its small parts fill up what is left of t
 """
 
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ import pytest
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Nor does a run draw its curves at its end, which takes as long as a small run.
 os.environ["HPCFED_LOG__PICTURE"] = "false"
+# While tests are collected, all is imported, and nothing is garbage.
+gc.disable()
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -65,6 +68,12 @@ def pytest_collection_modifyitems(items):
             item.nodeid.startswith(BY_METHOD),
         )
     )
+
+
+def pytest_collection_finish():
+    """Collections of garbage do not look again at what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -114,13 +115,25 @@ def refuse_early(words: CommandLine) -> None:
 
     They are reported before torch is imported, which takes seconds.
     """
-    sources = layers_of(words, lambda path: {})
+    job = load_without_method(words)
+    if not job.resume:
+        check_fields(job)
+
+
+def load_without_method(
+    words: CommandLine, stored: Callable[[Path], dict[str, Any]] = lambda path: {}
+) -> Job:
+    """Return the job of a command line, of whose method nothing but the name is looked at.
+
+    The method is not imported, and with it torch, which takes seconds.
+    Raises ConfigError for a value of another field that is wrong by itself.
+    """
+    sources = layers_of(words, stored)
     if ":" not in sources.method:
         find("algorithm", sources.method, ALGORITHMS)
     words.check(Job)
     job = checked(Job, [*sources.layers, Layer("the method", {"algorithm": {}})])
-    if not job.resume:
-        check_fields(job)
+    return job.model_copy(update={"algorithm": SimpleNamespace(name=sources.method)})
 
 
 def exit_if_wrong(argv: Sequence[str]) -> None:

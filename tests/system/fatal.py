@@ -6,12 +6,16 @@ round 5 where the ranks meet. Ranks are numbered as the launcher did; rounds cou
 FATAL_BY="SIGSTOP" stops them instead.
 """
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # as `python -m hpcfed.main` begins
 
 from hpcfed.comm.mpi import Mpi
 from hpcfed.engine import loop, run
@@ -85,6 +89,8 @@ def noting(step: Callable) -> Callable:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     Rounds.step = noting(Rounds.step)
     for place, when in moments().items():
         owner, name = WHERE[place]

@@ -1,4 +1,4 @@
-"""Rank count never matters: the same bits on 1 and 3 ranks (on 15: test_many_processes.py)."""
+"""Rank count never matters: the same bits on 1 and 3 ranks (on 7: test_many_processes.py)."""
 
 import os
 import shlex

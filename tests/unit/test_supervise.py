@@ -207,6 +207,16 @@ def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, r
     assert ("all 6 rounds are done" in capfd.readouterr().err) is (starts == 0)
 
 
+def test_the_supervisor_does_not_import_the_method_and_torch(tmp_path):
+    case = Case(tmp_path, [0, 6])
+    code = "import sys; from hpcfed.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    words = [sys.executable, "-c", code, *case.words(), "--algorithm.name", "fedprox"]
+    words += ["--algorithm.mu", "0.5"]
+    done = subprocess.run(words, env=environment({}), capture_output=True, text=True)
+    assert len(case.starts()) == 1, done.stderr
+    assert not {"torch", "hpcfed.algorithms.base"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

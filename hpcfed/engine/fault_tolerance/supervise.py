@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.load import load
+from hpcfed.config.load import load_without_method
+from hpcfed.config.words import CommandLine
 from hpcfed.core.errors import CheckpointError, ConfigError, format_error
 from hpcfed.core.exit_status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.engine import folder
@@ -49,7 +50,8 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
             f"supervise: the command does not start {MAIN}; give all of it, as in\n"
             f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100"
         )
-    job = load(words[list(words).index(MAIN) + 1 :], folder.read_job)
+    flags = CommandLine.parse(words[list(words).index(MAIN) + 1 :])
+    job = load_without_method(flags, folder.read_job)  # this process waits, and needs no torch
     run, gained, process = folder.of(job), -1, Process()
     old, ours = stamp(run), was_started_by(job_ids or (), run)
     if (ours or not job.overwrite) and is_finished(run, job.rounds):
