@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpcfed.config.conditions import field
-from hpcfed.config.limits import Names, PositiveInt
+from hpcfed.config.limits import Count, Names, PositiveInt
 from hpcfed.config.sections import Section
 
 
@@ -33,6 +33,10 @@ class Evaluate(Section):
     validation_model: Literal["own", "received"] = field("own", used_if="validation")
     """Model that is scored on them: the client's own after its local training; or the one that it
     would receive next, so that values are chosen for the server's model.
+    """
+    patience: Count = field(0, used_if="validation")
+    """Evaluations without a lower validation loss, mean over clients, after which the run ends; 0:
+    it runs all rounds.
     """
     metrics: Names = ()
     """Metrics besides the main one (`hpcfed list metrics`), separated by commas; none: the default

@@ -51,6 +51,7 @@ FREE = (
     "tag",
     "note",
     "rounds",
+    "evaluate.patience",
     "adapt",
     "checkpoint",
     "data.label",

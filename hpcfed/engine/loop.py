@@ -54,7 +54,7 @@ class Loop:
                 status = self.go_on()
             except Stopped:
                 self.comm.confirm()
-                if self.rounds.t < self.job.rounds:
+                if not self.rounds.over:
                     self.checkpoints.save()
                 status = self.stop_for_signal()
             # rank 0 still writes; if it dies now, the other ranks are here to continue
@@ -69,7 +69,7 @@ class Loop:
         Raises Stopped on all ranks if a signal ends the run.
         """
         rounds, checkpoints = self.rounds, self.checkpoints
-        while rounds.t < self.job.rounds:
+        while not rounds.over:
             row, flags = rounds.step(self.flags)
             self.comm.confirm()
             checkpoints.copy(row)  # first: the round is finished from here on, whichever rank dies
@@ -79,7 +79,7 @@ class Loop:
                 checkpoints.settle()
             if checkpoints.due(flags):
                 checkpoints.save()
-            if flags["stop"] and rounds.t < self.job.rounds:
+            if flags["stop"] and not rounds.over:
                 return self.stop_for_signal()
             if self.job.run.rebalance and rounds.t - self.first == self.job.run.rebalance:
                 self.rebalance()
@@ -87,6 +87,7 @@ class Loop:
             checkpoints.save()
         unsaved = checkpoints.settle()
         self.conclude()
+        self.output.note_early_end(rounds.early_stop.reason)
         refused = self.output.finish(STOPPED if unsaved else FINISHED)
         return self.end_run(refused or unsaved)
 

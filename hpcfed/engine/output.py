@@ -65,6 +65,12 @@ class Output:
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
 
+    def note_early_end(self, why: str) -> None:
+        """Record and print why the run has ended before the job's last round; "": it has not."""
+        if self.results and why and self.rounds.t < self.rounds.fed.job.rounds:
+            self.results.header["early"] = why
+            self.progress.say(f"ended after round {self.rounds.t}: {why}")
+
     def write(self) -> None:
         """Write the results to disk.
 

@@ -20,6 +20,7 @@ from hpcfed.algorithms.base import common_name, keeps_weights, shares_all
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.calibration import on_gpus
+from hpcfed.engine.early_stop import EarlyStop
 from hpcfed.engine.edge_aggregation import SynchronousEdges
 from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
@@ -195,6 +196,7 @@ class Rounds:
         self.evaluation = Evaluation(fed, algorithm)
         self.balance = Balance(fed)
         self.recorder = Recorder(fed)
+        self.early_stop = EarlyStop(fed.job.evaluate.patience)
         self.schedule: Schedule = (
             Events(fed, algorithm, state)
             if isinstance(algorithm, EventBased)
@@ -230,6 +232,11 @@ class Rounds:
             except Stopped:
                 self._undo(*before)
                 raise
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has no further rounds, the same on all ranks."""
+        return self.t >= self.fed.job.rounds or bool(self.early_stop.reason)
 
     def begin(self, t: int) -> list[int]:
         """Open round t, for the first time or again, and return the clients that will report."""
@@ -312,6 +319,7 @@ class Rounds:
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
+        self.early_stop.note(self.t, row)
         return row | columns, record.flags
 
     def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:

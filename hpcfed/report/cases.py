@@ -42,7 +42,9 @@ UNCOUNTED = (
     "evaluate.batch",
 )  # a method's own fields, which its row shows, and further measurements
 MACHINE = ("ranks", "nodes", "version")  # of a run's header; they change its times alone
-ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
+ASIDE = tuple(
+    n for n in FREE if n not in ("rounds", "evaluate.patience")
+)  # fields on which no number depends
 
 
 def find_cases(paths: Sequence[Path | Run], names: Names = None) -> list[Run]:
@@ -50,14 +52,16 @@ def find_cases(paths: Sequence[Path | Run], names: Names = None) -> list[Run]:
 
     names: of methods and data, as `find_named` takes them.
     Runs of a sweep have the fields that the sweep defines. The rounds of a finished run are those
-    that it has done, which may be more than its job asks for.
+    that it has done, which may be more than its job asks for, unless it has ended early.
     """
     return [with_rounds_done(run) for run in find_named(paths, names)]
 
 
 def with_rounds_done(run: Run) -> Run:
     fields = run.member[1].fields if run.member else run.fields
-    return run.with_fields(fields | ({"rounds": run.record.rounds} if run.finished else {}))
+    early = run.finished and bool(run.record.header.get("early"))
+    done = {"rounds": run.record.rounds} if run.finished and not early else {}
+    return run.with_fields(fields | done)
 
 
 def with_machine(runs: list[Run]) -> list[Run]:

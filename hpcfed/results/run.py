@@ -38,7 +38,7 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.columns import stored
 from hpcfed.storage.fields import Fields, flat
-from hpcfed.storage.record import Record, load, stamp
+from hpcfed.storage.record import Record, has_ended, load, stamp
 
 if TYPE_CHECKING:
     import pandas
@@ -146,7 +146,7 @@ class Run:
         For a run of a sweep these are the rounds that the sweep asks for.
         """
         total = self.member[1].fields["rounds"] if self.member else self.fields["rounds"]
-        return self._record is not None and self._record.rounds >= total
+        return self._record is not None and has_ended(self._record, total)
 
     def absence(self) -> tuple[str, str]:
         """Return why its last numbers are not final, in one or two words and as a sentence.

@@ -213,6 +213,8 @@ def brief(record: Record) -> str:
     name = record.header["job"]["data"]["name"]
     path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
     done = f"{record.rounds} of {rounds} rounds done, on {count_noun(ranks, 'rank')}"
+    if early := record.header.get("early"):
+        done += f"\nended early: {early}"
     return f"{title(record)}\n{path}{done}"
 
 

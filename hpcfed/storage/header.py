@@ -130,6 +130,7 @@ class Header(Past):
     placement: list[int] = []
     history: list[Past] = []
     ended: Text | None = None
+    early: Text = ""
     settings: Job = Job()  # of a checkpoint: the whole job
 
 

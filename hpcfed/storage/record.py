@@ -30,6 +30,11 @@ FINISHED, STOPPED = (
 )  # `ended` in the header: all rounds are done, or a signal ended the run
 
 
+def has_ended(record: Record, rounds: int) -> bool:
+    """Return whether a run has done these rounds, or has ended early by evaluate.patience."""
+    return record.rounds >= rounds or bool(record.header.get("early"))
+
+
 @dataclass(frozen=True)
 class Record:
     """A result file as it was when it was read.

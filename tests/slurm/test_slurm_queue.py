@@ -124,7 +124,7 @@ def test_a_chain_continues_after_the_time_limit_and_its_remaining_jobs_end_at_on
     assert digest(desk.folder / "run") == wanted
     desk.done(ids[2])
     assert (
-        "hpcfed supervise: run: all 3 rounds are done"
+        "hpcfed supervise: run: all its rounds are done"
         in (desk.folder / f"slurm-{ids[2]}.out").read_text()
     )
 

@@ -62,7 +62,7 @@ class Checkpoints:
 
         It is needed only if copies in memory survived; otherwise the run is at its last checkpoint.
         """
-        if self.comm.lost and self.saved_t < self.rounds.t < self.rounds.fed.job.rounds:
+        if self.comm.lost and self.saved_t < self.rounds.t and not self.rounds.over:
             self.save()
 
     def settle(self, needed: bool = False) -> str:

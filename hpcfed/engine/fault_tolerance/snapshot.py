@@ -91,7 +91,7 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
         yield "state", to_tree(rounds.state)
         evaluation = rounds.evaluation
         last = {"last": evaluation.scores, "stale": evaluation.stale}
-        last |= {"seconds": rounds.balance.seconds}
+        last |= {"seconds": rounds.balance.seconds} | rounds.early_stop.to_tree()
         yield "scores", last | evaluation.metrics.to_tree()
         yield "time", rounds.schedule.to_tree()
     for k in sorted(fed.placement.with_parcel()):
@@ -181,6 +181,7 @@ def take_shared(rounds: Rounds, shared: Shared) -> None:
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
     rounds.evaluation.metrics.from_tree(scores)
+    rounds.early_stop.from_tree(scores)
     rounds.schedule.from_tree(shared.time)
     if shared.pooled is not None:
         fed.pooled().memory = on_device(shared.pooled, fed.device)

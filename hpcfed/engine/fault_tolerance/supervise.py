@@ -30,7 +30,7 @@ from hpcfed.engine import folder
 from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import saved_rounds
-from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
+from hpcfed.storage.record import FINISHED, JOB_ID, has_ended, recover, stamp
 from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
@@ -55,7 +55,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     run, gained, process = folder.of(job), -1, Process()
     old, ours = stamp(run), was_started_by(job_ids or (), run)
     if (ours or not job.overwrite) and is_finished(run, job.rounds):
-        say(f"{run}: all {job.rounds} rounds are done")
+        say(f"{run}: all its rounds are done")
         return DONE
     explicit = job.overwrite or job.resume  # how to begin
     more = onward(run) if ours or (saved_rounds(run) and not explicit) else []
@@ -67,7 +67,8 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         # it has written results
         ours = ours or (stamp(run) != old and os.path.isfile(names.results_file(run)))
         rounds = saved_rounds(run) if ours or not explicit else 0
-        if status == DONE and rounds < job.rounds and not job.dry_run:
+        undone = rounds < job.rounds and not is_finished(run, job.rounds)
+        if status == DONE and undone and not job.dry_run:
             status = (
                 RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
             )
@@ -91,12 +92,12 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
 
 
 def is_finished(run: Path, rounds: int) -> bool:
-    """Return whether the run has done these rounds and its final steps."""
+    """Return whether the run has done these rounds, or ended early, and its final steps."""
     try:
         record = load_results(run)
     except CheckpointError:
         return False
-    return record.header.get("ended") == FINISHED and record.rounds >= rounds
+    return record.header.get("ended") == FINISHED and has_ended(record, rounds)
 
 
 def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
