@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,9 @@ from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.table import FEW, Table, first_word, gaps, is_number, kind_name, kinds
 from hpcfed.data.user_arrays import fits
 
+UNIT = "days since 1970-01-01"  # of dates
+# dates that are not written as 2020-12-31
+OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
 KINDS = 100  # maximum categories of a column of words that the job does not name; more are texts
 
 
@@ -41,6 +45,8 @@ def learn(name: str, parts: Sequence[Table], roles: Columns) -> Column:
             f"{where}: column {name!r} has {len(categories):,} different words (as "
             f"{categories[0]!r:.40}); name it in columns.ignore, or, if these are categories, in "
             f"columns.one_hot, or, if they are texts, as columns.text"
+            + "; write dates as 2020-12-31"
+            * bool(OTHER_DATE.match(str(categories[0])))
         )
     return Column(name, tuple(categories))
 
@@ -50,7 +56,9 @@ def describe(column: Column, parts: Sequence[Table]) -> str:
     filled = sum(int(gaps(part[column.name]).sum()) for part in parts)
     ending = f", {count_noun(filled, 'value')} filled in" if filled else ""
     if not column.categories:
-        return f"{column.name}: number{', decimal commas' * column.commas}{ending}"
+        dated = any(column.name in part.dates for part in parts)
+        unit = f", {UNIT}" if dated else ", decimal commas" if column.commas else ""
+        return f"{column.name}: number{unit}{ending}"
     shown = join_few([kind_name(value) for value in column.categories], FEW)
     n = len(column.categories)
     return f"{column.name}: {n:,} categories as a 0 or 1 for each ({shown}){ending}"

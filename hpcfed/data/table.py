@@ -13,6 +13,7 @@ from codecs import lookup
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,6 +31,10 @@ ADVICE = "write it again, or check its path"
 DELIMITERS = ",;\t|"
 COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
 GROUPS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # may also be a number in groups of thousands
+# dates, perhaps with a time and a zone, as ISO 8601 writes them
+CLOCK = r"[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"
+DATE = re.compile(rf"\d{{4}}-\d\d-\d\d({CLOCK})?")
+DAY = 86_400.0  # seconds
 FEW = 8  # maximum columns or values in a message
 VALUE = 16  # bytes that a value of a column takes while it is read, and as a number afterwards
 CELL = 2**24  # maximum characters of one value of a CSV file
@@ -49,8 +54,9 @@ class Table:
 
     where: the beginning of messages.
     columns: by name, [n], float64 with nan for missing values, or str objects with None.
-    odd: columns of other types, such as dates, with the type; they are refused if they are used.
+    odd: columns of other types, such as durations, with the type; they are refused if used.
     commas: names of columns of numbers that were written with decimal commas.
+    dates: names of columns of dates, which are numbers: days since 1970-01-01.
     start: number of rows before these in the file, for messages.
     """
 
@@ -59,6 +65,7 @@ class Table:
     n: int
     odd: Mapping[str, str] = field(default_factory=dict)
     commas: frozenset[str] = frozenset()
+    dates: frozenset[str] = frozenset()
     start: int = 0
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -138,16 +145,31 @@ def parse_csv(
     if names and not names[0]:
         names[0] = UNNAMED
     check_names(where, names)
+    role = how.columns
+    no_dates = {role.label, role.client, role.test, role.text, *role.one_hot}
     start, rows = 0, full_rows(lines, where, len(names))
     while part := list(islice(rows, size)):
-        columns, with_commas = {}, set()
+        columns, with_commas, dates = {}, set(), set()
         for name, values in zip(names, zip(*part, strict=True), strict=True):
-            if name != UNNAMED:
-                columns[name], decimal = to_column(
-                    values, how.missing_words, words(name), name in commas
-                )
-                with_commas |= {name} if decimal else set()
-        yield Table(where, columns, len(part), commas=frozenset(with_commas), start=start)
+            if name == UNNAMED:
+                continue
+            columns[name], decimal = to_column(
+                values, how.missing_words, words(name), name in commas
+            )
+            with_commas |= {name} if decimal else set()
+            if not words(name) and name not in no_dates:
+                days = to_days(columns[name])
+                if days is not None:
+                    columns[name] = days
+                    dates.add(name)
+        yield Table(
+            where,
+            columns,
+            len(part),
+            commas=frozenset(with_commas),
+            dates=frozenset(dates),
+            start=start,
+        )
         start += len(part)
     if not start:
         raise DataError(f"{where}: holds no rows; {ADVICE}")
@@ -214,6 +236,26 @@ def to_column(
         return texts, False
 
 
+def to_days(values: np.ndarray) -> np.ndarray | None:
+    """Return a column of dates as days since 1970-01-01, nan for missing ones.
+
+    Returns None for a column that holds anything but dates of the form 2020-12-31, which may have a
+    time and a zone.
+    """
+    present = [i for i, v in enumerate(values) if v is not None] if values.dtype == object else []
+    if not present or not all(DATE.fullmatch(values[i]) for i in present):
+        return None
+    days = np.full(len(values), np.nan)
+    try:
+        for i in present:
+            when = datetime.fromisoformat(values[i])
+            zone = when if when.tzinfo else when.replace(tzinfo=UTC)
+            days[i] = zone.timestamp() / DAY
+    except ValueError:  # such as February 30
+        return None
+    return days
+
+
 def decimal_commas(values: Sequence[str]) -> bool:
     """Return whether commas in these values can only be decimal commas.
 
@@ -258,11 +300,11 @@ def parquet_parts(path: Path, missing: Collection[str], size: int) -> Iterator[T
 def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
     """Return a table of pyarrow, or a batch, as a `Table`: numbers, truth values and words.
 
-    Other types are odd.  missing: as in `to_column`.
+    Dates and times become days since 1970-01-01. Other types are odd.  missing: as in `to_column`.
     """
     import pyarrow as pa
 
-    columns, odd = {}, {}
+    columns, odd, dates = {}, {}, set()
     for name, column in zip(table.schema.names, table.columns, strict=True):
         kind = column.type
         if pa.types.is_dictionary(kind):
@@ -273,6 +315,11 @@ def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
             numbers = column.cast(pa.float64(), safe=False)
             columns[name] = to_numpy(numbers)
+        elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            when = column.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
+            columns[name] = to_numpy(when.cast(pa.int64()).cast(pa.float64(), safe=False))
+            columns[name] /= DAY * 1e6
+            dates.add(name)
         elif pa.types.is_decimal(kind):
             columns[name] = to_numpy(column.cast(pa.float64()))
         elif pa.types.is_null(kind):
@@ -286,7 +333,7 @@ def from_arrow(table: Any, where: str, missing: Collection[str]) -> Table:
             odd[name] = str(kind)
     if not table.num_rows:
         raise DataError(f"{where}: holds no rows; {ADVICE}")
-    return Table(where, columns, table.num_rows, odd)
+    return Table(where, columns, table.num_rows, odd, dates=frozenset(dates))
 
 
 def to_numpy(numbers: Any) -> np.ndarray:

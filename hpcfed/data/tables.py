@@ -14,7 +14,7 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
-from hpcfed.data.columns import describe, encode, learn, unseen
+from hpcfed.data.columns import UNIT, describe, encode, learn, unseen
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split
 from hpcfed.data.moments import moments
 from hpcfed.data.sampling import apportion, take
@@ -244,6 +244,8 @@ def to_dataset(
         columns = tuple(learn(name, parts, how.columns) for name in role.inputs)
         described |= {column.name: describe(column, parts) for column in columns}
         notes += new_categories(parts[1], columns)
+        if dated := [name for name in role.inputs if any(name in part.dates for part in parts)]:
+            notes.append(f"{train.where}: dates become {UNIT}: {join_few(dated, FEW)}")
         x = [encode(part, columns) for part in parts]
         mean, std = normalisation(x[0], columns)
         encoder = replace(encoder, columns=columns, fills=how.columns.missing == "fill")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import DataError
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import only_regular, regular
 from hpcfed.core.wording import join_few
 from hpcfed.data import files, tables
@@ -45,7 +46,7 @@ PARTS = ("x_train", "y_train", "x_test", "y_test")
 WHERE = "hpcfed.run: data"
 USAGE = (
     "give (x, y), (x, y, x_test, y_test), a list of such pairs, one per client, a DataFrame, a "
-    f"torch Dataset, or a dict or object with {join_few(list(ARRAYS), len(ARRAYS))}"
+    f"torch Dataset or DataLoader, or a dict or object with {join_few(list(ARRAYS), len(ARRAYS))}"
 )
 DIGITS = 12  # of the name of a file
 HALF = "torch.float16"  # the one short float that numpy has too
@@ -128,6 +129,7 @@ def has_bits(array: np.ndarray, other: np.ndarray) -> bool:
 
 def convert(data: Any) -> GivenData:
     """Return the data of a call. Raises DataError for values that are none."""
+    data = plain_part(data)
     if is_frame(data):
         return GivenData(table=to_csv(data))
     if isinstance(data, tuple | list) and data and is_frame(data[0]):
@@ -147,13 +149,50 @@ def convert(data: Any) -> GivenData:
     return GivenData(arrays, fields=clients)
 
 
+def plain_part(value: Any) -> Any:
+    """Return frames of other libraries as those of pandas, and loaders as their data sets.
+
+    Other values are returned as they are, and lists and tuples part by part.
+    """
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(map(plain_part, value))
+    if is_other_frame(value):
+        return to_pandas(value)
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is None or not isinstance(value, torch_data.DataLoader):
+        return value
+    whole = (torch_data.SequentialSampler, torch_data.RandomSampler)
+    if isinstance(value.sampler, whole) or not hasattr(value.dataset, "__len__"):
+        return value.dataset
+    return torch_data.Subset(value.dataset, sorted(set(value.sampler)))
+
+
+def is_other_frame(value: Any) -> bool:
+    """Return whether a value is a table of polars, pyarrow or another library, but not of pandas.
+
+    It is recognised by the protocols through which such libraries exchange tables.
+    """
+    named = hasattr(value, "columns") or hasattr(value, "column_names")
+    offers = hasattr(value, "__arrow_c_stream__") or hasattr(value, "__dataframe__")
+    return named and offers and not is_frame(value) and not isinstance(value, type)
+
+
+def to_pandas(value: Any) -> Any:
+    """Return a table of another library as a DataFrame of pandas."""
+    what = f"hpcfed.run: data: a {type(value).__name__}"
+    pandas = import_extra("pandas", "export", what)
+    if hasattr(value, "__arrow_c_stream__"):
+        return import_extra("pyarrow", "export", what).table(value).to_pandas()
+    return pandas.api.interchange.from_dataframe(value)
+
+
 def parts_of(data: Any) -> dict[str, Any]:
     """Return the arrays of a data set by name. Raises DataError for other values."""
     if is_dataset(data):
         return dict(zip(PARTS, pairs_of(data), strict=False))
     if isinstance(data, tuple | list):
-        if len(data) == 2 and all(map(is_dataset, data)):  # for training, and for tests
-            data = [value for part in data for value in pairs_of(part)]
+        if len(data) == 2 and all(map(is_dataset, data)):
+            data = pairs_of(data)
         if len(data) not in (2, 4):
             raise DataError(f"{WHERE} of {len(data)} parts; {USAGE}")
         return dict(zip(PARTS, data, strict=False))
@@ -175,10 +214,15 @@ def pairs_of(data: Any) -> tuple[Any, ...]:
     The last value of a Dataset's example is its label, those before it are its inputs.
     """
     if not is_dataset(data):
+        if len(data) == 2 and all(map(is_dataset, data)):  # for training, and for tests
+            return (*pairs_of(data[0]), *pairs_of(data[1]))
         if len(data) not in (2, 4):
             raise DataError(f"{WHERE}: a client has {len(data)} parts; {USAGE}")
         return tuple(data)
     values = getattr(data, "tensors", None)  # of a TensorDataset
+    subset_of = getattr(getattr(data, "dataset", None), "tensors", None)
+    if subset_of is not None and hasattr(data, "indices"):  # a part of one, of random_split say
+        values = [tensor[list(data.indices)] for tensor in subset_of]
     if values is None:
         if not hasattr(data, "__len__"):
             raise DataError(f"{WHERE}: a {type(data).__name__} without a length; {USAGE}")

@@ -3,10 +3,12 @@
 import os
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
 import hpcfed
 from hpcfed.config.sections import Columns
@@ -215,3 +217,35 @@ def test_a_file_of_this_name_with_other_content_is_rewritten(tmp_path, kind):
     for harm in ((tmp_path / other.file).read_bytes(), content[:9]):
         path.write_bytes(harm)
         assert converted.write(tmp_path) and path.read_bytes() == content
+
+
+class Polars:
+    """A table of another library, which offers Arrow's stream, as polars' DataFrame does."""
+
+    def __init__(self, table: pyarrow.Table):
+        self.table, self.columns = table, table.column_names
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_tables_of_other_libraries_are_read_as_those_of_pandas(tmp_path):
+    frame = pandas.DataFrame({"a": TABLE[:, 0], "job": WORDS, "label": LABELS})
+    other = Polars(pyarrow.Table.from_pandas(frame))
+    assert convert(other).table == convert(frame).table == convert(other.table).table
+    assert convert([other, other]).table == convert([frame, frame]).table
+    inputs = Polars(pyarrow.Table.from_pandas(frame[["a", "job"]]))
+    assert convert((inputs, LABELS)).table == convert((frame[["a", "job"]], LABELS)).table
+
+
+def test_a_loader_is_the_examples_of_its_data_set_in_their_order(tmp_path):
+    x, y = torch.tensor(TABLE), torch.tensor(LABELS)
+    whole, part = TensorDataset(x, y), Subset(TensorDataset(x, y), range(10, 30))
+    loader = DataLoader(whole, batch_size=7, shuffle=True, drop_last=True)
+    assert convert(loader).file == convert(whole).file
+    sampled = DataLoader(whole, sampler=SubsetRandomSampler(range(10, 30)))
+    assert convert(sampled).file == convert(part).file == convert((x[10:30], y[10:30])).file
+    clients = [(DataLoader(whole, 8), DataLoader(part, 8)), (part, whole)]
+    arrays = [(x, y, x[10:30], y[10:30]), (x[10:30], y[10:30], x, y)]
+    assert convert(clients).file == convert(arrays).file
+    assert convert([loader, sampled]).fields["clients"] == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
@@ -549,3 +550,42 @@ def test_a_line_gives_the_role_of_each_column_of_a_table(tmp_path):
         "score: number, 1 value filled in",
         "sick: label",
     )
+
+
+DATED = """\
+admitted,born,site,sick
+2020-01-01,1970-01-02,2020-01-01,yes
+2020-01-02T12:00:00,1970-01-11,2020-01-01,no
+,1969-12-31,2020-01-02,yes
+2020-01-03,1970-01-01,2020-01-02,no
+"""
+
+
+def test_dates_are_days_since_1970_and_one_line_says_so(tmp_path):
+    marked = "\n".join(
+        f"{line},{'part' if i == 0 else 'test' if i > 2 else 'train'}"
+        for i, line in enumerate(DATED.splitlines())
+    )
+    name = save(tmp_path, marked)
+    data = read(name, client="site", label="sick", test="part", missing="fill")
+    days = np.datetime64("2020-01-01").astype(int)
+    assert data.train.x.tolist() == [[days, 1], [days + 1.5, 10]]
+    assert data.test.x.tolist() == [[days + 0.75, -1], [days + 2, 0]]
+    assert any("dates become days since 1970-01-01: admitted, born" in n for n in data.notes)
+    assert data.user_names == ("2020-01-01", "2020-01-02")  # names of clients stay as written
+
+
+def test_dates_of_parquet_and_csv_are_the_same_and_others_are_words(tmp_path):
+    frame = pandas.read_csv(io.StringIO(DATED), parse_dates=["born"])[["born", "sick"]]
+    frame = pandas.concat([frame] * 5)
+    frame["born"] = frame["born"].astype("datetime64[us]")
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.to_csv(tmp_path / "b.csv", index=False)
+    one, two = (read(str(tmp_path / n), label="sick") for n in ("a.parquet", "b.csv"))
+    assert same(one, two) and set(one.train.x.ravel()) == {-1, 0, 1, 10}
+    rows = "\n".join(f"{i % 28 + 1}.{i // 28 + 1}.2020,{i % 2}" for i in range(150))
+    with pytest.raises(DataError, match=r"\d+ different words .*; write dates as 2020-12-31"):
+        read(save(tmp_path, f"when,label\n{rows}\n"))
+    rows = "2020-02-30,a\n2020-02-01,b\n" * 10
+    wrong = save(tmp_path, f"when,label\n{rows}")
+    assert read(wrong).train.x.shape[1] == 2  # two categories
