@@ -40,7 +40,7 @@ setup: .venv/.installed ## make .venv with pinned versions and an MPI runtime
 	@touch $@
 
 .venv/.tests: .venv/.docs
-	$(PIP) -e '.[mpi,docs,report,models,export,tensorboard,hf,timm,tune,test]'
+	$(PIP) -e '.[mpi,docs,report,models,onnx,export,tensorboard,hf,timm,tune,test]'
 	@touch $@
 
 demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedClassAvg

@@ -69,6 +69,7 @@ setup(
             "safetensors>=0.4",
             "captum>=0.8",
         ],  # trained models as files, and what they rest on
+        "onnx": ["onnx>=1.17", "onnxruntime>=1.20"],  # hpcfed models --format onnx
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
         "hf": [
             "transformers>=5.3",  # older ones run code of a folder although told not to

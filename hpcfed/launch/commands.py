@@ -107,6 +107,13 @@ PROBE = (
 MODELS = (
     CLIENTS,
     OWN,
+    argument("--common", action="store_true", help="the global model alone, if there is one"),
+    argument(
+        "--format",
+        choices=("safetensors", "onnx"),
+        default="safetensors",
+        help="default: safetensors, which hpcfed predict takes",
+    ),
     argument(
         "-o",
         "--out",
@@ -585,7 +592,7 @@ COMMANDS = {
     ),
     "models": command(
         "hpcfed.results.trained.export:models",
-        "write the clients' trained models as safetensors",
+        "write the clients' trained models as safetensors or ONNX",
         RUN,
         *MODELS,
     ),

@@ -35,7 +35,7 @@ class Lstm(nn.Module):
         states, _ = self.lstm(self.words(x))  # [n, L, HIDDEN]
         places = torch.arange(x.shape[1], device=x.device)
         last = torch.where(x > 0, places, 0).amax(1)
-        return self.first(states[torch.arange(len(x), device=x.device), last]).relu()
+        return self.first(states[torch.arange(x.shape[0], device=x.device), last]).relu()
 
 
 class CharLstm(nn.Module):

@@ -1,6 +1,7 @@
 """Predictions for new examples are, to the bit, those that the run evaluated."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from hpcfed.cli import main
 from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
+from hpcfed.core.encoder import parse
 from hpcfed.engine.run import run_here
+from hpcfed.models.predictions import examples_for
 from hpcfed.models.trained import GLOBAL
 from hpcfed.report.figures import labels, models
 from hpcfed.results.tables import table
@@ -247,3 +250,46 @@ def test_clients_and_classes_have_their_names_in_results_tables_figures_and_the_
     assert '"name": ["Bonn", "Essen", "Kiel", "Ulm"]' in page or '"name":["Bonn"' in page
     assert main(["export", str(run), "-o", str(tmp_path / "csv")]) == 0
     assert read(tmp_path / "csv/clients.csv")["name"].tolist() == sites * 2
+
+
+@pytest.mark.parametrize("task", ["binary", "regression", "labels"])
+def test_a_model_as_onnx_predicts_the_same_and_carries_its_encoder(tmp_path, task):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    roles = ("--columns.inputs", "age,weight,job", "--columns.missing", "fill")
+    table = patients(tmp_path)
+    run = trained(tmp_path, table, *TASKS[task][0], *roles, "--data.partition", "iid")
+    for words in (("--format", "onnx"), ()):
+        assert main(["models", str(run), "--common", "-o", str(tmp_path), *words]) == 0
+    onnx = runtime.InferenceSession(tmp_path / "common.onnx")
+    model = hpcfed.load_model(tmp_path / "common.safetensors")
+    assert model.about == hpcfed.load_model(run).about
+    metadata = onnx.get_modelmeta().custom_metadata_map
+    shape, encoder = json.loads(metadata["shape"]), json.loads(metadata["encoder"])
+    assert parse(encoder, tuple(shape), 0) == model.about.encoder
+    examples = examples_for(model.about, table)
+    [batch] = examples.batches(1000)
+    [soft] = onnx.run(None, {"x": batch.x})
+    report = model.task.report(soft, json.loads(metadata["classes"]))
+    predictions = model.predict(table)
+    assert len(report) and soft.shape[0] == ROWS
+    for name, column in report.items():
+        if column.dtype != object:
+            assert column == pytest.approx(predictions[name], rel=1e-5, abs=1e-6)
+
+
+def test_a_clients_model_of_images_has_an_onnx_form_too(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    data = folder_of_images(tmp_path)
+    run = trained(tmp_path, data, "--models.mix", "cnn", method="local")
+    words = ["--format", "onnx", "--clients", "1"]
+    assert main(["models", str(run), "-o", str(tmp_path / "out"), *words]) == 0
+    onnx = runtime.InferenceSession(tmp_path / "out/client-0001.onnx")
+    model = hpcfed.load_model(run, client=1)
+    [batch] = examples_for(model.about, data / "test").batches(100)
+    [soft] = onnx.run(None, {"x": batch.x.astype(np.float32) / 255})
+    with torch.no_grad():
+        expected = model.task.soft(model(torch.from_numpy(batch.x)))
+    assert soft == pytest.approx(expected.numpy(), abs=1e-5)
+    assert main(["models", str(run), "--common", "-o", str(tmp_path)]) == 2  # local has none

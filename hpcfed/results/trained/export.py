@@ -1,18 +1,20 @@
-"""`hpcfed models RUN`: the clients' trained models as safetensors, one file each."""
+"""`hpcfed models RUN`: the trained models of a run as files, one for each client."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun
-from hpcfed.models import files
+from hpcfed.models import files, onnx
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.checkpoint import Reader
 
+FORMATS = {"safetensors": files, "onnx": onnx}
 WHAT = {
     True: "each as it was after its local training",
     False: "each as the client would receive it next, for with this method clients keep no model",
@@ -24,26 +26,39 @@ def models(
     clients: str | None = None,
     out: Path | None = None,
     own: Sequence[str] | None = None,
+    common: bool = False,
+    format: str = "safetensors",
 ) -> str:
     """Write the trained models of a run, and return a message that says where.
 
     clients: numbers with commas; None for all.
     out: the folder; None for `models` in that of the run.
     own: method and models outside hpcfed that may be imported.
+    common: write the global model alone.  format: safetensors or onnx.
     Takes the newest undamaged checkpoint, also during the run. Raises CheckpointError if
     there is none, ConfigError for a method whose clients' models cannot be exported.
     """
     run, wanted = names.folder_of(run), numbers(clients)
-    folder = out or names.models_folder(run)
-    return from_newest(
-        run, lambda source: write(Saved(run, source, wanted, own or ()), source, folder)
-    )
+    if common and wanted:
+        raise ConfigError("--common and --clients: the global model is no client's; give one")
+    folder, form = out or names.models_folder(run), FORMATS[format]
+
+    def write(source: Reader) -> str:
+        saved = Saved(run, source, wanted, own or ())
+        if common:
+            path = folder / f"common{form.ENDING}"
+            put(path, form.encode(saved.common()))
+            return f"{path}: the global model after round {source.rounds}"
+        return write_clients(saved, source, folder, form)
+
+    return from_newest(run, write)
 
 
-def write(saved: Saved, source: Reader, folder: Path) -> str:
-    """Write the files, and return a message about them."""
+def write_clients(saved: Saved, source: Reader, folder: Path, form: ModuleType) -> str:
+    """Write the clients' files, and return a message about them."""
     for model in saved.models():
-        put(names.model_file(folder, model.about.client), files.encode(model))
+        path = names.model_file(folder, model.about.client).with_suffix(form.ENDING)
+        put(path, form.encode(model))
     n = len(saved.clients)
     return (
         f"{folder}: models of {count_noun(n, 'client')} after round {source.rounds}, "
