@@ -39,7 +39,9 @@ FIRST = (  # few tests that take long, after which others fill up
     "tests/mpi/",
     "tests/browser/",
 )
-BY_METHOD = ("tests/contract/test_contract.py", "tests/contract/test_options.py")
+BY_METHOD = tuple(
+    f"tests/contract/test_{name}.py" for name in ("contract", "options", "uploads", "downloads")
+)
 QUICK = ("tests/house/", "tests/golden/")
 # The contract of these is quick: ranks, checkpoints, resume, faults and uploads of a method with
 # the default round, of one whose clients have a state, and of one in virtual time.
@@ -87,8 +89,7 @@ def pytest_xdist_make_scheduler(config, log):
             if nodeid.startswith("tests/slurm/"):
                 return "tests/slurm"
             if nodeid.startswith(BY_METHOD):
-                file, _, case = nodeid.partition("::")
-                return f"{file}[{case.partition('[')[2]}"
+                return f"tests/contract[{nodeid.partition('[')[2]}"
             return super()._split_scope(nodeid)
 
     config.option.loadscopereorder = False  # which would begin with the files of most tests

@@ -60,7 +60,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.tau_base": 0.5,
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
-    "algorithm.min_steps": 60,
+    "algorithm.min_steps": 6,
     "algorithm.groups": 2,
     "algorithm.rare_share": 0.9,
     "algorithm.ramp": 2,
@@ -108,7 +108,8 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
 }
 SHORT = (
     *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),
-    *("--evaluate.before", "false", "--training.engine", "eager", "--local.batch", "8"),
+    *("--evaluate.before", "false", "--evaluate.every", "2"),
+    *("--training.engine", "eager", "--local.batch", "8"),
     *("--data.partition", "dirichlet", "--data.sizes", "free"),
 )
 MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")

@@ -50,7 +50,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "feddf": ("--algorithm.steps", "12"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
     "fedbuff": ("--algorithm.K", "2"),
-    "fedcompass": ("--algorithm.min_steps", "1"),
+    "fedcompass": ("--algorithm.min_steps", "1", "--local.steps", "10"),
     "fedclip": ("--local.weight_decay", "0"),
     "fedrare": ("--algorithm.inter_after", "1"),
     "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate
