@@ -199,7 +199,7 @@ def test_seeds_of_a_method_are_one_line_until_they_are_asked_for(browser, tmp_pa
     folders = [run(tmp_path / name, level, i) for i, (name, level) in enumerate(levels.items())]
     browser.open(Path(report(folders, tmp_path / "report.html")))
     curves = lines(browser, "lines-accuracy")
-    assert curves["name"] == ["fedavg, mean of 3 seeds"] == browser.texts("#curves-legend li")
+    assert curves["name"] == ["FedAvg, mean of 3 seeds"] == browser.texts("#curves-legend li")
     assert curves["ys"][0] == pytest.approx(0.615 + np.arange(1, 7) / 1000)
     band = np.array(lines(browser, "bands-accuracy")["ys"][0])
     std = np.std(np.add.outer([0.5, 0.7, 0.6], np.arange(K) / 100))  # clients of all seeds
