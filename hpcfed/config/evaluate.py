@@ -42,5 +42,9 @@ class Evaluate(Section):
     """Metrics besides the main one (`hpcfed list metrics`), separated by commas; none: the default
     metrics of the task.
     """
+    groups: Annotated[str, Field(max_length=60)] = ""
+    """Tables: a column of categories, such as sex. After the last round each metric is computed for
+    the test examples of each category too, with an interval.
+    """
     batch: PositiveInt = 256
     """Examples in one forward pass."""

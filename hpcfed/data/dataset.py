@@ -47,6 +47,7 @@ class Reading:
     image_size: pixels, in height and width, to which images of a folder are scaled; 0: all have the
     same size.
     channels: which axis of arrays of images has the channels: first, last, or auto.
+    groups: the column of a table by which test examples are grouped; "": they are not.
     """
 
     text: Text = TEXT
@@ -56,6 +57,7 @@ class Reading:
     image_size: int = 0
     channels: str = "auto"
     task: str = ""
+    groups: str = ""
 
     @property
     def missing_words(self) -> frozenset[str]:
@@ -125,6 +127,8 @@ class DataSet:
     notes: changes that were made to the data while reading, such as filled gaps; one line each.
     columns: what each column of a table is, in the table's order; one line each.
     user_names: names of the natural clients by their numbers in `users`; empty if they have none.
+    groups: [n], int64, the group of each test example; None: they are not grouped.
+    group_names: names of the groups by their numbers.
     encoder: what new examples become.
     """
 
@@ -141,6 +145,8 @@ class DataSet:
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     user_names: tuple[str, ...] = ()
+    groups: np.ndarray | None = None
+    group_names: tuple[str, ...] = ()
     encoder: Encoder = Encoder()  # noqa: RUF009, it is frozen
 
     @property
@@ -244,7 +250,9 @@ FACTS = (
     "notes",
     "columns",
     "user_names",
+    "group_names",
 )
+TUPLES = "classes", "notes", "columns", "user_names", "group_names"
 
 
 def to_arrays(data: DataSet) -> Arrays:
@@ -264,7 +272,7 @@ def to_arrays(data: DataSet) -> Arrays:
             fields["x"] = split.x
         fields |= {f"present/{name}": v for name, v in split.present.items()}
         arrays |= {f"{part}_{key}": value for key, value in fields.items() if value is not None}
-    return arrays
+    return arrays if data.groups is None else arrays | {"groups": data.groups}
 
 
 def from_arrays(arrays: Arrays) -> DataSet:
@@ -279,7 +287,8 @@ def from_arrays(arrays: Arrays) -> DataSet:
         return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), present)
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
-    facts |= {key: tuple(facts[key]) for key in ("classes", "notes", "columns", "user_names")}
+    facts |= {key: tuple(facts[key]) for key in TUPLES}
     stored = facts.pop("encoder")
-    data = DataSet(train=split("train"), test=split("test"), task=task, **facts)
+    train, test = split("train"), split("test")
+    data = DataSet(train=train, test=test, task=task, groups=arrays.get("groups"), **facts)
     return replace(data, encoder=parse(stored, data.shape, data.vocabulary))

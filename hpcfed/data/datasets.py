@@ -84,4 +84,7 @@ def reading(job: Job, name: str) -> Reading:
     test = data.test_file if name == data.name else None
     task = data.task if name == data.name else ""
     text = Text(data.vocabulary, data.tokens)
-    return Reading(text, job.columns, test, data.held_out, data.image_size, data.channels, task)
+    groups = job.evaluate.groups if name == data.name else ""
+    return Reading(
+        text, job.columns, test, data.held_out, data.image_size, data.channels, task, groups
+    )

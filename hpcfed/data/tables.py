@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.encoder import Column, Encoder
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.rng import stream
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import check
@@ -36,6 +36,7 @@ from hpcfed.tasks.binary import Binary
 from hpcfed.tasks.classification import Classification
 
 LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
+GROUPS_AT_MOST = 20  # by which metrics are computed
 TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
 ROLES = tuple({name: "" for entry in TASKS.values() for name in entry.load().columns})
 
@@ -258,6 +259,8 @@ def to_dataset(
         "encoder": encoder,
     }
     facts["user_names"] = user_names
+    if how.groups:
+        facts["groups"], facts["group_names"] = groups(parts[1], how.groups)
     return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
 
 
@@ -441,6 +444,27 @@ def clients(parts: list[Table], name: str) -> tuple[list[np.ndarray | None], tup
     numbered = iter([np.array([at[v] for v in c.tolist()], np.int64) for c in columns])
     numbers = [next(numbered) if name in part.names else None for part in parts]
     return numbers, tuple(map(kind_name, names))
+
+
+def groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the group of each row, [n], and the names of the groups in order.
+
+    Rows without a value are a group of their own, the last one.
+    """
+    if name not in table.names:
+        raise DataError(f"{table.where}: evaluate.groups: {unknown('column', name, table.names)}")
+    values, missing = table[name], gaps(table[name])
+    categories = kinds(values)
+    if len(categories) > GROUPS_AT_MOST:
+        raise DataError(
+            f"{table.where}: evaluate.groups: column {name!r} has {len(categories):,} different "
+            f"values, but groups are at most {GROUPS_AT_MOST}; name a column of categories, or add "
+            f"one, such as age in decades"
+        )
+    at = {value: i for i, value in enumerate(categories)}
+    numbers = [len(at) if gap else at[v] for v, gap in zip(values.tolist(), missing, strict=True)]
+    names = tuple(map(kind_name, categories))
+    return np.array(numbers, np.int64), (*names, "no value") if missing.any() else names
 
 
 def kinds_of_labels(parts: list[Table], name: str) -> tuple[list[np.ndarray], tuple[str, ...]]:

@@ -39,6 +39,11 @@ def check_views(job: Job, data: DataSet) -> None:
 
 def metrics(job: Job, data: DataSet) -> tuple[str, ...]:
     """Return the names of the run's metrics; raises ConfigError for one that does not fit."""
+    if job.evaluate.groups and data.groups is None:
+        raise ConfigError(
+            f"evaluate.groups = {job.evaluate.groups!r}: {data.name} is no table, whose columns "
+            f"could group its examples; remove it"
+        )
     names = data.task.choose(job.evaluate.metrics, len(data.classes), data.name)
     chosen = [name for name in names if data.task.metric(name).threshold]
     if chosen and not job.evaluate.validation:

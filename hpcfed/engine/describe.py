@@ -52,6 +52,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "task": facts.data.task.name,
         "task_facts": facts.data.task.facts(),
         "metrics": list(rounds.fed.data.metrics),
+        "groups": list(facts.data.group_names),
         "inputs": inputs(facts),
         "architectures": list(
             facts.architectures if job.clients <= LISTED else rounds.recorder.kinds

@@ -176,7 +176,9 @@ class Evaluation:
         scores = {phase: last[f"{main}{phase}"] for phase in phases}
         if not self.fed.task.has_classes:
             last = {name: v for name, v in last.items() if not name.startswith("one_class")}
-        row = self.metrics.row(ids, self.metrics.gather(phases), scores)
+        measured = self.metrics.gather(phases)
+        self.metrics.note_end({phase or "_final": of for phase, of in measured.items()})
+        row = self.metrics.row(ids, measured, scores)
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
@@ -210,6 +212,8 @@ class Evaluation:
         """
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
+        if due:
+            self.metrics.note_end({"_received": measured["_received"]})
         scores = {phase: columns[f"metric{phase}"] for phase in phases}
         last = {"": self.metrics.last if due else {}}
         row = self.metrics.row(ids, {**measured, **last}, scores)

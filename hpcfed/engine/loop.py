@@ -126,6 +126,7 @@ class Loop:
         with stop_together(self.comm):
             final = self.rounds.finish()
         self.output.add_final(final)
+        self.output.add_closing()
 
     def end_run(self, refused: str) -> int:
         """End a run whose rounds are done, and return the exit status.

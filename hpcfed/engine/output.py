@@ -65,6 +65,11 @@ class Output:
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
 
+    def add_closing(self) -> None:
+        """Record metrics by group, and what charts show, which are computed once at the end."""
+        if self.results:
+            self.results.arrays |= self.rounds.evaluation.metrics.closing()
+
     def note_early_end(self, why: str) -> None:
         """Record and print why the run has ended before the job's last round; "": it has not."""
         if self.results and why and self.rounds.t < self.rounds.fed.job.rounds:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.engine.group_metrics import group_metrics
 from hpcfed.engine.round_record import Row
 from hpcfed.tasks.task import Answers, concat
 
@@ -38,6 +39,9 @@ class Metrics:
         self.pooled = self.names if self.counted else fed.data.metrics
         if self.pooled:  # before the first round, because that takes seconds
             import sklearn.metrics  # noqa: F401
+        # of the last evaluation, by phase, if numbers of the end need them (`closing`)
+        self.closes = fed.data.groups is not None or fed.task.charts(fed.data.metrics)
+        self.at_end: dict[str, Measured] = {}
         self.last: Measured = {}  # of clients that have not trained since
         # [K, 3]: main metric, loss and number of the examples that each client holds out
         wanted = fed.job.evaluate.validation > 0
@@ -48,7 +52,7 @@ class Metrics:
 
         Nothing is sent if the main metric is the only one, and counts right answers.
         """
-        if not self.pooled:
+        if not self.pooled and self.fed.data.groups is None:
             return {phase: {} for phase in phases}
         mine: dict[int, dict[str, tuple[Numbers, Answers]]] = {}
         with self.fed.clock("evaluate"):
@@ -119,6 +123,35 @@ class Metrics:
         if self.counted:
             row[f"rounds/{main}_validation_pooled"] = pooled_accuracy(metric, n)
         return row
+
+    def note_end(self, measured: dict[str, Measured]) -> None:
+        """Keep the answers of these phases until the end, if `closing` needs them."""
+        if self.closes:
+            self.at_end |= measured
+
+    def closing(self) -> Row:
+        """Return the arrays of the end of the run: metrics by group, and what charts show.
+
+        Names end in "" for clients' own models after local training, in "_received" for those that
+        they would receive, and in "_final" for own models after the method's last step.
+        """
+        fed, arrays = self.fed, dict[str, Any]()
+        for phase, measured in ({"": self.last} | self.at_end).items() if self.closes else ():
+            answers = [answers for _, answers in measured.values()]
+            if not answers or phase == "_before":
+                continue
+            for name, rows in fed.task.chart(fed.data.metrics, answers).items():
+                arrays[f"{name}{phase}"] = rows
+            if fed.data.groups is not None:
+                columns = group_metrics(
+                    fed.task,
+                    fed.data.metrics,
+                    concat(answers),
+                    len(fed.data.group_names),
+                    fed.seed,
+                )
+                arrays |= {f"groups{phase}/{name}": values for name, values in columns.items()}
+        return arrays
 
     def pool(self, answers: list[Answers]) -> Numbers:
         """Return the metrics of all these clients' examples together."""

@@ -75,6 +75,8 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
             test=Shard(data.test.x, data.test.y, rows, device),
             test_sizes=world.partition.test_sizes,
             metrics=world.metrics,
+            groups=data.groups,
+            group_names=data.group_names,
             mean=data.mean,
             std=data.std,
         ),

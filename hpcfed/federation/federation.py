@@ -49,6 +49,8 @@ class SharedData:
     mean, std: of each channel of the training images.
     test_sizes: [K], examples in the test part of each client.
     metrics: names of the measures that evaluation computes, the main one first.
+    groups: [n], the group of each example of the full test split; None: they are not grouped.
+    group_names: names of the groups.
     """
 
     public: Shard
@@ -57,6 +59,8 @@ class SharedData:
     std: tuple[float, ...]
     test_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     metrics: tuple[str, ...] = ("accuracy",)
+    groups: np.ndarray | None = None
+    group_names: tuple[str, ...] = ()
 
 
 @dataclass

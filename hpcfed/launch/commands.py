@@ -59,7 +59,8 @@ VALUES = (
     "model), final and final_received (the same after the method's last step), pooled (over all "
     "clients' test examples together), received_pooled, final_pooled, "
     "final_received_pooled, worst (client), worst_tenth (of the clients), spread (standard "
-    "deviation over clients), jain, gini, all five also as received_worst, accuracy, up, down, or "
+    "deviation over clients), jain, gini, all five also as received_worst, group:F "
+    "(evaluate.groups), worst_group, group_gap, also as received_group:F, accuracy, up, down, or "
     "seconds"
 )
 METRIC = argument(

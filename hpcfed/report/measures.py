@@ -22,6 +22,8 @@ from hpcfed.results.columns import (
     rounds_with_values,
     title_metric,
 )
+from hpcfed.results.groups import PHASES as GROUP_PHASES
+from hpcfed.results.groups import GroupValue, group_values
 from hpcfed.results.summary import facts, summary_statistics
 from hpcfed.storage.record import Record
 from hpcfed.tasks import METRICS, described
@@ -133,6 +135,48 @@ def fairness_measures(metric: str, means: dict[str, Measure]) -> dict[str, Measu
     return measures
 
 
+def of_group(
+    metric: str, phase: str, pick: Callable[[list[GroupValue]], float], record: Record
+) -> Numbers:
+    """Return a number of the metrics by group of a run, which has no deviation over clients."""
+    values = [one for one in group_values(record, phase) if one.metric == metric]
+    values = [one for one in values if np.isfinite(one.value)]
+    number = pick(values) if values else float("nan")
+    return (number if np.isfinite(number) else None), None
+
+
+def group_measures(metric: str, group: str | None = None) -> dict[str, Measure]:
+    """Return the measures of a metric by group of the test examples (evaluate.groups), by name.
+
+    group: of this group; None: of the worst one, and the gap to the best.
+    """
+    high, share, title = is_high(metric), is_share(metric), f"Test {title_metric(metric)}"
+    least = min if high else max
+
+    def value(values: list[GroupValue]) -> float:
+        return next((one.value for one in values if one.group == group), float("nan"))
+
+    def lowest(values: list[GroupValue]) -> float:
+        return least(one.value for one in values)
+
+    def gap(values: list[GroupValue]) -> float:
+        return max(one.value for one in values) - min(one.value for one in values)
+
+    measures = {}
+    for phase, whose in GROUP_PHASES.items():
+        start = f"{phase.removeprefix('_')}_" if phase else ""
+        of, shown = partial(of_group, metric, phase), f"{title} of {whose}"
+        if group is not None:
+            words = f"{shown}, over the test examples of group {group}"
+            measures[f"{start}group:{group}"] = Measure(words, partial(of, value), share, high)
+            continue
+        words = f"{shown}, over the test examples of the group with the worst value"
+        measures[f"{start}worst_group"] = Measure(words, partial(of, lowest), share, high)
+        words = f"{shown}, largest difference between groups of test examples"
+        measures[f"{start}group_gap"] = Measure(words, partial(of, gap), share, high=False)
+    return measures
+
+
 def measures_of(metric: str) -> dict[str, Measure]:
     """Return the measures of one metric, by name."""
     title = f"Test {title_metric(metric)}"
@@ -159,7 +203,7 @@ def measures_of(metric: str) -> dict[str, Measure]:
     measures = {"last": means["last"], "best": best, **means, **pooled}
     share, high = is_share(metric), is_high(metric)
     scaled = {name: replace(one, share=share, high=high) for name, one in measures.items()}
-    return scaled | fairness_measures(metric, means)
+    return scaled | fairness_measures(metric, means) | group_measures(metric)
 
 
 def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:
@@ -254,6 +298,8 @@ def measure(name: str = "last", metric: str | None = None) -> Measure:
         each = partial(each_last, [f"clients/{metric}"], n=int(n))
         return Measure(what, of, is_share(metric), is_high(metric), each=each)
     measures = measures_of(metric)
+    if start.endswith("group") and n:
+        measures |= group_measures(metric, n)
     if name not in measures:
         names = ["accuracy", *measures, *FLOWS, "last:10"]
         raise ConfigError(f"--value: {unknown('value', name, names)}")

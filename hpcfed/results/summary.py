@@ -15,6 +15,7 @@ from hpcfed.config import methods
 from hpcfed.core.errors import printable
 from hpcfed.core.tables import duration, size, table
 from hpcfed.core.wording import count_noun
+from hpcfed.results import groups
 from hpcfed.results.columns import (
     architectures,
     best_mean,
@@ -61,6 +62,7 @@ def facts(record: Record) -> dict[str, Any]:
     received: the same of all clients with the model that they would receive next.
     final, final_received: the same of own models and received ones after the method's final step.
     best: the round with the best mean; it is chosen by test data, so it is optimistic.
+    groups: with evaluate.groups, the metrics by group with their intervals, by phase.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
     traffic: bytes.
@@ -75,7 +77,7 @@ def facts(record: Record) -> dict[str, Any]:
         "metrics": {name: metric(record, name) for name in metrics(record)},
         "traffic": traffic(record),
         "time": time(record),
-    }
+    } | ({"groups": by_group} if (by_group := groups.facts(record)) else {})
 
 
 def main_facts(record: Record) -> dict[str, Any]:
@@ -195,6 +197,7 @@ def render(record: Record) -> Group:
     tables = (
         main_table(results, whose, main_metric(record)),
         *measured,
+        *group_tables(record),
         traffic_table(results["traffic"]),
         time_table(results["time"]),
     )
@@ -282,6 +285,21 @@ def metric_table(results: dict[str, Any], whose: str) -> Table:
         ">mean,>std,>clients,>pooled",
         cells,
     )
+
+
+def group_tables(record: Record) -> list[Table]:
+    """Return a table of the metrics by group for each model that was scored at the end."""
+    tables = []
+    for phase, words in groups.PHASES.items():
+        rows: dict[str, list[str]] = {}
+        heads: dict[str, None] = {}
+        for one in groups.group_values(record, phase):
+            heads[f">{one.group}: {count_noun(one.examples, 'example')}".replace(",", "")] = None
+            rows.setdefault(title_metric(one.metric), []).append(one.text)
+        if rows:
+            head = f"by {groups.column_name(record)}: {words}".replace(",", "")
+            tables.append(table(",".join([head, *heads]), [(n, *v) for n, v in rows.items()]))
+    return tables
 
 
 def traffic_table(results: dict[str, Any]) -> Table:

@@ -124,6 +124,7 @@ class Header(Past):
     task: Text = "classification"
     task_facts: dict[str, Any] = {}
     metrics: list[Text] = []
+    groups: list[Text] = []
     inputs: Inputs = Inputs()
     architectures: list[Text] = []
     faults: list[Text] = []
@@ -264,7 +265,8 @@ def check_arrays(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> None:
     """Raise DamagedError for arrays of other shapes than their names require."""
     K, C = (len(header[name]) if name in header else None for name in ("architectures", "classes"))
     for name, array in arrays.items():
-        dimensions = 2 if name in ("label_counts", "links") else 1
+        tables = ("label_counts", "links", "reliability", "reliability_received")
+        dimensions = 2 if name in (*tables, "reliability_final") else 1
         if array.ndim != dimensions:
             raise DamagedError(f"array {name!r} has the shape {list(array.shape)}")
     counts, links = arrays.get("label_counts"), arrays.get("links")

@@ -481,6 +481,15 @@ class Classification(Task):
         score = probabilities(answers)
         return answers["y"].astype(np.int64), score[:, 1] if score.shape[1] == 2 else score
 
+    def charts(self, metrics: Sequence[str]) -> bool:
+        return "ece" in metrics
+
+    def chart(self, metrics: Sequence[str], answers: Sequence[Answers]) -> Answers:
+        """Return for "ece" the `reliability` of each client, [clients, 3 BINS]."""
+        if "ece" not in metrics:
+            return {}
+        return {"reliability": np.stack([reliability(one).ravel() for one in answers])}
+
     def decide(self, answers: Answers, held_out: Answers | None) -> Answers:
         """Return the answers with `decided`, by the threshold of the client's own examples."""
         threshold = youden(held_out) if held_out else None

@@ -204,6 +204,17 @@ class Task:
         """
         return answers
 
+    def charts(self, metrics: Sequence[str]) -> bool:
+        """Return whether these metrics have a chart, of which `chart` returns the numbers."""
+        return False
+
+    def chart(self, metrics: Sequence[str], answers: Sequence[Answers]) -> Answers:
+        """Return what charts of these metrics show, by name, [clients, numbers].
+
+        answers: of each client.
+        """
+        return {}
+
     # metrics
 
     def metric(self, name: str) -> Metric:

@@ -72,7 +72,7 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
     """
     with fed.clock("evaluate"), draws(fed, client, "evaluate"):
         client.model.eval()
-        tested = measure(fed, predict, client.test)
+        tested = with_groups(fed, measure(fed, predict, client.test), client.test)
         answers = tested.answers if fed.task.needs(fed.data.metrics, "threshold") else None
         if not (validate or answers):
             return tested
@@ -127,7 +127,16 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     """Return the score of a model on some examples, in batches of evaluate.batch."""
     if not len(test):
         return NONE
-    return Score(*fed.task.score(outputs(fed, predict, test), fed.data.metrics))
+    keep = fed.data.groups is not None
+    return Score(*fed.task.score(outputs(fed, predict, test), fed.data.metrics, keep))
+
+
+def with_groups(fed: Federation, tested: Score, test: Shard) -> Score:
+    """Return the score with the group of each test example among its answers, if there are any."""
+    groups = fed.data.groups
+    if groups is None or tested.answers is None:
+        return tested
+    return tested._replace(answers=tested.answers | {"group": groups[test.rows].astype(np.uint8)})
 
 
 def outputs(fed: Federation, predict: Predict, test: Shard) -> Iterator[tuple[Tensor, Tensor]]:

@@ -138,6 +138,7 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
             notes=notes.notes(runs, absent, states=not live),
             chosen=methods.by_chosen_metric(with_titles(runs), metric, others),
             metrics=methods.by_metric(runs, groups),
+            groups=methods.by_group(runs),
         ),
         "below": write.section("below.html", facts=facts if runs else [], single=len(runs) == 1),
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.wording import count_noun
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report import compare
 from hpcfed.report.cases import SEED, by_seed
 from hpcfed.report.measures import view_of
@@ -26,6 +26,7 @@ from hpcfed.results.columns import (
     metrics,
     title_metric,
 )
+from hpcfed.results.groups import column_name, group_values
 from hpcfed.results.run import Run
 from hpcfed.results.summary import metric
 from hpcfed.storage.record import Record
@@ -178,6 +179,25 @@ def by_metric(runs: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> L
         lines.append([f"{title}, mean over clients", *per_group(groups, facts, "mean", name)])
         lines.append([f"{title}, pooled", *per_group(groups, facts, "pooled", name)])
     return lines
+
+
+def by_group(runs: Sequence[Run]) -> list[tuple[str, list[list[str]]]]:
+    """Return a caption and lines of metrics by group, for each column that groups test examples.
+
+    A line is a metric of a run; the first line is the head.
+    """
+    tables: dict[str, list[list[str]]] = {}
+    for run in runs:
+        cells: dict[str, list[str]] = {}
+        for one in group_values(run.record):
+            cells.setdefault(one.metric, []).append(one.text)
+        names = run.record.header.get("groups", [])
+        caption = f"By {column_name(run.record)}: {join_few(names, 4)}"
+        for name, values in cells.items():
+            lines = tables.setdefault(caption, [["metric", *names]])
+            beside = f"{run.name}: " if len(runs) > 1 else ""
+            lines.append([f"{beside}{title_metric(name)}", *values])
+    return list(tables.items())
 
 
 def per_group(
