@@ -578,6 +578,11 @@ COMMANDS = {
         PAGE,
         METRIC,
         NAMES,
+        argument(
+            "--clients",
+            metavar="0,3",
+            help="also write a page for each of these clients, or for all",
+        ),
     ),
     "clean": command(
         "hpcfed.results.clean:clean",

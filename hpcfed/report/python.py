@@ -139,11 +139,16 @@ def report(
     out: str | Path | None = None,
     metric: str | None = None,
     names: Names = None,
+    clients: str | Sequence[int | str] | None = None,
 ) -> Path:
-    """Write one page for a browser, and return its path: `hpcfed report`."""
+    """Write one page for a browser, and return its path: `hpcfed report`.
+
+    clients: numbers or names of clients, or "all", of which each gets a page beside it.
+    """
     from hpcfed.report.page import command
 
-    return Path(command.report(places(runs), as_path(out), metric, by_name(names)))
+    which = clients if isinstance(clients, str | None) else ",".join(map(str, clients))
+    return Path(command.report(places(runs), as_path(out), metric, by_name(names), which))
 
 
 def places(runs: Runs) -> list[Path | Run]:

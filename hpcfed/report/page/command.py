@@ -12,7 +12,8 @@ from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report.colours import Look, looks
 from hpcfed.report.naming import Names, find_named, with_titles
-from hpcfed.report.page import curves, job, methods, notes, tables, write
+from hpcfed.report.page import curves, job, methods, notes, result, tables, write
+from hpcfed.report.page.clients import write_pages
 from hpcfed.results.run import Run, folder_at, name_runs
 
 NAME = "report.html"
@@ -23,9 +24,11 @@ def report(
     out: Path | None = None,
     metric: str | None = None,
     names: Names = None,
+    clients: str | None = None,
 ) -> str:
     """Write the page of these runs, and return its path.
 
+    clients: numbers or names with commas, or all, of which each gets a page beside it.
     names: of methods and data, as `find_named` takes them.
     metric: of curves, tables and the comparison; default: the first one that runs have.
     out: default: in the folder of the first run or sweep. Raises CheckpointError for a run without
@@ -44,6 +47,8 @@ def report(
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = render_page(begun, absent)
+    if clients:
+        write_pages(begun, clients, path)
     with output(path, "the page"):
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return str(path)
@@ -112,7 +117,8 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
     above, below: sections as HTML, with their text escaped.
     """
     metric, others = tables.page_metric(runs), tables.further_metrics(runs)
-    groups = methods.seeds(with_titles(runs))
+    titled = with_titles(runs)
+    groups = methods.seeds(titled)
     lines = looks([runs[places[0]].method for _, places in groups])
     each = looks([run.method for run in runs])
     choices = [curves.choose_curves(run.record, len(runs), live) for run in runs]
@@ -135,8 +141,9 @@ def changes(runs: Sequence[Run], absent: Sequence[str] = (), live: bool = False)
         "above": write.section(
             "above.html",
             begun=bool(runs),
+            result=result.sentences(titled),
             notes=notes.notes(runs, absent, states=not live),
-            chosen=methods.by_chosen_metric(with_titles(runs), metric, others),
+            chosen=methods.by_chosen_metric(titled, metric, others),
             metrics=methods.by_metric(runs, groups),
             groups=methods.by_group(runs),
         ),

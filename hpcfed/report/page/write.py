@@ -26,8 +26,6 @@ def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any)
     above, below: rendered sections.
     words: texts for the template.
     """
-    from markupsafe import Markup
-
     pieces = {
         "style": part("page.css"),
         "scripts": scripts(),
@@ -37,10 +35,17 @@ def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any)
         "below": below,
     }
     trusted = {
-        name: [*map(Markup, text)] if isinstance(text, tuple) else Markup(text)
+        name: [*map(markup, text)] if isinstance(text, tuple) else markup(str(text))
         for name, text in pieces.items()
     }
     return template("page.html").render(**words, live=live, **trusted)
+
+
+def markup(text: str) -> Any:
+    """Return a text that a template takes as HTML."""
+    from markupsafe import Markup
+
+    return Markup(text)
 
 
 def section(name: str, **words: Any) -> str:

@@ -60,8 +60,9 @@ function thick() {
   });
 }
 
-// The mean of columns over the rounds that all runs have; a deviation is that of the clients of all runs.
+// The mean of columns over the rounds that all runs have; a deviation is that of their means, the runs' seeds.
 function averaged(runs) {
+  if (runs.length === 1) return runs[0];
   const places = runs.map(column => new Map(Array.from(column.x_round, (round, t) => [round, t])));
   const rounds = Array.from(runs[0].x_round).filter(round => places.every(place => place.has(round)));
   const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
@@ -70,7 +71,7 @@ function averaged(runs) {
     const rows = at(name);
     if (!name.endsWith("_std")) return [name, rows.map(mean)];
     const means = at(name.slice(0, -4));
-    return [name, rows.map((std, t) => Math.sqrt(mean(std.map((s, r) => s ** 2 + (means[t][r] - mean(means[t])) ** 2))))];
+    return [name, means.map(each => Math.sqrt(each.reduce((sum, m) => sum + (m - mean(each)) ** 2, 0) / (each.length - 1)))];
   }));
 }
 

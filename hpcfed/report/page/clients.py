@@ -1,0 +1,189 @@
+"""A page for each client: its results by method, its curves, and its classes."""
+
+from __future__ import annotations
+
+import io
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.paths import output
+from hpcfed.core.version import __version__
+from hpcfed.report.page import write
+from hpcfed.report.page.methods import over_seeds
+from hpcfed.results.columns import (
+    column,
+    format_metric,
+    is_high,
+    last,
+    rounds_with_values,
+    title_metric,
+)
+from hpcfed.results.run import Run
+from hpcfed.results.trained.export import numbers
+
+MOST = 1_000  # pages
+ALL = "all"
+
+
+def write_pages(runs: Sequence[Run], clients: str, page: Path) -> list[Path]:
+    """Write a page for each of these clients beside the page of the runs, and return their paths.
+
+    clients: numbers or names with commas, or `all`. Raises ConfigError for a client that no run
+    has, and for a population, whose clients are not the same from round to round.
+    """
+    if any("clients/id" in run.record.columns for run in runs):
+        raise ConfigError("report: --clients: runs of a population have no pages of clients")
+    K = max(run.job["clients"] for run in runs)
+    names = next((run.client_names for run in runs if run.client_names), [])
+    chosen = choose(clients, K, names)
+    if len(chosen) > MOST:
+        raise ConfigError(f"report: --clients: {len(chosen):,} pages; name at most {MOST:,}")
+    folder = page.with_name(f"{page.stem}-clients")
+    paths = []
+    for k in chosen:
+        path = folder / f"client-{k}.html"
+        with output(path, "the page of a client"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(render(runs, k, names, f"../{page.name}"), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def choose(clients: str, K: int, names: Sequence[str]) -> list[int]:
+    """Return the numbers of these clients. Raises ConfigError for one that no run has."""
+    if clients == ALL:
+        return list(range(K))
+    if set(clients.split(",")) <= set(names):
+        return [names.index(name) for name in clients.split(",")]
+    chosen = numbers(clients) or []
+    for k in chosen:
+        if not 0 <= k < K:
+            raise ConfigError(f"report: --clients {k}: these runs have the clients 0 to {K - 1}")
+    return chosen
+
+
+def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
+    """Return the page of client k."""
+    from hpcfed.report.figures.groups import groups
+
+    own = [run for run in runs if k < run.job["clients"]]
+    metric, by_case = own[0].main_metric, groups(own)
+    several = len({group.panel for group in by_case}) > 1
+    cases = {
+        f"{group.label}; {group.panel}" if several else group.label: group.runs for group in by_case
+    }
+    rows = [line(label, members, k, metric) for label, members in cases.items()]
+    title = f"Client {k}" + (f": {names[k]}" if names else "")
+    return write.template("client.html").render(
+        title=title,
+        style=write.markup(write.part("page.css")),
+        back=back,
+        version=__version__,
+        made=time.strftime("%Y-%m-%d %H:%M %Z"),
+        metric=title_metric(metric),
+        result=sentences(cases, k, metric),
+        rows=[["method", title_metric(metric), "place", "before training", "train loss"], *rows],
+        curve=b64encode(curve(own, k, metric)).decode(),
+        labels=labels(own[0], k),
+    )
+
+
+def of_client(run: Run, name: str, k: int) -> float:
+    """Return the last value of a column that this client has; nan if there is none."""
+    values = column(run.record, f"clients/{name}")[:, k]
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else float("nan")
+
+
+def place(run: Run, k: int, metric: str) -> float:
+    """Return the place of a client among all, from 1; nan if it was not evaluated."""
+    values = last(run.record, f"clients/{metric}")
+    values = values if is_high(metric) else -values
+    return 1.0 + float(np.sum(values > values[k])) if np.isfinite(values[k]) else float("nan")
+
+
+def line(label: str, runs: Sequence[Run], k: int, metric: str) -> list[str]:
+    """Return the row of a method."""
+    places = [place(run, k, metric) for run in runs]
+    n = runs[0].job["clients"]
+    mean_place = f"{np.mean(places):.3g} of {n}" if np.isfinite(places).all() else "-"
+    return [
+        label,
+        cell(runs, k, metric, metric),
+        mean_place,
+        cell(runs, k, f"{metric}_before", metric),
+        cell(runs, k, "train_loss", "loss"),
+    ]
+
+
+def cell(runs: Sequence[Run], k: int, name: str, metric: str) -> str:
+    """Return the mean of a column over seeds as text; "-" if a run has no value."""
+    values = [of_client(run, name, k) for run in runs]
+    return over_seeds(values if np.isfinite(values).all() else [], metric).partition(" (")[0]
+
+
+def sentences(cases: Mapping[str, Sequence[Run]], k: int, metric: str) -> list[str]:
+    """Return which method is best for this client, and how it compares with the others."""
+    means = {
+        label: float(np.mean([of_client(run, metric, k) for run in runs]))
+        for label, runs in cases.items()
+    }
+    known = {label: value for label, value in means.items() if np.isfinite(value)}
+    if not known:
+        return [f"No {title_metric(metric)} of this client was recorded."]
+    best = (max if is_high(metric) else min)(known, key=lambda label: known[label])
+    everyone = np.mean([np.nanmean(last(r.record, f"clients/{metric}")) for r in cases[best]])
+    which = (
+        f"With {best}, the best of {len(known)} methods for it,"
+        if len(known) > 1
+        else (f"With {best}")
+    )
+    return [
+        f"{which} this client has a test {title_metric(metric)} of "
+        f"{format_metric(metric, known[best])}.",
+        f"The mean over all clients is {format_metric(metric, float(everyone))}.",
+    ]
+
+
+def curve(runs: Sequence[Run], k: int, metric: str) -> bytes:
+    """Return the client's metric over rounds as SVG: a line per method, thin the clients' mean."""
+    from hpcfed.report.figures import plotting
+    from hpcfed.report.figures.groups import groups, lines_of
+
+    by_case = groups(runs)
+    looks = lines_of(by_case)
+    drawing, [ax] = plotting.panels(1, wide=True, below=plotting.lines(list(looks), plotting.PAGE))
+    for group in by_case:
+        shared = set.intersection(
+            *(set(rounds_with_values(run.record, f"clients/{metric}")) for run in group.runs)
+        )
+        t = np.array(sorted(shared), dtype=int)
+        values = np.array([column(r.record, f"clients/{metric}")[t] for r in group.runs])
+        style = plotting.style(looks[group.label])
+        own = values[:, :, k].mean(0)
+        finite = np.isfinite(own)
+        plotting.line(ax, t[finite] + 1, own[finite], style)
+        if len(t):
+            ax.plot(t + 1, np.nanmean(values, (0, 2)), linewidth=0.5, **style)
+    plotting.frame(ax, "round", f"test {title_metric(metric)}")
+    plotting.set_x_axis(ax, integer=True)
+    plotting.legend(drawing, looks)
+    out = io.BytesIO()
+    drawing.savefig(out, format="svg")
+    return out.getvalue()
+
+
+def labels(run: Run, k: int) -> list[tuple[str, int, float, float]]:
+    """Return name, number of examples, share, and share of all clients of each class."""
+    counts = run.label_counts
+    if counts is None:
+        return []
+    mine, everyone = counts[k] / max(1, counts[k].sum()), counts.sum(0) / max(1, counts.sum())
+    facts: Any = zip(map(str, run.classes), counts[k].tolist(), mine, everyone, strict=True)
+    return [(name, n, float(share), float(of_all)) for name, n, share, of_all in facts]

@@ -1,0 +1,144 @@
+"""The result of runs in two sentences, at the top of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.wording import count_noun, join_few
+from hpcfed.report.compare import format_signed
+from hpcfed.report.formats import label_value
+from hpcfed.report.measures import View, view_of
+from hpcfed.report.pairs import Comparison, Method, against, methods
+from hpcfed.results.columns import title_metric
+from hpcfed.results.run import Run
+
+SETTING = ("data.name", "data.partition", "clients")  # numbers of others do not compare
+FEW = 4  # methods or data sets that a sentence names
+
+
+def sentences(runs: Sequence[Run]) -> list[str]:
+    """Return two sentences: which method has the best result, and how sure that is.
+
+    runs: with the names of methods and data (`naming.with_titles`). Empty if no run is finished, or
+    the runs cannot be grouped by method.
+    """
+    view = view_of([run.record for run in runs if run.finished])
+    try:
+        cases = [one for one in methods(list(runs)) if one.runs]
+        scores = {one.label: score(one, view) for one in cases}
+    except ConfigError:
+        return []
+    cases = [one for one in cases if scores[one.label] is not None]
+    if not cases:
+        return []
+    title = f"test {title_metric(first(cases).main_metric)}"
+    by_data: dict[tuple[str, ...], list[Method]] = {}
+    for one in cases:
+        by_data.setdefault(first([one]).at(SETTING), []).append(one)
+    ranked = {
+        data: sorted(members, key=lambda one: scores[one.label] or 0.0, reverse=view.measure.high)
+        for data, members in by_data.items()
+    }
+    if len(ranked) > 1:
+        return on_several(ranked, title, view)
+    [ordered] = ranked.values()
+    if len(ordered) == 1:
+        return of_one(ordered[0], title, view)
+    return [lead(ordered, title, view), margin(ordered[0], ordered[1], view)]
+
+
+def first(cases: Sequence[Method]) -> Run:
+    return next(iter(cases[0].runs.values()))
+
+
+def score(one: Method, view: View) -> float | None:
+    """Return the mean over seeds; None if a run has not recorded it."""
+    values = [view.measure.of(run.record)[0] for run in one.runs.values()]
+    return float(np.mean(values)) if all(v is not None for v in values) else None  # type: ignore[arg-type]
+
+
+def amount(one: Method, view: View) -> str:
+    """Return a method's result, with the deviation over its seeds."""
+    values = [view.measure.of(run.record)[0] for run in one.runs.values()]
+    numbers = [value for value in values if value is not None]
+    deviation = f" ± {view.number(float(np.std(numbers, ddof=1)))}" if len(numbers) > 1 else ""
+    return f"{view.number(float(np.mean(numbers)))}{deviation}"
+
+
+def over(one: Method) -> str:
+    """Return over what a result is a mean."""
+    clients = count_noun(first([one]).fields["clients"], "client")
+    seeds = len(one.runs)
+    return f"mean over {clients}" + (f" and {seeds} seeds" if seeds > 1 else ", one seed")
+
+
+def lead(ordered: Sequence[Method], title: str, view: View) -> str:
+    """Return which of several methods is best. ordered: the best first."""
+    best = "highest" if view.measure.high else "lowest"
+    rest = join_few([f"{one.label} {amount(one, view)}" for one in ordered[1:]], FEW)
+    return (
+        f"Of {len(ordered)} methods {ordered[0].label} has the {best} {title}: "
+        f"{amount(ordered[0], view)}, {over(ordered[0])}; {rest}."
+    )
+
+
+def margin(best: Method, second: Method, view: View) -> str:
+    """Return how sure the difference of the two best methods is."""
+    try:
+        result = against(best, second, view)
+    except ConfigError:
+        return f"{best.label} and {second.label} cannot be compared client by client."
+    difference = f"{format_signed(result.difference, view)} against {second.label}, the next"
+    if result.interval is None:
+        return (
+            f"That is {difference}; with {count_noun(result.seeds, 'seed')} there is no interval."
+        )
+    low, high = result.interval
+    interval = f"95 % interval {format_signed(low, view)} to {format_signed(high, view)}"
+    units = f"{result.seeds} seeds" if result.seeds > 1 else "the clients of one seed"
+    return f"That is {difference} ({interval}, over {units}){verdict(result)}."
+
+
+def verdict(result: Comparison) -> str:
+    """Return whether the interval excludes no difference."""
+    assert result.interval is not None
+    if result.interval[0] <= 0 <= result.interval[1]:
+        return ", so the two cannot be told apart"
+    return "" if result.seeds > 1 else "; another seed may differ"
+
+
+def of_one(one: Method, title: str, view: View) -> list[str]:
+    """Return the result of a single method, and that of its clients."""
+    head = f"{one.label} reaches a {title} of {amount(one, view)}, {over(one)}."
+    if view.measure.each is None:
+        return [head]
+    values = [v for run in one.runs.values() for v in view.measure.each(run.record).values()]
+    if len(values) < 2:
+        return [head]
+    low, middle, high = (view.number(float(v)) for v in np.quantile(values, [0, 0.5, 1]))
+    return [head, f"Its clients lie between {low} and {high}, half of them above {middle}."]
+
+
+def on_several(ranked: dict[tuple[str, ...], list[Method]], title: str, view: View) -> list[str]:
+    """Return the best method on each data set."""
+    differing = [len(set(values)) > 1 for values in zip(*ranked, strict=True)]
+    names = [
+        ", ".join(
+            label_value(field, value)
+            for field, value, differs in zip(SETTING, data, differing, strict=True)
+            if differs
+        )
+        for data in ranked
+    ]
+    winners = [
+        f"{first([members[0]]).at(['algorithm.name'])[0]} on {name} ({amount(members[0], view)})"
+        for name, members in zip(names, ranked.values(), strict=True)
+    ]
+    return [
+        f"By {title} the best methods are {join_few(winners, FEW)}.",
+        f"These are {len(ranked)} settings, whose numbers do not compare; the table below has "
+        "differences with intervals, where methods can be paired.",
+    ]

@@ -1,0 +1,88 @@
+"""The result of runs in two sentences, and the pages of clients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.naming import find_named, with_titles
+from hpcfed.report.page.command import report
+from hpcfed.report.page.result import sentences
+from hpcfed.storage.results import Results
+from tests.unit.test_table import job
+
+
+def run(folder: Path, last: list[float], seed: int = 0, rounds: int = 2, **about: object) -> Path:
+    """A run of two rounds with these accuracies of the clients after the last one."""
+    folder.mkdir(parents=True)
+    about = {"clients": len(last), "rounds": 2} | about
+    header = {"job": job(seed=seed, **about), "architectures": ["mlp"] * len(last), "ranks": 1}
+    header |= {"classes": ["no", "<yes>"]}
+    arrays = {"label_counts": np.array([[k, 9 - k] for k in range(len(last))])}
+    results = Results(folder, header, arrays)
+    for t in range(rounds):
+        accuracy = np.array(last) * (t + 1) / 2
+        results.append({"clients/accuracy": accuracy, "clients/cohort": np.ones(len(last))})
+    results.finish()
+    return folder
+
+
+def three(folder: Path, method: str, means: list[float]) -> list[Path]:
+    return [
+        run(folder / f"{method}{i}", [m - 0.1, m + 0.1], seed=i, method=method)
+        for i, m in enumerate(means)
+    ]
+
+
+def result(paths: list[Path]) -> list[str]:
+    return sentences(with_titles(find_named(paths)))
+
+
+def test_the_best_method_is_named_and_how_sure_that_is(tmp_path):
+    better = three(tmp_path, "fedavg", [0.70, 0.71, 0.72])
+    worse = three(tmp_path, "local", [0.60, 0.60, 0.60])
+    assert result([*worse, *better]) == [
+        "Of 2 methods FedAvg has the highest test accuracy: 0.7100 ± 0.0100, mean over 2 clients "
+        "and 3 seeds; Local 0.6000 ± 0.0000.",
+        "That is +0.1100 against Local, the next (95 % interval +0.0852 to +0.1348, over 3 seeds).",
+    ]
+    noisy = three(tmp_path, "fedprox", [0.9, 0.6, 0.66])
+    assert result([*noisy, *better])[1].endswith("so the two cannot be told apart.")
+
+
+def test_a_single_method_its_clients_and_other_data_have_sentences_of_their_own(tmp_path):
+    one = run(tmp_path / "a", [0.5, 0.6, 0.9])
+    assert result([one]) == [
+        "FedAvg reaches a test accuracy of 0.6667, mean over 3 clients, one seed.",
+        "Its clients lie between 0.5000 and 0.9000, half of them above 0.6000.",
+    ]
+    others = run(tmp_path / "b", [0.2, 0.4, 0.3], data="mnist", method="local")
+    head, tail = result([one, others])
+    assert head.startswith(
+        "By test accuracy the best methods are Local on mnist (0.3000), FedAvg on"
+    )
+    assert tail.startswith("These are 2 settings, whose numbers do not compare")
+    assert result([run(tmp_path / "c", [0.5, 0.5], rounds=1)]) == []
+
+
+def test_each_client_that_is_asked_for_has_a_page(tmp_path):
+    runs = [
+        *three(tmp_path, "fedavg", [0.7, 0.7, 0.7]),
+        run(tmp_path / "x", [0.55, 0.5], method="local"),
+    ]
+    page = Path(report(runs, tmp_path / "r.html", clients="0"))
+    [path] = (tmp_path / "r-clients").iterdir()
+    text = path.read_text()
+    assert path.name == "client-0.html" and 'href="../r.html"' in text
+    assert (
+        "With FedAvg, the best of 2 methods for it, this client has a test accuracy of 0.6000"
+        in (text)
+    )
+    assert "0.6000 ± 0.0000" in text and "2 of 2" in text and "1 of 2" in text  # places
+    assert "&lt;yes&gt;" in text and "<yes>" not in text and "<script" not in text
+    assert "FedAvg has the highest test accuracy" in page.read_text()
+    report(runs, tmp_path / "r.html", clients="all")
+    assert len(list((tmp_path / "r-clients").iterdir())) == 2
+    with pytest.raises(ConfigError, match="--clients 2: these runs have the clients 0 to 1"):
+        report(runs, tmp_path / "r.html", clients="2")
