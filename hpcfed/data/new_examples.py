@@ -17,6 +17,7 @@ from hpcfed.core.shapes import Shapes
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import columns, files, image_folder, table
 from hpcfed.data.dataset import Reading
+from hpcfed.data.sampling import even_parts
 from hpcfed.data.table import FEW, Table
 from hpcfed.data.text import encode_new
 from hpcfed.data.user_arrays import readable
@@ -64,7 +65,10 @@ class Examples:
     first: str = ""
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield the examples, up to `size` at a time. Raises DataError."""
+        """Yield the examples, up to `size` at a time, as evenly as a run's evaluation does.
+
+        So the same examples get the same bits. Raises DataError.
+        """
         source = self.source
         if isinstance(source, str | Path):
             path = Path(source).expanduser()
@@ -135,22 +139,22 @@ class Examples:
     def of_table(self, part: Table) -> Batch:
         """Return the rows of a table as a batch."""
         encoder = self.encoder
-        names = [column.name for column in encoder.columns] or [encoder.text or TEXT]
         if not (encoder.columns or encoder.tokens):
             raise DataError(
                 f"{part.where}: is a table, but the model takes arrays of shape {self.form}; give "
                 f"them as an array x in an .npz file"
             )
+        return Batch(self.ids_of(part), self.encode(part))
+
+    def encode(self, part: Table) -> np.ndarray:
+        """Return the inputs of a table; raises DataError if a column is missing."""
+        encoder = self.encoder
+        names = [column.name for column in encoder.columns] or [encoder.text or TEXT]
         if missing := [name for name in names if name not in part.names]:
             raise DataError(
                 f"{part.where}: has no column {join_few(list(map(repr, missing)), FEW)}, which the "
                 f"model takes; its columns are {join_few(part.names, 3 * FEW)}"
             )
-        return Batch(self.ids_of(part), self.encode(part))
-
-    def encode(self, part: Table) -> np.ndarray:
-        """Return the inputs of a table that has all columns."""
-        encoder = self.encoder
         if encoder.tokens:
             texts = [text or "" for text in part[encoder.text or TEXT]]
             return encode_new(texts, encoder.tokens, self.shape[0])
@@ -204,10 +208,9 @@ class Examples:
         for name in self.copies:
             if name not in others or others[name].shape[:1] != (n,):
                 raise DataError(f"{where}: has no array {name!r} of {count_noun(n, 'value')}")
-        for start in range(0, n, size):
-            rows = np.arange(start, min(start + size, n))
+        for rows in even_parts(n, size):
             if isinstance(x, Table):
-                part = replace(x.take(rows), start=start)
+                part = replace(x.take(rows), start=int(rows[0]))
                 batch = Batch({ROW: rows + 1}, self.encode(part))
             else:
                 cut = {name: v[rows] for name, v in x.items()} if is_several(x) else x[rows]
@@ -277,8 +280,8 @@ class Examples:
         if not places:
             raise DataError(f"{path}: holds no images ({', '.join(image_folder.ENDS)})")
         names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in places]
-        for start in range(0, len(places), size):
-            part = places[start : start + size]
+        for rows in even_parts(len(places), size):
+            part = [places[i] for i in rows]
             x = np.empty((len(part), channels, height, width), np.uint8)
             for row, (where, image) in zip(x, image_folder.each(part), strict=True):
                 if channels == 1 and image.mode not in image_folder.GREY:
@@ -289,7 +292,7 @@ class Examples:
                         f"{width}x{height}; scale it as the training images were"
                     )
                 row[:] = image_folder.as_array(image, channels == 1, (width, height), where)
-            yield Batch({FILE: np.array(names[start : start + size], object)}, x)
+            yield Batch({FILE: np.array(names, object)[rows]}, x)
 
     @property
     def form(self) -> str:

@@ -5,6 +5,11 @@ import numpy as np
 from hpcfed.core.errors import DataError
 
 
+def even_parts(n: int, size: int) -> list[np.ndarray]:
+    """Return positions 0..n-1 in parts of at most `size`, as equal as possible; [] for n = 0."""
+    return np.array_split(np.arange(n), -(-n // size)) if n else []
+
+
 def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.ndarray:
     """Draw counts[c] examples of each class c without replacement, or all if there are fewer.
 

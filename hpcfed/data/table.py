@@ -25,6 +25,7 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import only_regular
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.dataset import Reading
+from hpcfed.data.sampling import even_parts
 from hpcfed.data.user_arrays import fits, readable
 
 ADVICE = "write it again, or check its path"
@@ -133,8 +134,9 @@ def parse_csv(
     commas: Collection[str] = (),
     size: int | None = None,
 ) -> Iterator[Table]:
-    """Yield the rows of a CSV file, in tables of this size; None: all in one.
+    """Yield the rows of a CSV file, in tables of up to this size; None: all in one.
 
+    The tables are as equal as possible, for which the rows are counted first.
     where: opens messages.  words: as in `read_csv`.  commas: columns that have decimal commas.
     """
     csv.field_size_limit(CELL)
@@ -148,7 +150,13 @@ def parse_csv(
     role = how.columns
     no_dates = {role.label, role.client, role.test, role.text, *role.one_hot}
     start, rows = 0, full_rows(lines, where, len(names))
-    while part := list(islice(rows, size)):
+    sizes: list[int | None] = [None]
+    if size:
+        sizes = [len(part) for part in even_parts(sum(1 for _ in rows), size)]
+        file.seek(0)
+        next(lines)
+        rows = full_rows(lines, where, len(names))
+    for part in (list(islice(rows, size)) for size in sizes):
         columns, with_commas, dates = {}, set(), set()
         for name, values in zip(names, zip(*part, strict=True), strict=True):
             if name == UNNAMED:
@@ -282,18 +290,23 @@ def read_parquet(path: Path, missing: Collection[str]) -> Table:
 
 
 def parquet_parts(path: Path, missing: Collection[str], size: int) -> Iterator[Table]:
-    """Yield the rows of a Parquet file, in tables of up to this size.
+    """Yield the rows of a Parquet file, in tables of up to this size, as equal as possible.
 
     missing: as in `to_column`.
     """
     parquet = import_extra("pyarrow.parquet", "tables", str(path))
+    arrow = import_extra("pyarrow", "tables", str(path))
     with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
-        start = 0
-        for batch in file.iter_batches(size):
-            part = from_arrow(batch, str(path), missing)
-            yield replace(part, start=start)
-            start += part.n
-        if not start:
+        parts, batches = even_parts(file.metadata.num_rows, size), file.iter_batches()
+        waiting: list[Any] = []
+        for rows in parts:
+            while sum(map(len, waiting)) < len(rows):
+                waiting.append(next(batches))
+            joined = arrow.Table.from_batches(waiting)
+            part = from_arrow(joined.slice(0, len(rows)), str(path), missing)
+            yield replace(part, start=int(rows[0]))
+            waiting = joined.slice(len(rows)).to_batches()
+        if not parts:
             raise DataError(f"{path}: holds no rows; {ADVICE}")
 
 

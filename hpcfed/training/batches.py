@@ -12,6 +12,7 @@ from hpcfed.clients.client import Paired, Shard
 from hpcfed.core import rng
 from hpcfed.core.inputs import pieces
 from hpcfed.data.augment import views as augmented
+from hpcfed.data.sampling import even_parts
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -29,8 +30,7 @@ Batch = tuple[np.ndarray, Any, Any]  # rows of the shard, inputs, targets
 
 def chunks(fed: Federation, n: int) -> list[np.ndarray]:
     """Return positions 0..n-1 in parts of at most evaluate.batch examples."""
-    rows, parts = np.arange(n), -(-n // fed.job.evaluate.batch)
-    return np.array_split(rows, parts) if parts > 1 else [rows]
+    return even_parts(n, fed.job.evaluate.batch) or [np.arange(0)]
 
 
 def batches(

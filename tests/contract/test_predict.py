@@ -26,7 +26,7 @@ from hpcfed.training.evaluate import outputs
 ROWS = 240
 SMALL = (
     *("--models.mix", "mlp", "--models.d", "8", "--rounds", "2", "--clients", "4"),
-    *("--evaluate.common", "--evaluate.batch", "16", "--log.picture", "false"),
+    *("--evaluate.common", "--evaluate.batch", "24", "--log.picture", "false"),
 )
 
 

@@ -107,13 +107,16 @@ def test_frames_parquet_arrays_and_csv_become_the_same(tmp_path):
     pandas = pytest.importorskip("pandas")
     data = saved(tmp_path, PEOPLE, PEOPLE)
     frame = pandas.read_csv(tmp_path / "test.csv")
-    frame.to_parquet(tmp_path / "test.parquet")
+    frame.to_parquet(tmp_path / "test.parquet", row_group_size=3)
     for source in (tmp_path / "test.csv", tmp_path / "test.parquet", frame):
         assert encoded(data, source).tobytes() == data.test.x.tobytes()
     numbers = saved(tmp_path, "a,b,sick\n1,2,no\n3,4,yes\n5,6,yes\n", "a,b,sick\n1,9,no\n")
     np.savez(tmp_path / "new.npz", x=[[9.0, 1.0]], columns=["b", "a"])  # in another order
     for source in (tmp_path / "new.npz", np.array([[1.0, 9.0]])):
         assert encoded(numbers, source).tobytes() == numbers.test.x.tobytes()
+    np.savez(tmp_path / "new.npz", x=[[9.0, 1.0]], columns=["b", "c"])
+    with pytest.raises(DataError, match="has no column 'a', which the model takes; its columns"):
+        encoded(numbers, tmp_path / "new.npz")
 
 
 WRONG = {
