@@ -96,7 +96,7 @@ def prepared(run: Callable[[], Any], fed: Federation) -> Callable[[], Any]:
 
     Otherwise the step is returned as it is.
     """
-    if fed.device.type == "cuda" and fed.job.training.engine in ("auto", "graphed"):
+    if fed.device.type == "cuda" and fed.job.training.engine != "eager":
         try:
             return graphs.capture(run, fed.device)
         except Exception:  # in any case the step can be timed as it is

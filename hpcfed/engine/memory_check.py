@@ -87,12 +87,12 @@ def check(facts: World, fed: Federation) -> None:
 
 
 def settle(need: Need, fed: Federation) -> None:
-    """Switch off graphs if they do not fit and the engine is "auto".
+    """Switch off graphs if they do not fit and the job does not ask for them.
 
     Results have the same bits without graphs, so each rank decides for itself. Raises ConfigError
     if the rest does not fit either.
     """
-    spare = need.graphs and need.total > fed.gpu.memory and fed.job.training.engine == "auto"
+    spare = need.graphs and need.total > fed.gpu.memory and fed.job.training.engine != "graphed"
     if spare:
         need = replace(need, moments=None)
     refuse(need, fed.gpu.memory, fed.job.local.batch)
@@ -113,7 +113,7 @@ def need(facts: World, fed: Federation) -> Need:
     weights = 0 if fed.store.stateless else sum(flat[fed.architectures[k]] for k in mine)
     if fed.job.local.keep_optimiser:
         weights += n * sum(flat[fed.architectures[k]] for k in mine)
-    captured = fed.device.type == "cuda" and fed.job.training.engine in ("auto", "graphed")
+    captured = fed.device.type == "cuda" and fed.job.training.engine != "eager"
     return Need(
         # clients train one after the other, so the largest client's moments count
         modules=sum(flat.values()) + n * max(flat.values(), default=0),

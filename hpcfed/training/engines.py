@@ -3,7 +3,7 @@
 eager: the loss, then autograd, in Python; its bits are the law. graphed: the eager step and its
 optimiser, captured as one CUDA graph (`hpcfed.training.graphs`), for full batches. It has the bits
 of eager: its first replay is compared with an eager step. stacked: several clients of a tiny model
-train as one (`hpcfed.training.stacked`), with different bits; the others train with eager steps.
+train as one (`hpcfed.training.stacked`), with different bits; the others train as with auto.
 
 auto: stacked for many small clients; otherwise graphed on a GPU if there are enough steps to pay
 for the capture, and eager on the CPU. A user's own objective or model is captured or stacked only
@@ -56,8 +56,8 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
     """Return the step function of the job's engine for these local steps."""
     fed = steps.fed
     wanted, gpu = fed.job.training.engine, fed.device.type == "cuda"
-    chosen = wanted == "auto" and gpu and fed.gpu.graphs and worth(steps, loss)
-    return Graphed(steps, loss) if wanted == "graphed" or chosen else partial(eager, steps, loss)
+    pays = wanted != "eager" and gpu and fed.gpu.graphs and worth(steps, loss)
+    return Graphed(steps, loss) if wanted == "graphed" or pays else partial(eager, steps, loss)
 
 
 def worth(steps: LocalSteps, loss: Loss) -> bool:

@@ -149,7 +149,7 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
         kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})
     }
     for reason in filter(None, reasons.values()):
-        fed.warnings.say(f"clients cannot be stacked ({reason}); they train with the eager engine")
+        fed.warnings.say(f"clients cannot be stacked ({reason}); they train one by one")
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
@@ -172,8 +172,7 @@ def train(
         group.train()
     except Unshareable as why:
         fed.warnings.say(
-            f"{title(method.loss)} cannot be stacked ({why}); its clients train with the eager "
-            f"engine"
+            f"{title(method.loss)} cannot be stacked ({why}); its clients train one by one"
         )
         fed.tallies |= before
         return None

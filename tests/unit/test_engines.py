@@ -96,6 +96,7 @@ def own_size(client, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model, x, y) * client.n
 
 
+@pytest.mark.parametrize("asked", ["auto", "stacked"])
 @pytest.mark.parametrize(
     "rounds, loss, wanted",
     [
@@ -105,10 +106,11 @@ def own_size(client, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     ],
     ids=["few steps", "many steps", "a user's objective"],
 )
-def test_auto_captures_many_steps_on_a_gpu_of_objectives_that_are_not_a_users(
-    rounds: str, loss, wanted: str
+def test_many_steps_on_a_gpu_are_captured_of_objectives_that_are_not_a_users(
+    rounds: str, loss, wanted: str, asked: str
 ):
-    fed = federation("--rounds", rounds)
+    """Of those that are to be stacked, too, if they have to train one by one."""
+    fed = federation("--rounds", rounds, "--training.engine", asked)
     with LocalSteps(fed, fed.clients[5], 0) as steps:
         fed.device = torch.device("cuda", 0)
         step = engines.engine(steps, partial(loss, fed.clients[5], Params()))

@@ -177,7 +177,7 @@ def test_a_cohort_is_distributed_in_complete_groups():
         ("local", (), "clients keep weights"),
     ],
 )
-def test_objectives_that_cannot_be_stacked_train_eagerly_with_one_notice(
+def test_clients_that_cannot_be_stacked_train_one_by_one_with_one_notice(
     method: str, flags: tuple[str, ...], why: str, capsys
 ):
     got, want = (
@@ -185,12 +185,7 @@ def test_objectives_that_cannot_be_stacked_train_eagerly_with_one_notice(
         for engine in ("stacked", "eager")
     )
     assert toy.differences(got, want) == []
-    assert (
-        capsys.readouterr().err.count(
-            f"cannot be stacked ({why}); they train with the eager engine"
-        )
-        == 1
-    )
+    assert capsys.readouterr().err.count(f"cannot be stacked ({why}); they train one by one") == 1
 
 
 def test_clients_whose_uploads_are_transformed_train_alone():
