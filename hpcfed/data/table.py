@@ -156,7 +156,7 @@ def parse_csv(
         file.seek(0)
         next(lines)
         rows = full_rows(lines, where, len(names))
-    for part in (list(islice(rows, size)) for size in sizes):
+    for part in filter(None, (list(islice(rows, size)) for size in sizes)):
         columns, with_commas, dates = {}, set(), set()
         for name, values in zip(names, zip(*part, strict=True), strict=True):
             if name == UNNAMED:
