@@ -414,8 +414,7 @@ def small_job(name: str, row: Table) -> Any:
 def digest(name: str, small: Table) -> str:
     """Return what changes when a row has to be made again: its jobs and its measures.
 
-    Fields outside the method and [local] count only if they are set, so that a new one changes
-    nothing.
+    Fields that are not the method's count only if they are set, so that a new one changes nothing.
     """
     row = small["rows"][name]
     parts: list[Any] = [row["measure"], SEEDS]
@@ -444,7 +443,7 @@ def describe(name: str, row: Table) -> list[Any]:
     values = {
         field: value
         for field, value in flat(job.identity()).items()
-        if field in fields or field.startswith(("algorithm.", "local."))
+        if field in fields or field.startswith("algorithm.")
     }
     return [values, job.rounds]
 

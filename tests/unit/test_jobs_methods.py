@@ -164,6 +164,15 @@ def test_a_small_run_learns_and_a_missed_claim_has_its_cause(name: str):
     assert bool(row.get("unmet")) == ("missed" in outcome), outcome
 
 
+def test_a_row_is_of_its_present_job_when_a_field_is_new_that_it_does_not_set():
+    row = jobs.fields("fedavg", SMALL)
+    job = jobs.small_job("fedavg", row)
+    values, rounds = jobs.describe("fedavg", row)
+    others = {field for field in values if not field.startswith("algorithm.")}
+    assert others <= set(jobs.flat(job.model_dump(mode="json", exclude_defaults=True)))
+    assert values["local.lr"] == job.local.lr and rounds == job.rounds
+
+
 def test_a_reference_of_the_same_bytes_has_the_budget_of_the_method(monkeypatch):
     references = {"fedavg": {"same": "bytes"}, "local": {}}
     row = {"measure": "own", "chance": 0.1, "references": references}
