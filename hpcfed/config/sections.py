@@ -371,6 +371,10 @@ class Log(Section):
 
     picture: bool = True
     """Draw the learning curves in the run's folder when the run ends; takes half a second."""
+    ranks: bool = False
+    """A log per rank, ranks/rank-R.log in the run's folder: its machine, seconds and memory of each
+    round, and the error that ended it.
+    """
     tensorboard: bool = False
     """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""
     wandb: bool = False

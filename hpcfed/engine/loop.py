@@ -17,6 +17,7 @@ from hpcfed.storage.record import FINISHED, STOPPED, Record
 if TYPE_CHECKING:
     from hpcfed.engine.fault_tolerance.recover import Course
     from hpcfed.engine.on_round import Callback
+    from hpcfed.engine.rank_log import RankLog
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
     from hpcfed.storage.results import Results
@@ -37,8 +38,10 @@ class Loop:
         course: Course,
         log: Logs | None = None,
         callback: Callback | None = None,
+        rank_log: RankLog | None = None,
     ):
         self.rounds, self.folder, self.course = rounds, folder, course
+        self.rank_log = rank_log
         self.job, self.comm, self.first = rounds.fed.job, rounds.fed.comm, rounds.t
         self.output = Output(rounds, results, progress, log, course, callback)
         self.checkpoints = Checkpoints(rounds, folder, results, course)
@@ -99,6 +102,8 @@ class Loop:
     def write(self, row: dict[str, Any]) -> None:
         """Record the round that is done."""
         self.output.add(row)
+        if self.rank_log:
+            self.rank_log.round(self.rounds.t)
 
     def rebalance(self) -> None:
         """Move clients between ranks by measured cost; collective."""

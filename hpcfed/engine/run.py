@@ -17,6 +17,7 @@ from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.on_round import Callback
+from hpcfed.engine.rank_log import RankLog
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 from hpcfed.report.progress import Progress
@@ -82,7 +83,7 @@ def run_rounds(course: Course, rounds: Rounds, folder: Path) -> int:
     job, fed, decided, monitor = course.job, rounds.fed, course.world, course.monitor
     assert decided is not None
     shown = fed.comm.rank == 0 and (monitor.owns_process or not job.quiet)
-    with Logs(job.log, folder, fed.warnings.say) as log:
+    with Logs(job.log, folder, fed.warnings.say) as log, RankLog(fed, folder) as rank_log:
         opened = partial(open_files, course, rounds, folder, log)
         results = on_all_ranks(fed.comm, lambda: opened() if fed.comm.rank == 0 else None)
         course.records.results, course.records.record = results, None
@@ -94,7 +95,7 @@ def run_rounds(course: Course, rounds: Rounds, folder: Path) -> int:
             course.begun = True
             monitor.heartbeat.look = progress.look
             callback = Callback(job, folder, results) if job.on_round and results else None
-            status = Loop(rounds, folder, results, progress, course, log, callback).run()
+            status = Loop(rounds, folder, results, progress, course, log, callback, rank_log).run()
             if fed.comm.rank == 0:
                 keep_partition(decided, folder, rounds)
             log.end(FINISHED if status == DONE else STOPPED)

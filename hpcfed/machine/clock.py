@@ -13,6 +13,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.last: dict[str, float] = {}  # those of the round before the last reset
         self.heartbeat = Heartbeat()
 
     @contextmanager
@@ -40,5 +41,5 @@ class Clock:
 
     def reset(self) -> dict[str, float]:
         """Return the seconds since the last reset, by phase, and reset them."""
-        seconds, self.seconds = dict(self.seconds), defaultdict(float)
-        return seconds
+        self.last, self.seconds = dict(self.seconds), defaultdict(float)
+        return self.last

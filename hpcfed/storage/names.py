@@ -150,6 +150,11 @@ def sweep_file(sweep: Path) -> Path:
     return sweep / "sweep.json"
 
 
+def rank_log(run: Path, rank: int) -> Path:
+    """Return the path of a rank's log."""
+    return run / "ranks" / f"rank-{rank}.log"
+
+
 def log_file(sweep: Path, run: str) -> Path:
     """Return the path of the output of a run of a sweep, locked by the process that runs it."""
     return sweep / "logs" / f"{run}.txt"
