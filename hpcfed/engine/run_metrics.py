@@ -136,12 +136,13 @@ class Metrics:
         they would receive, and in "_final" for own models after the method's last step.
         """
         fed, arrays = self.fed, dict[str, Any]()
-        for phase, measured in ({"": self.last} | self.at_end).items() if self.closes else ():
+        for phase, measured in ({"": self.last} | self.at_end).items():
             answers = [answers for _, answers in measured.values()]
             if not answers or phase == "_before":
                 continue
-            for name, rows in fed.task.chart(fed.data.metrics, answers).items():
+            for name, rows in fed.task.chart(fed.data.metrics, answers, fed.classes).items():
                 arrays[f"{name}{phase}"] = rows
+                arrays[f"answered{phase}"] = np.array([*measured], dtype=np.int64)
             if fed.data.groups is not None:
                 columns = group_metrics(
                     fed.task,

@@ -265,8 +265,8 @@ def check_arrays(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> None:
     """Raise DamagedError for arrays of other shapes than their names require."""
     K, C = (len(header[name]) if name in header else None for name in ("architectures", "classes"))
     for name, array in arrays.items():
-        tables = ("label_counts", "links", "reliability", "reliability_received")
-        dimensions = 2 if name in (*tables, "reliability_final") else 1
+        tables = ("label_counts", "links", "reliability", "confusion")
+        dimensions = 2 if name.removesuffix("_received").removesuffix("_final") in tables else 1
         if array.ndim != dimensions:
             raise DamagedError(f"array {name!r} has the shape {list(array.shape)}")
     counts, links = arrays.get("label_counts"), arrays.get("links")

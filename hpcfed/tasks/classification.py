@@ -24,6 +24,7 @@ LARGEST = 2**31  # maximum label; no array in memory is larger
 FEW = 8  # classes that a message names
 BINS = 15  # of confidence, of equal width
 TINY = 1e-12
+MOST_CLASSES = 30  # of which clients' confusion is recorded
 NONE = -1  # instead of a decision, if no threshold could be chosen
 
 
@@ -484,11 +485,20 @@ class Classification(Task):
     def charts(self, metrics: Sequence[str]) -> bool:
         return "ece" in metrics
 
-    def chart(self, metrics: Sequence[str], answers: Sequence[Answers]) -> Answers:
-        """Return for "ece" the `reliability` of each client, [clients, 3 BINS]."""
-        if "ece" not in metrics:
-            return {}
-        return {"reliability": np.stack([reliability(one).ravel() for one in answers])}
+    def chart(self, metrics: Sequence[str], answers: Sequence[Answers], outputs: int) -> Answers:
+        """Return for "ece" the `reliability` of each client, [clients, 3 BINS].
+
+        Of few classes also the `confusion` of each client: examples by class and predicted class,
+        [clients, C C].
+        """
+        charts = {}
+        if outputs <= MOST_CLASSES:
+            pairs = [one["y"].astype(np.int64) * outputs + one["predicted"] for one in answers]
+            cells = [np.bincount(pair, minlength=outputs**2) for pair in pairs]
+            charts["confusion"] = np.stack(cells)
+        if "ece" in metrics:
+            charts["reliability"] = np.stack([reliability(one).ravel() for one in answers])
+        return charts
 
     def decide(self, answers: Answers, held_out: Answers | None) -> Answers:
         """Return the answers with `decided`, by the threshold of the client's own examples."""

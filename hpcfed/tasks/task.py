@@ -205,13 +205,13 @@ class Task:
         return answers
 
     def charts(self, metrics: Sequence[str]) -> bool:
-        """Return whether these metrics have a chart, of which `chart` returns the numbers."""
+        """Return whether one of these metrics has a chart, also of the models received."""
         return False
 
-    def chart(self, metrics: Sequence[str], answers: Sequence[Answers]) -> Answers:
-        """Return what charts of these metrics show, by name, [clients, numbers].
+    def chart(self, metrics: Sequence[str], answers: Sequence[Answers], outputs: int) -> Answers:
+        """Return what charts of these answers show, by name, [clients, numbers].
 
-        answers: of each client.
+        answers: of each client.  outputs: the number of outputs of models.
         """
         return {}
 

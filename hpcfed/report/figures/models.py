@@ -13,11 +13,13 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import PercentFormatter
 
 from hpcfed.core.errors import CheckpointError, ConfigError, DataError
+from hpcfed.core.wording import count_noun
 from hpcfed.report.figures import plotting
 from hpcfed.report.figures.groups import groups
 from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
+from hpcfed.tasks.classification import MOST_CLASSES
 
 BESIDE = 3  # runs side by side, if each has one panel
 THIN = 0.1  # inches, the width of a scale
@@ -25,6 +27,7 @@ BAR = 0.9  # inches of a scale with its labels
 CELLS = 12  # classes up to which shares are written into the cells
 WIDE = 96  # letters of a title above a figure as wide as a page
 NEAR = 0.05  # checkpoints that are less than this share of the rounds apart show the same
+MATRICES = 12  # clients of a figure
 DARK = 0.55  # share above which text in a cell is white
 
 
@@ -114,17 +117,77 @@ def confusion(runs: Sequence[Run]) -> Figure:
     Runs that differ only in their seed are one matrix.
     """
     matrices = confusions(runs)
-    drawing, axes = squares(len(matrices), min(len(matrices), 2 if len(matrices) <= 4 else 3), 2.9)
-    for ax, one in zip(axes, matrices, strict=True):
+    across = min(len(matrices), 2 if len(matrices) <= 4 else 3)
+    drawing, axes = squares(len(matrices), across, 2.9)
+    draw_matrices(drawing, axes, matrices)
+    return drawing
+
+
+def draw_matrices(
+    drawing: Figure, axes: Sequence[Axes], matrices: Sequence[Confusion], across: int = 0
+) -> None:
+    """Draw a matrix in each panel, and one scale.
+
+    across: panels in a row, of which only outer ones then name their axes.
+    """
+    for i, (ax, one) in enumerate(zip(axes, matrices, strict=True)):
         C = len(one.classes)
         image = heat(ax, one.shares, "Blues")
         names = [plotting.plain(plotting.short(one.classes[c], 12)) for c in plotting.places(C)]
         ax.set_xticks(plotting.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
         ax.set_yticks(plotting.places(C), names)
-        set_titles(ax, one.title, "predicted class", "class")
+        below = not across or i + across >= len(matrices)
+        left = not across or i % across == 0
+        set_titles(ax, one.title, "predicted class" if below else "", "class" if left else "")
         write_shares(ax, one.shares, len(matrices))
     bar = colours(drawing, image, axes, "share of the answers to examples of the class")
     bar.formatter = PercentFormatter(1.0, decimals=0)
+
+
+def client_confusions(run: Run) -> list[Confusion]:
+    """Return the matrix of each client's model on its own test examples, at most MATRICES of them.
+
+    Of more clients they are those with the lowest accuracy, the lowest one first.
+    """
+    record, classes = run.record, run.record.header.get("classes", [])
+    if "confusion" not in record.arrays:
+        raise ConfigError(
+            f"confusion-clients: {run.name}: its clients' answers were not recorded; it needs "
+            f"classes, {MOST_CLASSES} at most, and a metric beyond accuracy: run it with "
+            f"--evaluate.metrics macro_f1"
+        )
+    C, names = len(classes), run.client_names
+    tables = record.arrays["confusion"].reshape(-1, C, C)
+    right = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2))
+    chosen = np.arange(len(right))
+    if len(right) > MATRICES:
+        chosen = np.argsort(right, kind="stable")[:MATRICES]
+    matrices = []
+    for i in chosen.tolist():
+        k, n = int(record.arrays["answered"][i]), int(tables[i].sum())
+        name = names[k] if k < len(names) else f"client {k}"
+        title = f"{name}\n{right[i]:.0%} of {count_noun(n, 'example')} right"
+        matrices.append(Confusion(title, classes, tables[i], divide(tables[i])))
+    return matrices
+
+
+def confusion_by_client(runs: Sequence[Run]) -> Figure:
+    """Draw a confusion matrix for each client of one run, on the client's own test examples.
+
+    Raises ConfigError for several runs, and for a run without the clients' answers.
+    """
+    if len(runs) != 1:
+        raise ConfigError(
+            f"confusion-clients: {len(runs)} runs; it shows the clients of one run: give one"
+        )
+    matrices, K = client_confusions(runs[0]), len(runs[0].record.arrays["confusion"])
+    across = min(len(matrices), 4)
+    drawing, axes = squares(len(matrices), across, 2.4)
+    draw_matrices(drawing, axes, matrices, across)
+    if K > len(matrices):
+        drawing.suptitle(
+            f"the {len(matrices)} of {K} clients with the lowest accuracy", fontsize=plotting.SMALL
+        )
     return drawing
 
 

@@ -56,6 +56,16 @@ FIGURES = {
         "jang2022,dhamdhere2019",
     ),
     "confusion": _figure("models:confusion", "which class clients' models confuse with which"),
+    "confusion-clients": _figure(
+        "models:confusion_by_client",
+        "which class each client's model confuses with which, on its own test examples",
+    ),
+    "reliability": _figure(
+        "reliability:figure",
+        "accuracy over confidence, where a run has measured ece: how far probabilities can be "
+        "trusted",
+        "guo2017",
+    ),
     "cka": _figure(
         "models:cka", "similarity of clients' representations, over rounds", "kornblith2019"
     ),
