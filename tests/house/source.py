@@ -1,7 +1,6 @@
 """The house's own source, parsed: what the rules look at."""
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -36,12 +35,16 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), name(path))
 
 
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below this one but those under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
+@cache
+def executed(node: ast.AST) -> list[ast.AST]:
+    """All nodes below this one, in their order, but those under `if TYPE_CHECKING:`."""
+    nodes, waiting = [], [*ast.iter_child_nodes(node)][::-1]
+    while waiting:
+        child = waiting.pop()
         if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
-            yield child
-            yield from executed(child)
+            nodes.append(child)
+            waiting += [*ast.iter_child_nodes(child)][::-1]
+    return nodes
 
 
 def imports(path: Path, typing: bool = False) -> set[str]:
@@ -67,10 +70,20 @@ def module_of(name: str) -> str:
     return f"{place}.{name}" if f"{place}.{name}" in MODULES else place
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+@cache
+def calls(path: Path) -> list[tuple[str, ast.Call]]:
     """Each call of a file with the dotted name of what is called."""
-    return (
-        (ast.unparse(node.func), node)
-        for node in executed(tree(path))
-        if isinstance(node, ast.Call)
-    )
+    return [
+        (dotted(node.func), node) for node in executed(tree(path)) if isinstance(node, ast.Call)
+    ]
+
+
+def dotted(node: ast.expr) -> str:
+    """The text of an expression, which for a name and its parts is known at once."""
+    names, inner = [], node
+    while isinstance(inner, ast.Attribute):
+        names.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        return ".".join([inner.id, *reversed(names)])
+    return ast.unparse(node)

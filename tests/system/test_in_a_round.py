@@ -1,5 +1,6 @@
-"""What happens in the middle of a round: a signal, a client that fails, a rank that stands
-still.
+"""What happens in the middle of a round: a signal, a rank that stands still.
+
+A client that fails: `test_ranks.py`.
 """
 
 import os
@@ -13,7 +14,7 @@ from hpcfed.results.state import RUNNING, state
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
 from tests.system.live import started
-from tests.system.several import LIMIT, SMALL, together
+from tests.system.several import LIMIT, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RESUME_ME, HUNG = 75, 70
@@ -72,29 +73,3 @@ def test_a_rank_without_progress_is_named_and_the_run_ends(tmp_path):
         assert f"hpcfed: rank {rank} of 3: no progress for 6 s, at round " in job.err
     assert "rank 2 of 3 is silent, as a stopped process is: process " in job.err
     assert "last client" in job.err and "Current thread" in job.err and "File " in job.err
-
-
-def test_a_client_that_fails_leaves_every_round_on_one_rank_and_on_three(tmp_path):
-    job = [*SMALL, "--models.mix", "mlp", "--algorithm.name", "tests.system.faulty:Faulty"]
-    flags = ["--run.on_client_fault", "drop", "--participation", "1"]
-    for ranks in (1, 3):
-        done = together(
-            ranks,
-            tmp_path / str(ranks),
-            {"run": [*job, *flags, "--out", str(tmp_path / f"run-{ranks}")]},
-        )
-        messages = [outcome.err for outcome in done["run"]]
-        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in messages[
-            0
-        ] and not any(messages[1:])
-        assert (
-            messages[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it")
-            == 1
-        )
-    assert digest(tmp_path / "run-1") == digest(tmp_path / "run-3")
-    record = results.load(tmp_path / "run-1")
-    assert (
-        record.column("clients/fault").tolist()
-        == record.column("clients/lost").tolist()
-        == [[0, 0, 1, 0]] * 2
-    )

@@ -1,22 +1,16 @@
-"""Runs of many processes: the same bits on more ranks than clients; ranks that die in any verb.
+"""Many processes: ranks that die in any verb.
 
-Nothing runs beside the latter (`alone`). They come first, so that they need not wait for a long
-test to end, with all others behind them.
+Nothing runs beside them (`alone`). They come first, so that they need not wait for a long test to
+end, with all others behind them.
 """
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from hpcfed.storage.digest import digest
 from tests import limits
-from tests.mpirun import environment, mpirun, ulfm
-from tests.system.several import LIMIT, SMALL
+from tests.mpirun import mpirun, ulfm
+from tests.system.several import LIMIT
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
-MAIN = ("-m", "hpcfed.main")
 
 DEATHS = """
 import os, signal
@@ -56,21 +50,6 @@ os._exit(0)
 """
 
 
-def run(ranks: int, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """A run, without MPI on one rank."""
-    words = [*MAIN, *flags, "--out", str(folder)]
-    if ranks > 1:
-        return mpirun(ranks, *words, timeout=LIMIT)
-    return subprocess.run(
-        [sys.executable, *words],
-        env=environment({}),
-        check=True,
-        text=True,
-        capture_output=True,
-        timeout=LIMIT,
-    )
-
-
 @pytest.mark.alone
 def test_after_any_rank_dies_in_any_verb_the_others_continue():
     done = mpirun(9, "-c", DEATHS, timeout=limits.COMMAND, options=ulfm())
@@ -82,13 +61,3 @@ def test_after_any_rank_dies_in_any_verb_the_others_continue():
         ["left", "of", "2", "7"]
     ] * 2
     assert "WARNING" not in done.stderr
-
-
-def test_seven_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_the_idle_ones(
-    tmp_path,
-):
-    alone = run(1, tmp_path / "1", *SMALL)
-    many = run(7, tmp_path / "7", *SMALL, "--quiet")
-    assert digest(tmp_path / "7") == digest(tmp_path / "1")
-    assert many.stderr.count("warning: 3 of 7 ranks have no client") == 1
-    assert "warning" not in alone.stdout + alone.stderr

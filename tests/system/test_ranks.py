@@ -1,4 +1,4 @@
-"""Rank count never matters: the same bits on 1 and 3 ranks (on 7: test_many_processes.py)."""
+"""Rank count never matters: the same bits on 1 and 3 ranks, and on more ranks than clients."""
 
 import os
 import shlex
@@ -12,8 +12,8 @@ import pytest
 from hpcfed import cli
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
-from tests.mpirun import environment
-from tests.system.several import LIMIT, together
+from tests.mpirun import environment, mpirun
+from tests.system.several import LIMIT, SMALL, Outcome, together
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 RANKS = (1, 3)
@@ -31,25 +31,35 @@ METRICS = shlex.split(
 )
 
 
+FAULTY = shlex.split(
+    "--models.mix mlp --algorithm.name tests.system.faulty:Faulty --run.on_client_fault drop "
+    "--participation 1"
+)
+CASES = {"paper": PAPER, "metrics": METRICS, "small": SMALL, "faulty": [*SMALL, *FAULTY]}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A run of PAPER on each number of ranks, and beside it one of METRICS, by the same
-    processes.
-    """
-    folder = tmp_path_factory.mktemp("runs")
-    for ranks in RANKS:
-        cases = {"paper": PAPER, "metrics": METRICS}
-        words = {
-            name: [*flags, "--out", str(folder / name / str(ranks))]
-            for name, flags in cases.items()
-        }
-        done = together(ranks, folder / "said" / str(ranks), words)
-        assert all(not rank.status for name in cases for rank in done[name]), done
-    return folder
+    """Where the runs are: of each case on each number of ranks."""
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def runs(folder) -> dict[int, Path]:
+def outcomes(folder) -> dict[int, dict[str, list[Outcome]]]:
+    """The outcomes of all cases by ranks, each number of them in the same processes."""
+    outcomes = {}
+    for ranks in RANKS:
+        words = {
+            name: [*flags, "--out", str(folder / name / str(ranks))]
+            for name, flags in CASES.items()
+        }
+        outcomes[ranks] = together(ranks, folder / "said" / str(ranks), words)
+        assert all(not rank.status for name in CASES for rank in outcomes[ranks][name]), outcomes
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def runs(folder, outcomes) -> dict[int, Path]:
     """PAPER, by ranks."""
     return {ranks: folder / "paper" / str(ranks) for ranks in RANKS}
 
@@ -84,7 +94,9 @@ def test_the_digest_command_prints_the_digest(runs):
     assert done.stdout == digest(runs[1]) + os.linesep
 
 
-def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(folder, capsys):
+def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(
+    folder, outcomes, capsys
+):
     one, three = (results.load(folder / "metrics" / str(ranks)) for ranks in RANKS)
     assert one.header["metrics"] == three.header["metrics"] == ["accuracy", "macro_f1", "kappa"]
     names = [n for n in one.columns if "macro_f1" in n or "kappa" in n or "pooled" in n]
@@ -97,3 +109,31 @@ def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(folde
         == 0
     )
     assert f"{pooled:.4f}" in capsys.readouterr().out
+
+
+def test_a_client_that_fails_leaves_every_round_on_one_rank_and_on_three(folder, outcomes):
+    for ranks in RANKS:
+        message, *others = (outcome.err for outcome in outcomes[ranks]["faulty"])
+        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in message
+        assert not any(others)
+        leaves = "client 2 leaves the round, as run.on_client_fault = 'drop' has it"
+        assert message.count(leaves) == 1
+    digests = [digest(folder / "faulty" / str(ranks)) for ranks in RANKS]
+    assert len(set(digests)) == 1
+    record = results.load(folder / "faulty" / "1")
+    assert (
+        record.column("clients/fault").tolist()
+        == record.column("clients/lost").tolist()
+        == [[0, 0, 1, 0]] * 2
+    )
+
+
+def test_seven_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_the_idle_ones(
+    folder, outcomes
+):
+    (alone,) = outcomes[1]["small"]
+    words = [*SMALL, "--quiet", "--out", str(folder / "small" / "7")]
+    many = mpirun(7, "-m", "hpcfed.main", *words, timeout=LIMIT)
+    assert digest(folder / "small" / "7") == digest(folder / "small" / "1")
+    assert many.stderr.count("warning: 3 of 7 ranks have no client") == 1
+    assert "warning" not in alone.out + alone.err

@@ -28,7 +28,7 @@ def networks(draw) -> Architecture:
     return changed.only(modalities).at(width)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(networks(), st.none() | networks())
 def test_a_name_and_its_parts_are_one_another(own, proxy):
     text = str(own) + (f"+{proxy}" if proxy else "")
