@@ -22,6 +22,8 @@ from hpcfed.report.figures import labels, models
 from hpcfed.results.tables import table
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.training.evaluate import outputs
+from tests.contract import toy
+from tests.contract.models import saved_run
 
 ROWS = 240
 SMALL = (
@@ -149,6 +151,34 @@ def assert_evaluated(saved: Saved, predictions: dict[str, np.ndarray]) -> None:
     soft = torch.cat([model.task.soft(output) for output, _ in parts])
     for name, column in model.task.report(soft.numpy(), model.about.classes).items():
         assert predictions[name].tolist() == column.tolist()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["central", "fedavg", "scaffold", "feddyn", "fedrolex", "ditto", "pfedme", "fedbe", "fedasync"],
+)
+def test_the_global_model_is_the_one_that_the_run_scored_on_all_test_examples(tmp_path, method):
+    run = saved_run(tmp_path / "run", method, "--evaluate.common", rounds=1)
+    with np.load(toy.folder() / "data.npz") as data:
+        predictions = hpcfed.load_model(run, model="common").predict(data["x_test"])
+        right = predictions["class"].astype(int) == data["y_test"]
+    assert right.mean() == hpcfed.load(run).column("rounds/accuracy_common")[-1]
+
+
+def test_a_file_with_an_encoder_that_hpcfed_does_not_write_is_one_message(tmp_path, capsys):
+    roles = ("--columns.label", "sick", "--columns.inputs", "age")
+    run = trained(tmp_path, patients(tmp_path), *roles)
+    assert main(["models", str(run), "--common", "-o", str(tmp_path)]) == 0
+    file = tmp_path / "common.safetensors"
+    content = file.read_bytes()
+    changed = content.replace(b'commas\\": false', b'commas\\": 12345')
+    assert changed != content
+    file.write_bytes(changed)
+    capsys.readouterr()
+    assert main(["predict", str(file), str(tmp_path / "patients.csv")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"hpcfed: {file}: its metadata are not as `hpcfed models` writes them: ")
+    assert "encoder: columns has {'name': 'age'" in said and said.count("\n") == 1
 
 
 def folder_of_images(folder: Path) -> Path:

@@ -26,6 +26,7 @@ WORDS = ("a", "b", "01", "1", "1.0", "x y", "ä", '"q"', "TRUE")
 VALUES = {  # of a column of each form, as texts of a CSV file
     "number": FLOATS.map(repr),
     "comma": st.decimals(-1000, 1000, places=2).map(lambda v: str(v).replace(".", ",")),
+    "dates": st.dates().map(str),
     "words": st.sampled_from(WORDS),
     "counts": st.sampled_from(("0", "1", "2", "10")),
 }
