@@ -31,7 +31,7 @@ JOB = shlex.split(
 
 
 def one_rank(job: Live) -> None:
-    victim = int(stream(0, "victim").integers(3))
+    victim = int(stream(0, "victim").integers(RANKS["one_rank"]))
     os.kill(job.ranks()[victim], signal.SIGKILL)
 
 
@@ -50,6 +50,7 @@ def rank_term(job: Live) -> None:
 
 KILLS: dict[str, Callable[[Live], None]] = {"one_rank": one_rank, "whole_tree": whole_tree}
 STOPS: dict[str, Callable[[Live], None]] = {"mpirun_usr1": mpirun_usr1, "rank_term": rank_term}
+RANKS = {"one_rank": 3, "whole_tree": 2, "mpirun_usr1": 2, "rank_term": 3}
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Broken:
 
 
 def interrupt(name: str, folder: Path) -> Broken:
-    """A run on 3 ranks, hit in a random round."""
+    """A run, hit in a random round."""
     moment = int(stream(0, "moment", name).integers(3, 9))
-    with started(3, *JOB, "--out", str(folder)) as job:
+    with started(RANKS[name], *JOB, "--out", str(folder)) as job:
         job.until(f"round {moment}/")
         (KILLS | STOPS)[name](job)
         return Broken(job.finish(), job.out, folder)
