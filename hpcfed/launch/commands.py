@@ -389,6 +389,12 @@ SWEEP = (
     ),
     argument("--trials", type=int, metavar="N", help="draws of a search; default: 10"),
     argument(
+        "--prune",
+        action="store_true",
+        help="with --search optuna: end trials whose validation scores stay below the median of "
+        "the trials before",
+    ),
+    argument(
         "--task",
         type=int,
         metavar="I",

@@ -123,6 +123,15 @@ def score(record: Record) -> float:
     return value if high else -value
 
 
+def score_by_round(record: Record) -> dict[int, float]:
+    """Return the validation score of each round that has one, from 1, as `score` computes it."""
+    if LOSS not in record.columns:
+        return {}
+    name, high = scored_column(record)
+    values, rounds = column(record, name), rounds_with_values(record, name)
+    return {t + 1: float(np.nanmean(values[t])) * (1 if high else -1) for t in rounds.tolist()}
+
+
 def scored_column(record: Record) -> tuple[str, bool]:
     """Return the column by which runs are chosen, and whether higher is better."""
     main = main_metric(record)

@@ -160,8 +160,9 @@ def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, current: State) -> St
         current = replace(current, total=run.fields["rounds"])
     if end is None or current.word == FINISHED:
         return current
-    word = STOPPED if end.status == RESUME_ME else FAILED
-    why = "" if word == STOPPED else f"status {end.status}: {end.line}"
+    pruned = end.line if end.line.startswith(sweeps.PRUNED) else ""
+    word = STOPPED if pruned or end.status == RESUME_ME else FAILED
+    why = pruned if word == STOPPED else f"status {end.status}: {end.line}"
     return replace(current, word=word, since=end.when, why=why, left=None)
 
 

@@ -21,6 +21,8 @@ from hpcfed.storage.atomic import convert_write_errors, put
 from hpcfed.storage.fields import Fields
 from hpcfed.storage.header import FileText, Finite
 
+PRUNED = "pruned"  # beginning of the line about a run that was ended because it is hopeless
+
 
 def of_folder(name: str) -> str:
     """Return the name of a folder. Raises ValueError for "." and ".."."""

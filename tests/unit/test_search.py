@@ -10,8 +10,10 @@ import pytest
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep import command, search
 from hpcfed.launch.sweep.grid import define
-from hpcfed.launch.sweep.search import Range, draw, parse
+from hpcfed.launch.sweep.pool import Pool
+from hpcfed.launch.sweep.search import Range, Trial, draw, parse
 from hpcfed.report.table import table
+from hpcfed.results.state import member
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from tests.unit.test_table import job
@@ -74,7 +76,7 @@ def test_a_search_without_ranges_is_refused(words, ranges, message, tmp_path):
 class Finished:
     """Stands for a pool: each run gets results whose validation score is best near lr = 0.01."""
 
-    def __init__(self, sweep: store.Sweep, at_once: int):
+    def __init__(self, sweep: store.Sweep, at_once: int, hopeless: object = None):
         self.sweep = sweep
 
     def run(self, numbers):
@@ -135,7 +137,7 @@ def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
     one, two = (store.read(tmp_path / name) for name in ("one", "two"))
     assert len(one.runs) == 4 and replace(two, folder=one.folder) == one
     for tried in trials:
-        assert all(score is not None and score > 0 for _, score in tried)
+        assert all(trial.score is not None and trial.score > 0 for trial in tried)
 
 
 def test_optuna_learns_from_the_trials_before():
@@ -143,9 +145,50 @@ def test_optuna_learns_from_the_trials_before():
     spans, tried = {"local.lr": Range(1e-4, 1.0, log=True)}, []
     for _ in range(25):
         values = search.propose(spans, tried)
-        tried.append((values, -abs(np.log10(float(values["local.lr"])) + 2)))
+        tried.append(Trial(values, -abs(np.log10(float(values["local.lr"])) + 2)))
     assert search.propose(spans, tried) == search.propose(spans, tried)
-    assert np.mean([s for _, s in tried[-8:]]) > np.mean([s for _, s in tried[:8]])
+    assert np.mean([t.score for t in tried[-8:]]) > np.mean([t.score for t in tried[:8]])
+
+
+def test_a_trial_below_the_median_of_complete_ones_at_the_same_round_is_hopeless():
+    pytest.importorskip("optuna")
+    spans = {"local.lr": Range(1e-4, 1.0, log=True)}
+    complete = [
+        Trial({"local.lr": "0.01"}, end, {1: end - 0.2, 2: end}) for end in (0.5, 0.6, 0.7, 0.8)
+    ]
+    assert search.is_hopeless(spans, complete, {1: 0.3, 2: 0.6})  # the median of round 2 is 0.65
+    assert not search.is_hopeless(spans, complete, {1: 0.3, 2: 0.66})
+    assert not search.is_hopeless(spans, complete, {1: 0.5})  # of round 1 it is 0.45
+    assert not search.is_hopeless(spans, complete[:3], {1: 0.0, 2: 0.0})  # too few
+    pruned = Trial({"local.lr": "0.1"}, None, {1: 0.1}, pruned=True)
+    assert search.is_hopeless(spans, [*complete, pruned], {1: 0.3, 2: 0.6})
+    assert search.propose(spans, [*complete, pruned])
+
+
+def test_a_pruned_run_is_never_continued_and_status_says_why(tmp_path):
+    sweep = define([*WORDS, "--seed", "0,1"], tmp_path / "s", 1, "")
+    store.write(sweep)
+    store.note(sweep, sweep.runs[0].name, store.make_end(0, f"{store.PRUNED}: below the median"))
+    outcome = Pool(sweep, 1).run([0])[0]
+    assert (outcome.status, outcome.line) == (command.DONE, "pruned before")
+    current = member(sweep, sweep.runs[0])
+    assert (current.word, current.why) == ("stopped", "pruned: below the median")
+
+
+def test_pruning_without_trials_before_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--prune compares a trial with those before it"):
+        command.sweep([*WORDS, *LR], out=tmp_path / "s", search="random", prune=True)
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_search_of_a_methods_field_by_its_name_is_that_of_the_field(tmp_path, monkeypatch):
+    proposed(monkeypatch)
+    words = [*WORDS[:2], "--algorithm.name", "fedprox", "--evaluate.validation", "0.2", *LR]
+    for n in (2, 4):
+        mu = ("--fedprox.mu", "log:0.001..1")
+        assert command.sweep([*words, *mu], out=tmp_path / "s", search="optuna", trials=n) == 0
+    runs = store.read(tmp_path / "s").runs
+    assert len(runs) == 4 and len({run.fields["algorithm.mu"] for run in runs}) == 4
 
 
 def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_test_score(tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.load import Importable
-from hpcfed.core.errors import ConfigError, printable
+from hpcfed.core.errors import CheckpointError, ConfigError, printable
 from hpcfed.core.exit_status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
 from hpcfed.core.wording import count_noun
@@ -34,13 +34,13 @@ from hpcfed.launch.sweep.grid import (
     varied,
 )
 from hpcfed.launch.sweep.launch import continuing, is_finished, launcher, own_code
-from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, runs_at_once
-from hpcfed.launch.sweep.search import TRIALS, Range, Values, draw, propose
-from hpcfed.report.choose import score
+from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, is_pruned, runs_at_once
+from hpcfed.launch.sweep.search import TRIALS, Range, Trial, Values, draw, is_hopeless, propose
+from hpcfed.report.choose import score, score_by_round
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
-from hpcfed.storage.record import load
-from hpcfed.storage.sweep import Sweep, exists, read, write
+from hpcfed.storage.record import load, stamp
+from hpcfed.storage.sweep import Member, Sweep, exists, read, write
 
 
 def sweep(
@@ -55,6 +55,7 @@ def sweep(
     submit: bool = False,
     search: str | None = None,
     trials: int | None = None,
+    prune: bool = False,
     own: Sequence[str] | None = None,
     **batch: Any,
 ) -> int | str:
@@ -64,6 +65,7 @@ def sweep(
     overlays: job files whose fields override those of each job file.
     batch: options of an array job.
     search, trials: how values of ranges are drawn, and how many times.
+    prune: whether hopeless trials are ended.
     own: methods and models outside hpcfed that a continued sweep may import.
     Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
     its run. With submit, returns the text to be printed.
@@ -71,12 +73,17 @@ def sweep(
     for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
+    if prune and search != "optuna":
+        raise ConfigError(
+            "sweep: --prune compares a trial with those before it, as --search optuna makes them; "
+            "add that, or remove --prune"
+        )
     if search or trials:
         refuse_search(words, overlays or (), search, task, submit, dry_run)
         spans, n = ranges(words, overlays or ()), trials or TRIALS
         if search == "optuna":
             return search_by_optuna(
-                words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n
+                words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n, prune
             )
         draws = [draw(spans, i) for i in range(n)]
     else:
@@ -209,13 +216,6 @@ def refuse_search(
             "sweep: with --search optuna each run follows from those before, so that they are no "
             "tasks of an array job and cannot be listed before; take --search random"
         )
-    if method_fields := [
-        name for name in ranges(words, overlays) if search == "optuna" and is_own(name)
-    ]:
-        raise ConfigError(
-            f"sweep: --search optuna searches for one method; write --{method_fields[0]} as "
-            f"--algorithm.{method_fields[0].rpartition('.')[2]}"
-        )
     if search == "optuna" and (more := [name for name in varied(words) if name != "seed"]):
         raise ConfigError(
             f"sweep: --search optuna searches for one job at a time, but {more[0]} has several "
@@ -232,20 +232,19 @@ def search_by_optuna(
     at_once: int | None,
     spans: Mapping[str, Range],
     n: int,
+    prune: bool = False,
 ) -> int:
     """Run trials one after the other, each over all seeds, and return the exit status.
 
-    Trials in the folder are continued first.
+    Trials in the folder are continued first, but for those that were pruned.
     """
     folder, arguments = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []
     status = DONE
     for i in range(max(n, len(tried))):
         if i == len(tried):
-            scored = [
-                (values, score_of(define_sweep(*arguments, tried), values)) for values in tried
-            ]
-            tried.append(propose(spans, scored))
+            before = trials_of(define_sweep(*arguments, tried), tried) if tried else []
+            tried.append(propose(spans, before))
             if tried[-1] in tried[:-1]:  # these ranges have no new values
                 tried.pop()
                 break
@@ -253,8 +252,10 @@ def search_by_optuna(
         start(definition)
         mine = runs_of(definition, tried[i])
         open_ = [j for j in mine if not is_finished(definition, definition.runs[j])]
+        open_ = [] if was_pruned(definition, mine) else open_
         if open_:
-            outcomes = Pool(definition, at_once or runs_at_once(definition)).run(open_)
+            hopeless = Judge(spans, trials_of(definition, tried[:i]), definition) if prune else None
+            outcomes = Pool(definition, at_once or runs_at_once(definition), hopeless).run(open_)
             if any(o.status in (LEFT, RESUME_ME, BUSY) for o in outcomes):
                 return RESUME_ME
             status = FAULT if any(outcome.failed for outcome in outcomes) else status
@@ -266,7 +267,8 @@ def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:
     trials: list[Values] = []
     for run in definition.runs:
         flags = dict(zip(run.words[::2], run.words[1::2], strict=False))
-        values = {name: flags[f"--{name}"] for name in spans if f"--{name}" in flags}
+        fields = {name: f"--{field_of(name)}" for name in spans}
+        values = {name: flags[word] for name, word in fields.items() if word in flags}
         if len(values) == len(spans) and values not in trials:
             trials.append(values)
     return trials
@@ -274,12 +276,60 @@ def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:
 
 def runs_of(definition: Sweep, values: Values) -> list[int]:
     """Return the numbers of the runs of a trial."""
-    wanted = {(f"--{name}", value) for name, value in values.items()}
+    wanted = {(f"--{field_of(name)}", value) for name, value in values.items()}
     return [
         j
         for j, run in enumerate(definition.runs)
         if wanted <= set(zip(run.words[::2], run.words[1::2], strict=False))
     ]
+
+
+def field_of(name: str) -> str:
+    """Return the field of a flag's name: algorithm.mu of fedprox.mu, in a search of one method."""
+    return f"algorithm.{name.rpartition('.')[2]}" if is_own(name) else name
+
+
+def was_pruned(definition: Sweep, numbers: Sequence[int]) -> bool:
+    """Return whether one of these runs of a trial was ended because it is hopeless."""
+    return any(is_pruned(definition, definition.runs[j]) for j in numbers)
+
+
+def trials_of(definition: Sweep, tried: Sequence[Values]) -> list[Trial]:
+    """Return these trials of a sweep with their scores and curves."""
+    trials = []
+    for values in tried:
+        mine = runs_of(definition, values)
+        pruned = was_pruned(definition, mine)
+        score = None if pruned else score_of(definition, values)
+        trials.append(Trial(values, score, curve_of(definition, mine[0]), pruned))
+    return trials
+
+
+def curve_of(definition: Sweep, number: int) -> dict[int, float]:
+    """Return the validation score by round of a run; {} if it has no readable results."""
+    try:
+        return score_by_round(load(definition.folder / definition.runs[number].name))
+    except CheckpointError:
+        return {}
+
+
+class Judge:
+    """Says of a run of a trial whether it is hopeless, by the trials before.
+
+    Results are read again only after they have changed.
+    """
+
+    def __init__(self, spans: Mapping[str, Range], before: Sequence[Trial], definition: Sweep):
+        self.spans, self.before, self.definition = spans, before, definition
+        self.stamps: dict[str, Any] = {}
+
+    def __call__(self, run: Member) -> bool:
+        now = stamp(self.definition.folder / run.name)
+        if self.stamps.get(run.name) == now:
+            return False
+        self.stamps[run.name] = now
+        curve = curve_of(self.definition, self.definition.runs.index(run))
+        return is_hopeless(self.spans, self.before, curve)
 
 
 def score_of(definition: Sweep, values: Values) -> float | None:

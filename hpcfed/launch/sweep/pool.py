@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -63,8 +63,17 @@ class Pool:
     unchanged, to stop them at once.
     """
 
-    def __init__(self, sweep: Sweep, at_once: int):
+    def __init__(
+        self, sweep: Sweep, at_once: int, hopeless: Callable[[Member], bool] | None = None
+    ):
+        """Make a pool.
+
+        hopeless: whether an active run should be ended, asked often; None: none is.
+        """
         self.sweep, self.at_once, self.asked = sweep, at_once, False
+        self.hopeless = hopeless
+        self.pruned: set[str] = set()  # names of runs
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}  # by name of the run
         self.going: list[subprocess.Popen[bytes]] = []
         self.active: list[Member] = []  # the runs of these processes
         self.shares: SimpleQueue[str | None] = SimpleQueue()  # of the GPUs, one for each place
@@ -81,6 +90,7 @@ class Pool:
             tasks = [threads.submit(self.one, i) for i in numbers]
             while left := wait(tasks, LOOK).not_done:
                 board.show(len(tasks) - len(left), len(tasks), self.rounds())
+                self.prune()
             return [task.result() for task in tasks]
 
     def rounds(self) -> list[str]:
@@ -92,6 +102,14 @@ class Pool:
             done = said[-1] if said else f"0/{run.fields['rounds']}"
             texts.append(f"{run.name} round {done}")
         return texts
+
+    def prune(self) -> None:
+        """Ask active runs that are hopeless to stop; a sweep never continues them."""
+        for run in list(self.active) if self.hopeless else ():
+            process = self.processes.get(run.name)
+            if process and run.name not in self.pruned and self.hopeless and self.hopeless(run):
+                self.pruned.add(run.name)
+                process.send_signal(signal.SIGUSR1)
 
     def ask(self, number: int, _: object) -> None:
         hurry, self.asked = self.asked, True
@@ -117,6 +135,8 @@ class Pool:
             if is_finished(self.sweep, run):
                 store.note(self.sweep, run.name, None)
                 return self.print_outcome(Outcome(run, DONE, "finished before"), i)
+            if is_pruned(self.sweep, run):
+                return self.print_outcome(Outcome(run, DONE, "pruned before"), i)
             if holder := lock.find_holder(self.sweep.folder / run.name):
                 return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
             if self.asked:
@@ -124,11 +144,13 @@ class Pool:
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus)
+        self.processes[run.name] = process
         self.active.append(run)
         try:
             status = self.through(process)
         finally:
             self.active.remove(run)
+            del self.processes[run.name]
         return self.print_outcome(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
@@ -150,6 +172,12 @@ class Pool:
         # signal, and nothing is lost
         if status == DONE or (self.asked and status != WRONG):
             status = RESUME_ME
+        if status == RESUME_ME and run.name in self.pruned:
+            line = (
+                f"{store.PRUNED}: its validation scores are below the median of the trials before"
+            )
+            store.note(self.sweep, run.name, store.make_end(DONE, line))
+            return Outcome(run, DONE, line)
         store.note(self.sweep, run.name, store.make_end(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
         return Outcome(run, status, line)
@@ -194,6 +222,12 @@ class Board:
             name, _, rounds = text.rpartition(" round ")
             now, of = map(int, rounds.split("/")) if name else (done, total)
             self.bars.update(task, description=name or text, completed=now, total=of)
+
+
+def is_pruned(sweep: Sweep, run: Member) -> bool:
+    """Return whether a run was ended because it is hopeless."""
+    end = store.last_end(sweep, run.name)
+    return end is not None and end.line.startswith(store.PRUNED)
 
 
 def runs_at_once(sweep: Sweep) -> int:

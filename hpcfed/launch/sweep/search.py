@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
 
+FULL = 4  # trials that run to their end before others are pruned
 TRIALS = 10  # default number of draws of a search
 NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 RANGE = re.compile(rf"(log:)?{NUMBER}\.\.{NUMBER}")
@@ -51,7 +52,7 @@ class Range:
         return str(round(value)) if self.integer else f"{value:.4g}"
 
 
-def parse(field: str, text: str) -> Range | None:
+def parse(name: str, text: str) -> Range | None:
     """Return the range of a flag's value: "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers.
 
     Returns None if it is not a range. Raises ConfigError for an empty one.
@@ -62,7 +63,7 @@ def parse(field: str, text: str) -> Range | None:
     log, low, high = bool(match[1]), float(match[2]), float(match[3])
     if not low < high or (log and low <= 0):
         raise ConfigError(
-            f"sweep: {field}: {text!r} is an empty range; write it as 0.001..0.1, of logarithms as "
+            f"sweep: {name}: {text!r} is an empty range; write it as 0.001..0.1, of logarithms as "
             f"log:0.001..0.1, the smaller number first and above 0"
         )
     integer = not log and all(re.fullmatch(r"-?\d+", part) for part in match.groups()[1:])
@@ -79,10 +80,24 @@ def draw(ranges: Mapping[str, Range], trial: int) -> Values:
     }
 
 
-def propose(ranges: Mapping[str, Range], tried: Sequence[tuple[Values, float | None]]) -> Values:
+@dataclass(frozen=True)
+class Trial:
+    """Values that were tried.
+
+    score: at the end, higher is better; None if the trial failed or was pruned.
+    curve: the score by round, of the first seed; empty if nothing was scored.
+    pruned: whether it was ended because it was hopeless.
+    """
+
+    values: Values
+    score: float | None
+    curve: Mapping[int, float] = field(default_factory=dict)
+    pruned: bool = False
+
+
+def propose(ranges: Mapping[str, Range], tried: Sequence[Trial]) -> Values:
     """Return Optuna's next values after these trials.
 
-    tried: values and scores, of which higher is better; None if the trial failed.
     The result is determined by the trials, so a continued search proposes the same values.
     """
     optuna = import_extra("optuna", "tune", "--search optuna")
@@ -90,14 +105,52 @@ def propose(ranges: Mapping[str, Range], tried: Sequence[tuple[Values, float | N
     spaces = {name: distribution(optuna, one) for name, one in ranges.items()}
     sampler = optuna.samplers.TPESampler(seed=len(tried))
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    for values, score in tried:
-        outcome: dict[str, Any] = {"value": score}
-        if score is None or not math.isfinite(score):
-            outcome = {"state": optuna.trial.TrialState.FAIL}
-        params = {n: (int if ranges[n].integer else float)(v) for n, v in values.items()}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, **outcome))
+    add_trials(optuna, study, ranges, tried)
     proposal = study.ask(spaces).params
     return {name: ranges[name].text(proposal[name]) for name in ranges}
+
+
+def is_hopeless(
+    ranges: Mapping[str, Range], tried: Sequence[Trial], curve: Mapping[int, float]
+) -> bool:
+    """Return whether Optuna's median pruner would end a trial with this curve.
+
+    It does if the best score so far is below the median, at the same round, of the trials that were
+    not pruned, once there are FULL of them.
+    """
+    optuna = import_extra("optuna", "tune", "--prune")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=FULL)
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    add_trials(optuna, study, ranges, tried)
+    trial = study.ask()
+    for t, score in curve.items():
+        trial.report(score, t)
+    return bool(curve) and trial.should_prune()
+
+
+def add_trials(
+    optuna: Any, study: Any, ranges: Mapping[str, Range], tried: Sequence[Trial]
+) -> None:
+    """Tell a study of Optuna about trials."""
+    states = optuna.trial.TrialState
+    spaces = {name: distribution(optuna, one) for name, one in ranges.items()}
+    for trial in tried:
+        outcome: dict[str, Any] = {"value": trial.score}
+        if trial.pruned and trial.curve:
+            outcome = {"state": states.PRUNED}
+        elif trial.score is None or not math.isfinite(trial.score):
+            outcome = {"state": states.FAIL}
+        params = {n: (int if ranges[n].integer else float)(v) for n, v in trial.values.items()}
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions=spaces,
+                intermediate_values=dict(trial.curve),
+                **outcome,
+            )
+        )
 
 
 def distribution(optuna: Any, one: Range) -> Any:
