@@ -61,7 +61,9 @@ lint: .venv/.tests ## check style and types
 	$(BIN)/mypy
 
 docs: .venv/.docs ## build the documentation: build/docs/index.html
-	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
+	PYTHONPATH=. $(BIN)/python docs/generate.py build
+	$(BIN)/zensical build --strict -f build/zensical.toml
+	$(BIN)/python docs/links.py build/docs
 	@echo build/docs/index.html
 
 gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw them: about 10 minutes

@@ -82,7 +82,11 @@ setup(
             "bokeh>=3.4",
             "jinja2>=3.1",
         ],  # hpcfed report and watch --web: curves whose JavaScript goes into the page
-        "docs": ["mkdocs-material>=9.6", "pandas>=2.2"],  # a notebook shows frames
+        "docs": [
+            "zensical>=0.0.73",
+            "latex2mathml>=3.81",
+            "pandas>=2.2",
+        ],  # formulas, and a notebook that shows frames
         "test": [
             "pytest>=8",
             "pytest-mpi>=0.6",

@@ -1,10 +1,16 @@
-"""MkDocs asks here for the pages that are made of hpcfed itself: nothing of them is written down
-twice.
+"""Make the pages of the documentation, before it is built: those of docs/pages, and those that are
+made of hpcfed itself, so that nothing of them is written down twice.
 
-A page of the navigation that is not in docs/pages is a file of the repository (jobs/README.md), or
-one of PAGES.
+    python docs/generate.py FOLDER    # FOLDER/pages and FOLDER/zensical.toml; the site will be
+    FOLDER/docs
+
+A page of the navigation that is not in docs/pages is one of PAGES or a file of the repository
+(jobs/README.md).
 """
 
+import shutil
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,8 +24,7 @@ import figures
 import methods
 import notebooks
 import registries
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+import tomli_w
 
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.methods import by_kind
@@ -45,34 +50,53 @@ EVIDENCE = [
 PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"} | {p: p for p in EVIDENCE}
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the methods' pages into the navigation."""
-    pages = [
+def generate(folder: Path) -> None:
+    """Write all pages and the configuration of their build.
+
+    ValueError if a page is in no place of the navigation, or if the navigation names a page that
+    does not exist.
+    """
+    config = tomllib.loads((ROOT / "docs/zensical.toml").read_text())
+    project = config["project"]
+    project["nav"] = [
+        {title: category_pages() if part == "ALGORITHMS" else part for title, part in entry.items()}
+        for entry in project["nav"]
+    ]
+    pages = folder / project["docs_dir"]
+    for previous in (pages, folder / project["site_dir"]):
+        shutil.rmtree(previous, ignore_errors=True)
+    shutil.copytree(ROOT / "docs/pages", pages, ignore=shutil.ignore_patterns("__pycache__"))
+    for uri, make in PAGES.items():
+        write(pages / uri, make().encode())
+    for name in ALGORITHMS:
+        write(pages / f"algorithms/{name}.md", methods.page(name).encode())
+    copies = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jobs").rglob("*.toml")}
+    copies |= {uri for uri in named(project["nav"]) if not (pages / uri).exists()}
+    for uri, source in ({uri: uri for uri in sorted(copies)} | PICTURES).items():
+        if not (ROOT / source).is_file():
+            raise ValueError(f"docs/zensical.toml: nav names {source}, which is no page or file")
+        write(pages / uri, (ROOT / source).read_bytes())
+    every = {path.relative_to(pages).as_posix() for path in pages.rglob("*.md")}
+    if omitted := sorted(every - set(named(project["nav"]))):
+        raise ValueError(f"docs/zensical.toml: nav does not have {', '.join(omitted)}")
+    write(folder / "zensical.toml", tomli_w.dumps(config).encode())
+
+
+def category_pages() -> list[dict[str, Any]]:
+    """The methods' pages in the navigation, by category."""
+    return [
         {"All methods": "algorithms/index.md"},
         *(
             {title: [{methods.title(n): f"algorithms/{n}.md"} for n in entries]}
             for title, entries in by_kind().items()
         ),
     ]
-    config.nav = [
-        {t: pages if part == "ALGORITHMS" else part for t, part in entry.items()}
-        for entry in config.nav
-    ]
-    return config
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add all pages, pictures and job files that are not in docs/pages."""
-    for uri, make in PAGES.items():
-        files.append(File.generated(config, uri, content=make()))
-    for name in ALGORITHMS:
-        files.append(File.generated(config, f"algorithms/{name}.md", content=methods.page(name)))
-    jobs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jobs").rglob("*.toml")}
-    known = {file.src_uri for file in files}
-    own = {uri for uri in named(config.nav) if uri not in known} | jobs
-    for uri, path in ({uri: uri for uri in sorted(own)} | PICTURES).items():
-        files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
-    return files
+def write(path: Path, content: bytes) -> None:
+    """Write a file, with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 def named(nav: Any) -> Iterator[str]:
@@ -81,3 +105,7 @@ def named(nav: Any) -> Iterator[str]:
         yield nav
     for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
         yield from named(part)
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]))

@@ -54,21 +54,38 @@ def lines(page: Path, *languages: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """The built pages."""
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "-f",
-        DOCS / "mkdocs.yml",
-        "-d",
-        folder,
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limits.COMMAND)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", folder / "zensical.toml"]
+    generate = [sys.executable, DOCS / "generate.py", folder]
+    check = [sys.executable, DOCS / "links.py", folder / "docs"]
+    for command in (generate, build, check):
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=limits.COMMAND
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "docs"
+
+
+def test_a_link_to_a_missing_page_anchor_or_picture_fails_the_build(tmp_path):
+    (tmp_path / "pages").mkdir()
+    text = (DOCS / "zensical.toml").read_text()
+    validation = text[text.index("[project.validation]") :]
+    config = '[project]\nsite_name = "x"\ndocs_dir = "pages"\nsite_dir = "docs"\n' + validation
+    (tmp_path / "zensical.toml").write_text(config)
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", "zensical.toml"]
+    check = [sys.executable, DOCS / "links.py", "docs"]
+
+    def status(page: str) -> list[int]:
+        (tmp_path / "pages/index.md").write_text(f"# Page\n\n{page}\n")
+        commands = (build, check)
+        return [
+            subprocess.run(c, cwd=tmp_path, capture_output=True, timeout=limits.COMMAND).returncode
+            for c in commands
+        ]
+
+    assert status("[a](#page)") == [0, 0]
+    assert status("[a](missing.md)")[0] == status("[a](#missing)")[0] == 1
+    assert status("![a](missing.png)") == status('<a href="missing.html">a</a>') == [0, 1]
 
 
 def test_notebooks_are_pages_with_the_output_of_their_cells(site):
