@@ -10,6 +10,9 @@ from torch import tensor
 from hpcfed.algorithms.proxies.fedkd import FedKD
 from hpcfed.algorithms.proxies.lowrank import needed_rank, pack, unpack
 from hpcfed.core.params import Params
+from hpcfed.tasks.classification import Classification
+
+CLIENT = SimpleNamespace(task=Classification())
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -60,7 +63,7 @@ def test_fedkds_terms_are_divided_by_both_cross_entropies_which_are_constants_th
     private = torch.zeros(1, 2, requires_grad=True)
     proxy = tensor([[math.log(3.0), 0.0]], requires_grad=True)  # soft (.75, .25)
     pair, y = twin(private, proxy), tensor([0])
-    value = FedKD(hidden="none").loss(None, Params(), pair, None, y)
+    value = FedKD(hidden="none").loss(CLIENT, Params(), pair, None, y)
     supervised = math.log(2) + math.log(4 / 3)
     to_proxy = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     to_own = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
@@ -75,12 +78,12 @@ def test_fedkds_hidden_term_maps_the_common_representation():
     pair, y = twin(private, proxy), tensor([0])
     values = {
         hidden: FedKD(hidden=hidden)
-        .loss(None, Params(projection=3 * torch.eye(2)), pair, None, y)
+        .loss(CLIENT, Params(projection=3 * torch.eye(2)), pair, None, y)
         .item()
         for hidden in ("none", "plain", "projected")
     }
     divisor = 2 * math.log(2)
     assert values["plain"] - values["none"] == pytest.approx(1 / divisor)
     assert values["projected"] - values["none"] == pytest.approx(9 / divisor)
-    twice = FedKD(hidden="plain", hidden_weight=2).loss(None, Params(), pair, None, y).item()
+    twice = FedKD(hidden="plain", hidden_weight=2).loss(CLIENT, Params(), pair, None, y).item()
     assert twice - values["none"] == pytest.approx(2 / divisor)  # as the authors' code

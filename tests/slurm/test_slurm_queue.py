@@ -59,9 +59,7 @@ def test_a_task_of_a_sweep_that_fails_leaves_the_others_alone_and_the_table_says
     ended = [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(3)]
     assert ended == ["0:0", "0:0", "2:0"], desk.printed()
     table = desk.hpcfed("table", "sweep").splitlines()
-    assert [line.split()[0] for line in table if line.endswith("failed")] == [
-        "tests.system.faulty:Faulty"
-    ]
+    assert [line.split()[0] for line in table if line.endswith("failed")] == ["Faulty"]
     assert "client 2 (mlp): the loss is nan in round 1" in table[-1]
 
 
