@@ -1,7 +1,7 @@
 """Client training through hpcfed against the plain eager loop: how many times as fast, engine by
 engine.
 
-`python benchmarks/faster.py [--passes 5] [--engines auto eager stacked] [--only cnn
+`python benchmarks/faster.py [--passes 5] [--engines auto eager traced stacked] [--only cnn
 logistic]`
 
 A round of training alone, one rank, one thread, each side in its own process, in turns. ResNet-18
@@ -37,7 +37,7 @@ TWO_VIEWS = replace(
 CASES = {"cnn": CNN, "resnet18": TWO_VIEWS, "logistic": LOGISTIC, "mlp": MLP}
 # mlp has 265,000 weights: memory is what its steps wait for
 LEAST = {"cnn": 1.3, "resnet18": 1.3, "logistic": 3.0, "mlp": 1.5}
-ENGINES = ("auto", "eager", "stacked") if "training" in Job.model_fields else ("eager",)
+ENGINES = ("auto", "eager", "traced", "stacked") if "training" in Job.model_fields else ("eager",)
 
 
 def main() -> None:

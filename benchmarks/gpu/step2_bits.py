@@ -1,4 +1,4 @@
-"""2: four models, 20 steps, eager and graphed, twice each. Decides whether bits are equal.
+"""2: four models, 20 steps, eager, traced and graphed, twice each. Decides whether bits are equal.
 
 `FOLDER/env/bin/python benchmarks/gpu/step2_bits.py FOLDER`
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpcfed.core.params import Params, Per, Term
 
 STEPS, LAST = 20, 7  # full batches, and examples of the last one
-ENGINES = ("eager", "graphed")
+ENGINES = ("eager", "traced", "graphed")
 
 
 def work(report: Findings, options: argparse.Namespace) -> None:

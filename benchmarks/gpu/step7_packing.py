@@ -76,7 +76,7 @@ def one(
         *QUIET,
         *("--rounds", str(rounds), "--run.device", report.kind, "--run.ranks_per_gpu", "8"),
         *("--run.precision", precision),
-        *("--training.engine", "eager" if report.pretend else "graphed"),
+        *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]
     with watched() as samples:

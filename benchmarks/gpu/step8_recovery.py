@@ -47,7 +47,7 @@ def flags(report: Findings, out: Path, resident: str) -> list[str]:
         *("--rounds", str(ROUNDS), "--checkpoint.every", "1", "--run.device", report.kind),
         *("--run.resident", resident, "--run.device_resident", resident),
         *("--run.ranks_per_gpu", "2"),
-        *("--training.engine", "eager" if report.pretend else "graphed"),
+        *("--training.engine", "traced" if report.pretend else "graphed"),
         *("--overwrite", "--out", str(out)),
     ]
 

@@ -74,7 +74,7 @@ FREE = (
 
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
-EXACT = {"engine": "eager or graphed"}
+EXACT = {"engine": "eager, traced or graphed"}
 # for classes that are made by a call: they have no docstrings. pydantic would search
 # the files of all callers for them, which takes long, and ast is not made for threads
 NO_DOCSTRINGS = {"use_attribute_docstrings": False}

@@ -336,9 +336,9 @@ class Training(Section):
     All engines give the same bits, except stacked, which rounds differently.
     """
 
-    engine: Literal["auto", "eager", "graphed", "stacked"] = "auto"
-    """Eager: autograd; graphed: CUDA graphs; stacked: equal clients at once; auto: the fastest that
-    applies.
+    engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
+    """Eager: autograd; traced: a recorded step is replayed; graphed: CUDA graphs; stacked: equal
+    clients at once; auto: the fastest that applies.
     """
     stack: PositiveInt = 64
     """Stacked: maximum number of clients in a group, which trains on one rank."""

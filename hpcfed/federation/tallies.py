@@ -40,7 +40,7 @@ class Tallies(defaultdict[int, Tally]):
     ) -> None:
         """Add local training to a client's tally: mean losses and sizes of its batches.
 
-        seconds: time of the training, without the time of capturing CUDA graphs, which is spent
+        seconds: time of the training, without the time of recording CUDA graphs, which is spent
         once.
         on_own_data: on the client's own examples. Training on other examples (public data) counts
         as work, but not for epochs and training loss.

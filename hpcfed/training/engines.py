@@ -1,16 +1,19 @@
 """The engines that compute a client's local steps in the training loop.
 
-eager: the loss, then autograd, in Python; its bits are the law. graphed: the eager step and its
-optimiser, captured as one CUDA graph (`hpcfed.training.graphs`), for full batches. It has the bits
-of eager: its first replay is compared with an eager step. stacked: several clients of a tiny model
-train as one (`hpcfed.training.stacked`), with different bits; the others train as with auto.
+eager: the loss, then autograd, in Python; its bits are the law. traced: the step is recorded once
+for each architecture and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed:
+the eager step and its optimiser, captured as one CUDA graph (`hpcfed.training.graphs`), for full
+batches. Both have the bits of eager: their first replay is compared with an eager step. stacked:
+several clients of a tiny model train as one (`hpcfed.training.stacked`), with different bits; the
+others train as with auto.
 
-auto: stacked for many small clients; otherwise graphed on a GPU if there are enough steps to pay
-for the capture, and eager on the CPU. A user's own objective or model is captured or stacked only
-if the job asks for that engine: Python code in it runs while a step is captured, and not when it is
-replayed.
+auto: stacked for many small clients; on a GPU graphed, on the CPU traced if a step is so short that
+Python takes most of its time, if there are enough steps to pay for that; otherwise eager. A user's
+own objective or model is traced, captured or stacked only if the job asks for that engine: Python
+code in it runs while a step is recorded, and not when it is replayed.
 
-A step that cannot be captured trains with the eager engine; the run prints one warning about it.
+A step that cannot be recorded or captured trains with the eager engine; the run prints one warning
+about it.
 """
 
 from __future__ import annotations
@@ -23,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hpcfed.core import user_code
+from hpcfed.core import rng, user_code
 from hpcfed.core.errors import first_line
 from hpcfed.machine.devices import autocast
-from hpcfed.training.graphs import Differentiated, Fixed, Graph
+from hpcfed.training.graphs import Differentiated, Fixed, Graph, restore_tensors
 from hpcfed.training.objective import (
-    Objective,
     Unshareable,
     extract_tensors,
     flat,
@@ -39,15 +41,20 @@ from hpcfed.training.objective import (
     signature,
     title,
 )
-from hpcfed.training.optimisers import Gradient, alike
+from hpcfed.training.optimisers import Gradient
+from hpcfed.training.recorded_step import Objective, RecordedStep, alike
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.training.local import LocalSteps, Loss
 
-# steps of a rank on a GPU that pay for a capture, an estimate: each step is some ms shorter,
-# because Python starts kernels more slowly than the GPU runs them
-MANY = 1_000
+SHORT = 2e7  # forward multiply-adds of a step of about 1 ms, of which Python takes a fifth
+# steps of a rank that pay for a recording: each is about 0.1 ms shorter, together two seconds, the
+# time of the first recording
+MANY = 20_000
+# the same on a GPU, an estimate: each step is some ms shorter, because Python starts kernels more
+# slowly than the GPU runs them
+MANY_ON_GPU = 1_000
 
 Step = Callable[[Any, Any], None]  # one local step on a batch
 
@@ -56,17 +63,23 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
     """Return the step function of the job's engine for these local steps."""
     fed = steps.fed
     wanted, gpu = fed.job.training.engine, fed.device.type == "cuda"
-    pays = wanted != "eager" and gpu and fed.gpu.graphs and worth(steps, loss)
-    return Graphed(steps, loss) if wanted == "graphed" or pays else partial(eager, steps, loss)
+    pays = wanted in ("auto", "stacked") and worth(steps, loss, gpu)
+    if wanted == "graphed" or (pays and gpu and fed.gpu.graphs):
+        return Graphed(steps, loss)
+    if wanted == "traced" or (pays and not gpu):
+        return Traced(steps, loss)
+    return partial(eager, steps, loss)
 
 
-def worth(steps: LocalSteps, loss: Loss) -> bool:
-    """Return whether a capture pays on a GPU, which depends on the job alone."""
+def worth(steps: LocalSteps, loss: Loss, gpu: bool) -> bool:
+    """Return whether recording pays, which depends on the job but not on the machine's speed."""
     fed = steps.fed
     own_weights = fed.job.local.class_weights == "client"  # a capture would serve one client
     if own_weights or is_users(loss, steps.client.architecture):
         return False
-    return (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps) >= MANY
+    n = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps)
+    short = gpu or fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
+    return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
@@ -139,67 +152,61 @@ def with_tensors(
     return objective
 
 
-class Graphed:
-    """A step by one launch of a CUDA graph, which all clients of an architecture share.
+class Traced:
+    """A step by replay of a recording, which all clients of an architecture share."""
 
-    It is for full batches only. A graph for each size of a last batch would cost seconds and serve
-    one step in each epoch, so those steps are eager, with the same bits. The steps' optimiser is
-    replaced by the one that graphs use; any step may use it.
-    """
+    verb = "recorded"  # the word for it in messages
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         self.steps, self.loss, self.shared = steps, loss, steps.skeleton.captured
-        self.full = full(steps)
-        self.by_size: dict[int, Graph | None] = {}  # by size of batch; None: it cannot be captured
-        self.key: Hashable = None  # of the graphs that it may use; None: it is eager
+        self.by_size: dict[int, Any] = {}  # recordings for this client's batches; None: none
+        self.key: Hashable = None  # of the recordings that it may use; None: it is eager
         try:
-            fixed, self.own_tensors, self.refill = extract_tensors(loss)
+            fixed, self.given, self.refill = extract_tensors(loss)
             names, clip = steps.optimiser.names, steps.optimiser.clip
-            self.key = "graph", fixed, names, clip, settings(steps.model)
-            steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
+            self.key = self.verb, fixed, names, clip, settings(steps.model)
         except Unshareable as why:
             self.give_up(why)
 
     def __call__(self, x: Any, y: Any) -> None:
-        graph = self.graph(x, y)
-        if graph is None:
+        step = self.recording(x, y)
+        if step is None:
             eager(self.steps, self.loss, x, y)
         else:
-            self.steps.done(graph([*flat(x), *flat(y)]))
+            self.steps.step(*step([*self.given, *flat(x), *flat(y)]))
 
-    def graph(self, x: Any, y: Any) -> Graph | None:
-        """Return the graph for batches like this one, with this client's tensors in it.
-
-        None if there can be none.
-        """
-        size = len(flat(x)[0])  # the batches of a client differ only in this
-        if self.key is None or size < self.full:
+    def recording(self, x: Any, y: Any) -> Any:
+        """Return the recording for batches like this one; None if there can be none."""
+        if self.key is None:
             return None
+        size = len(flat(x)[0])  # the batches of a client differ only in this
         if size not in self.by_size:
             key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
             if key not in self.shared:
                 start = perf_counter()
                 try:
-                    self.shared[key] = self.capture(x, y)
-                # torch raises many types of errors; eager needs no capture
+                    self.shared[key] = self.record(x, y)
+                # torch raises many types of errors; eager needs no recording
                 except Exception as why:
                     self.give_up(why)
                     self.shared[key] = None
                 self.steps.once += perf_counter() - start
-            graph = self.by_size[size] = self.shared[key]
-            if graph is not None:
-                graph.give(self.own_tensors)
+            self.by_size[size] = self.shared[key]
         return self.by_size[size]
 
-    def capture(self, x: Any, y: Any) -> Graph:
-        """Return a graph. Raises whatever torch raises if the step cannot be captured."""
-        batch, own_tensors = [*flat(x), *flat(y)], self.own_tensors
-        return Graph(self.differentiated(x, y), self.steps.optimiser, own_tensors, batch)
+    def record(self, x: Any, y: Any) -> Any:
+        """Return a new recording. Raises whatever torch raises if there can be none."""
+        steps = self.steps
+        inputs = [*self.given, *flat(x), *flat(y)]
+        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
+        recording = RecordedStep(steps.skeleton, objective, inputs, steps.optimiser.names)
+        compare([recording, self.differentiated(x, y)], inputs, steps)
+        return recording
 
     def differentiated(self, x: Any, y: Any) -> Differentiated:
         """Return the eager step before its optimiser: (all inputs) -> loss and gradient."""
         steps = self.steps
-        objective = with_tensors(steps.fed, self.refill, len(self.own_tensors), x, y)
+        objective = with_tensors(steps.fed, self.refill, len(self.given), x, y)
         leaves = [steps.skeleton.parameters[name] for name in steps.optimiser.names]
 
         def step(inputs: Sequence[Tensor]) -> tuple[Tensor, Gradient]:
@@ -211,6 +218,52 @@ class Graphed:
     def give_up(self, why: Exception) -> None:
         """Warn that the eager engine takes over."""
         self.steps.fed.warnings.say(
-            f"{title(self.loss)} cannot be captured ({first_line(why)}); it trains with the "
+            f"{title(self.loss)} cannot be {self.verb} ({first_line(why)}); it trains with the "
             f"eager engine"
         )
+
+
+class Graphed(Traced):
+    """A step by one launch of a CUDA graph, which all clients of an architecture share.
+
+    It is for full batches only. A graph for each size of a last batch would cost seconds and serve
+    one step in each epoch, so those steps are eager, with the same bits. The steps' optimiser is
+    replaced by the one that graphs use; any step may use it.
+    """
+
+    verb = "captured"
+
+    def __init__(self, steps: LocalSteps, loss: Loss):
+        super().__init__(steps, loss)
+        self.full = full(steps)
+        if self.key is not None:
+            steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
+
+    def __call__(self, x: Any, y: Any) -> None:
+        size = len(flat(x)[0])
+        new = size not in self.by_size
+        graph = self.recording(x, y) if size >= self.full else None
+        if graph is None:
+            return eager(self.steps, self.loss, x, y)
+        if new:
+            graph.give(self.given)
+        self.steps.done(graph([*flat(x), *flat(y)]))
+
+    def record(self, x: Any, y: Any) -> Graph:
+        """Return a graph. Raises whatever torch raises if the step cannot be captured."""
+        batch = [*flat(x), *flat(y)]
+        return Graph(self.differentiated(x, y), self.steps.optimiser, self.given, batch)
+
+
+def compare(runs: Sequence[Differentiated], inputs: Sequence[Tensor], steps: LocalSteps) -> None:
+    """Raise RuntimeError unless these steps have the same bits from the same state.
+
+    Compared are the loss, the gradient, and the model after it. The model stays as it was.
+    """
+    weights, outcomes = steps.skeleton.flat, []
+    for run in runs:
+        with restore_tensors([weights]), rng.scoped(0, "compare", device=weights.device):
+            value, gradient = run(inputs)
+            outcomes.append([value, *gradient, weights.clone()])
+    if not all(map(torch.equal, *outcomes)):
+        raise RuntimeError("its replay has other bits than the step itself")

@@ -84,7 +84,7 @@ class LocalSteps:
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done
         self.examples: list[int] = []  # sizes of their batches
-        self.once = 0.0  # seconds of captures, which serve all clients
+        self.once = 0.0  # seconds of recordings, which serve all clients
 
     @cached_property
     def draws(self) -> torch.Generator:
@@ -126,7 +126,7 @@ class LocalSteps:
         size = len(self.data) if complete else None
         on_own_data = self.counted and (complete or self.client.train.holds(self.data))
         seconds = perf_counter() - self.start
-        # captures count as the rank's time, not the client's: the placement uses a client's usual
+        # recordings count as the rank's time, not the client's: the placement uses a client's usual
         # time, and this client was only the first of its architecture
         self.fed.tallies.add_training(
             self.client, values, self.examples, seconds - self.once, on_own_data, self.views, size

@@ -26,8 +26,6 @@ from hpcfed.tasks import Task
 if TYPE_CHECKING:
     from hpcfed.training.local import Loss
 
-Objective = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # model, other inputs -> scalar
-
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, type(...))
 CONSTANT = (np.generic, Enum, PurePath, torch.dtype, torch.device, torch.Size)
 MODULE = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has

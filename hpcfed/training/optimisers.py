@@ -38,11 +38,6 @@ def learning_rate(fed: Federation, t: int) -> float:
     return settings.lr * settings.decay**passed
 
 
-def alike(gradient: Tensor, p: Tensor) -> Tensor:
-    """Return the gradient in its parameter's memory layout, on which the kernels rely."""
-    return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
-
-
 class Optimiser:
     """The job's optimiser for the trained parameters of one client, all in one kernel.
 

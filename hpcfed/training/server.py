@@ -19,7 +19,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.payload import not_finite
 from hpcfed.training.batches import batches
 from hpcfed.training.infer import FEW, outputs
-from hpcfed.training.optimisers import alike
+from hpcfed.training.recorded_step import alike
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Paired, Shard

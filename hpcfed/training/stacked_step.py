@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from hpcfed.training.objective import Objective
-from hpcfed.training.optimisers import alike
+from hpcfed.training.recorded_step import Objective, Whole, alike
 
 if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
@@ -56,7 +55,7 @@ class Stack:
         The function raises what torch raises if the objective cannot be computed for several
         clients at once, for example because it decides by values, or draws.
         """
-        module = Computed(self.model, objective)
+        module = Whole(self.model, objective)
         weights = {f"model.{name}": block for name, block in self.blocks.items()}
         blocks = list(self.blocks.values())
 
@@ -70,14 +69,3 @@ class Stack:
             return losses, list(map(alike, gradient.values(), blocks))
 
         return step
-
-
-class Computed(nn.Module):
-    """An objective as a module, so that other tensors can replace those of its model."""
-
-    def __init__(self, model: nn.Module, objective: Objective):
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.objective(self.model, inputs)

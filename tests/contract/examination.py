@@ -7,7 +7,7 @@
 | `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
 | `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
 | `plain`   | 1     | 1, 2   | no evaluation, no undo log; in 3 the loss is nan                    |
-| `graphed` | 1     | 1, 2   | steps as CUDA graphs, with a stand-in for the capture               |
+| `graphed` | 1     | 1, 2   | recorded steps, as CUDA graphs with a stand-in for the capture      |
 | `away`    | 1     | 1, 2   | on a GPU that is not there; resumed after round 1                   |
 
 All of them must have the bits of `whole`. Where one has not, leave out what is special about it,

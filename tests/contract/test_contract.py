@@ -121,7 +121,7 @@ def test_neither_evaluation_nor_undo_log_changes_what_is_learned(runs: Examinati
         assert toy.differences(learned(plain), learned(evaluated)) == []
 
 
-def test_replayed_steps_have_the_bits_of_those_that_were_captured(runs: Examination):
+def test_replayed_steps_have_the_bits_of_those_that_were_recorded(runs: Examination):
     assert toy.differences(runs.graphed.outcomes, runs.whole.outcomes[:2]) == []
 
 

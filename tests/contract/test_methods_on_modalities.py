@@ -15,7 +15,6 @@ from hpcfed.comm import Serial
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError, HpcfedError
-from hpcfed.training import graphs
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -93,11 +92,10 @@ def test_a_stopped_run_continues_to_the_same_bits(name: str, tmp_path: Path):
         )
 
 
-@pytest.mark.parametrize("engine", ["graphed", "stacked"])
-def test_clients_with_other_modalities_of_one_shape_do_not_share_a_graph(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("engine", ["traced", "stacked"])
+def test_clients_with_other_modalities_of_one_shape_do_not_share_a_recording(
+    engine: str, tmp_path: Path
 ):
-    monkeypatch.setattr(graphs, "capture", toy.capture_on_cpu([]))
     g, n = np.random.default_rng(0), 24
     with h5py.File(tmp_path / "twins.h5", "w") as file:
         for part in ("train", "test"):

@@ -85,9 +85,10 @@ def runs(request, tmp_path_factory) -> Examination:
     return Examination(request.param, tmp_path_factory.mktemp("texts"), (), job)
 
 
-def test_an_lstm_is_not_stacked_and_trains_eagerly():
+@pytest.mark.parametrize("engine", ["traced", "stacked"])
+def test_an_lstm_is_not_replayed_and_trains_eagerly(engine: str):
     flags = ("--data.partition", "iid", "--local.optimiser", "sgd", "--training.engine")
-    got, want = (toy.run(Serial(), job("fedavg", *flags, name)) for name in ("stacked", "eager"))
+    got, want = (toy.run(Serial(), job("fedavg", *flags, name)) for name in (engine, "eager"))
     assert toy.differences(got, want) == []
 
 

@@ -1,11 +1,12 @@
-"""The engines: what is captured serves every client; what cannot be captured, and users' own code
-unless the job asks otherwise, trains eagerly.
+"""The engines: a recorded step has the bits of an eager one; what cannot be recorded, and users'
+own code unless the job asks otherwise, trains eagerly.
 """
 
 import random
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,22 +17,40 @@ from torch.nn import functional as F
 from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
+from hpcfed.core.rng import scoped
 from hpcfed.federation.federation import Federation
-from hpcfed.training import engines, graphs
+from hpcfed.models import build
+from hpcfed.models.flat import Skeleton
+from hpcfed.training import engines
+from hpcfed.training.engines import gradient
 from hpcfed.training.local import LocalSteps, sgd
-from hpcfed.training.losses import proximal
+from hpcfed.training.losses import contrastive_cross_entropy, proximal
 from hpcfed.training.objective import Unshareable, extract_tensors
+from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
+
+# what a recorded step may hold: dropout, batch statistics, branches, residuals, attention
+MIXED = ("logistic", "mlp", "cnn", "fedhenn-5", "resnet8", "googlenet", "clip-tiny")
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
+def of_a_batch(model: nn.Module, inputs: list[Tensor]) -> Tensor:
+    """FedClassAvg's two views and contrastive loss: a deep model in training mode, with all that it
+    draws.
+    """
+    return contrastive_cross_entropy(model, inputs[:2], inputs[2], tau=0.07)
+
+
+def skeleton(name: str) -> Skeleton:
+    with scoped(0, "test"):
+        return Skeleton(build(name, (3, 32, 32), 10, 32).train())
+
+
 def federation(*flags: str) -> Federation:
-    fed = toy.start(
-        Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)
-    ).fed
+    fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", *flags)).fed
     fed.participants.begin(0, list(range(fed.K)), True)
     return fed
 
@@ -43,15 +62,48 @@ def trained(loss, *flags: str, k: int = 5) -> Tensor:
     return fed.clients[k].skeleton.flat.clone()
 
 
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Captures on the CPU, where calling the step again stands for the replay."""
-    steps: list = []
-    monkeypatch.setattr(graphs, "capture", toy.capture_on_cpu(steps))
-    return steps
+@pytest.mark.parametrize("name", MIXED)
+def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
+    model = skeleton(name)
+    x = torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    inputs, before = [x[0], x[1], torch.tensor([0, 1, 0, 2])], model.flat.clone()
+    step = RecordedStep(model, of_a_batch, inputs, model.layout.params)
+    outcomes = []
+    for eagerly in (True, False, False):
+        model.load(before)
+        with scoped(0, "dropout"):
+            value = of_a_batch(model.model, inputs) if eagerly else None
+            values = (
+                (value, gradient(value, list(model.parameters.values())))
+                if eagerly
+                else step(inputs)
+            )
+        outcomes.append([values[0], *values[1], model.flat.clone()])  # flat: batch statistics moved
+    assert all(
+        torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other, strict=True)
+    )
 
 
-def test_downloads_are_inputs_of_a_graph_and_not_constants(captures: list):
+def test_recording_computes_nothing_and_draws_nothing():
+    net, state = skeleton("googlenet"), torch.get_rng_state()
+    before = net.flat.clone()
+    RecordedStep(
+        net,
+        lambda model, inputs: model(inputs[0]).sum(),
+        [torch.zeros(4, 3, 32, 32)],
+        net.layout.params,
+    )
+    assert torch.equal(net.flat, before) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_recording_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own():
+    fed = federation("--training.engine", "traced", "--local.batch", "8")
+    for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
+        sgd(fed, fed.clients[k], 0, cross_entropy)
+    assert len(fed.store.skeletons["mlp", "clients"].captured) == 3
+
+
+def test_downloads_are_inputs_of_a_recording_and_not_constants():
     def run(engine: str) -> Tensor:
         fed = federation("--training.engine", engine)
         for k, anchor in ((4, 0.0), (5, 1.0)):
@@ -59,7 +111,7 @@ def test_downloads_are_inputs_of_a_graph_and_not_constants(captures: list):
             sgd(fed, fed.clients[k], 0, partial(anchored, anchor_params))
         return fed.clients[5].skeleton.flat.clone()
 
-    assert torch.equal(run("graphed"), run("eager"))
+    assert torch.equal(run("traced"), run("eager"))
 
 
 def anchored(anchor_params: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -74,15 +126,15 @@ class Box:
 
 
 def test_an_objective_that_reads_the_client_trains_eagerly_and_says_so_once(
-    captures: list, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ):
-    fed = federation("--training.engine", "graphed")
+    fed = federation("--training.engine", "traced")
     for k in (3, 4, 5):
         sgd(fed, fed.clients[k], 0, partial(own_size, fed.clients[k]))
     err = capsys.readouterr().err
     assert (
         err.count(
-            "own_size cannot be captured (it asks for the client's n); it trains with the eager "
+            "own_size cannot be recorded (it asks for the client's n); it trains with the eager "
             "engine"
         )
         == 1
@@ -96,36 +148,43 @@ def own_size(client, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model, x, y) * client.n
 
 
+def decides(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    value = cross_entropy(model, x, y)
+    return value * 2 if value > 1 else value
+
+
+def test_an_objective_that_decides_by_values_trains_eagerly(capsys: pytest.CaptureFixture[str]):
+    assert torch.equal(
+        trained(decides, "--training.engine", "traced"),
+        trained(decides, "--training.engine", "eager"),
+    )
+    assert "decides cannot be recorded" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("asked", ["auto", "stacked"])
+@pytest.mark.parametrize("device, recorded", [("cpu", "Traced"), ("cuda", "Graphed")])
 @pytest.mark.parametrize(
-    "rounds, loss, wanted",
+    "rounds, loss, pays",
     [
-        ("1", FedAvg().loss, "eager"),
-        ("100000", FedAvg().loss, "Graphed"),
-        ("100000", lambda client, state, *batch: cross_entropy(*batch), "eager"),
+        ("1", FedAvg().loss, False),
+        ("100000", FedAvg().loss, True),
+        ("100000", lambda client, state, *batch: cross_entropy(*batch), False),
     ],
     ids=["few steps", "many steps", "a user's objective"],
 )
-def test_many_steps_on_a_gpu_are_captured_of_objectives_that_are_not_a_users(
-    rounds: str, loss, wanted: str, asked: str
+def test_many_short_steps_are_recorded_of_objectives_that_are_not_a_users(
+    rounds: str, loss, pays: bool, device: str, recorded: str, asked: str
 ):
     """Of those that are to be stacked, too, if they have to train one by one."""
     fed = federation("--rounds", rounds, "--training.engine", asked)
     with LocalSteps(fed, fed.clients[5], 0) as steps:
-        fed.device = torch.device("cuda", 0)
+        fed.device = torch.device(device, 0)
         step = engines.engine(steps, partial(loss, fed.clients[5], Params()))
         fed.device = torch.device("cpu")
-    assert getattr(step, "func", type(step)).__name__ == wanted
+    assert getattr(step, "func", type(step)).__name__ == (recorded if pays else "eager")
 
 
-def test_on_a_cpu_auto_trains_clients_that_are_not_stacked_eagerly():
-    fed = federation("--rounds", "100000")
-    with LocalSteps(fed, fed.clients[5], 0) as steps:
-        step = engines.engine(steps, partial(FedAvg().loss, fed.clients[5], Params()))
-    assert step.func is engines.eager
-
-
-# What a capture would miss, if the job asks for one of a user's objective
+# What a recording would miss, if the job asks for one of a user's objective
 
 SEEN: list[Tensor] = []
 
@@ -140,12 +199,12 @@ def scales_more_and_more(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [draws, scales_more_and_more])
-def test_a_graph_whose_first_replay_differs_from_an_eager_step_is_not_used(loss, captures, capsys):
-    fed = federation("--training.engine", "graphed")
+def test_a_recording_whose_first_replay_differs_from_an_eager_step_is_not_used(loss, capsys):
+    fed = federation("--training.engine", "traced")
     SEEN.clear()
     count = sgd(fed, fed.clients[5], 0, loss)
     err = capsys.readouterr().err
-    assert f"{loss.__name__} cannot be captured (its replay has other bits" in err
+    assert f"{loss.__name__} cannot be recorded (its replay has other bits" in err
     assert loss is draws or len(SEEN) >= count  # every step has called it
 
 
@@ -161,7 +220,7 @@ def test_a_graph_whose_first_replay_differs_from_an_eager_step_is_not_used(loss,
         (partial(cross_entropy, Box({})), "it holds a dict"),
     ],
 )
-def test_an_objective_with_mutable_values_is_never_captured(loss, why: str):
+def test_an_objective_with_mutable_values_is_never_recorded(loss, why: str):
     with pytest.raises(Unshareable, match=why):
         extract_tensors(loss)
 
@@ -183,17 +242,17 @@ def with_layer(layer: nn.Module, engine: str) -> tuple[Federation, nn.Module]:
     return fed, layer
 
 
-def test_a_number_in_a_model_is_part_of_what_is_captured(captures: list):
+def test_a_number_in_a_model_is_part_of_what_is_recorded():
     def run(engine: str) -> Tensor:
         fed, layer = with_layer(Scaling(), engine)
         for layer.factor in (1.0, 0.5):
             sgd(fed, fed.clients[5], 0, cross_entropy)
         return fed.clients[5].skeleton.flat.clone()
 
-    assert torch.equal(run("graphed"), run("eager"))
+    assert torch.equal(run("traced"), run("eager"))
 
 
-@pytest.mark.parametrize("engine", ["eager", "graphed"])
+@pytest.mark.parametrize("engine", ["eager", "traced"])
 def test_a_hook_on_a_model_runs_in_every_step(engine: str, capsys):
     fed, batches = federation("--training.engine", engine), []
     body = fed.clients[5].model.body
@@ -202,4 +261,24 @@ def test_a_hook_on_a_model_runs_in_every_step(engine: str, capsys):
     handle.remove()
     assert len(batches) == steps
     notice = "its model's Sequential has a hook" in capsys.readouterr().err
-    assert notice == (engine == "graphed")
+    assert notice == (engine == "traced")
+
+
+class Collects(FedAvg):
+    """A user's own method with something to write into."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def loss(self, client, state, model, x, y):
+        self.seen.append(y)
+        return super().loss(client, state, model, x, y)
+
+
+def test_a_users_loss_that_collects_values_runs_in_every_step(monkeypatch):
+    monkeypatch.setattr(engines, "MANY", 1)
+    flags = ("--clients", "6", "--data.partition", "iid", "--rounds", "1", "--models.mix", "mlp")
+    rounds = toy.start(Serial(), toy.job("fedavg", *flags, "--local.batch", "8"))
+    Collects.seen.clear()
+    rounds.algorithm = rounds.schedule.algorithm = Collects()
+    row, _ = rounds.step()
+    assert sum(map(len, Collects.seen)) == row["clients/examples"].sum()

@@ -61,7 +61,7 @@ def test_auto_drops_graphs_if_only_they_do_not_fit(share, graphs, capsys, monkey
     memory_check.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
     assert fed.job.training.engine == "auto"
     assert ("steps are eager" in capsys.readouterr().err) != graphs
-    monkeypatch.setattr(engines, "worth", lambda steps, loss: True)
+    monkeypatch.setattr(engines, "worth", lambda steps, loss, gpu: True)
     with LocalSteps(fed, fed.clients[5], 0) as steps:
         fed.device = torch.device("cuda", 0)
         engine = engines.engine(steps, fed.job.algorithm.loss)

@@ -24,6 +24,7 @@ from hpcfed.machine.transfer import Transfer
 from hpcfed.training import engines, graphs
 from hpcfed.training.graphs import Graph
 from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -89,6 +90,7 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
         sgd(fed, fed.clients[k], 0, cross_entropy)
     captured = fed.store.skeletons["mlp", "clients"].captured.values()
     assert len(captures) == 1 == sum(isinstance(graph, Graph) for graph in captured)
+    assert not any(isinstance(graph, RecordedStep) for graph in captured)
 
 
 @pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
@@ -257,8 +259,9 @@ def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
 def test_on_a_gpu_auto_captures_if_there_are_enough_steps_of_any_length(rounds: str, wanted: bool):
     fed = federation("--rounds", rounds)
     steps, loss = LocalSteps(fed, fed.clients[5], 0), FedAvg().loss
-    assert engines.worth(steps, loss) == wanted
-    assert not engines.worth(steps, cross_entropy)  # a user's own
+    assert engines.worth(steps, loss, gpu=True) == wanted
+    assert not engines.worth(steps, loss, gpu=False)
+    assert not engines.worth(steps, cross_entropy, gpu=True)  # a user's own
 
 
 def test_a_graph_whose_first_replay_differs_from_the_eager_step_is_not_used(monkeypatch, capsys):
@@ -286,7 +289,10 @@ def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method
     assert all(v.dtype != torch.bfloat16 for v in other.state.values() if isinstance(v, Tensor))
 
 
-def test_bf16_has_the_same_bits_in_every_engine(captures: list, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("engine", ["traced", "graphed"])
+def test_bf16_has_the_same_bits_in_every_engine(
+    engine: str, captures: list, capsys: pytest.CaptureFixture[str]
+):
     flags = (
         "--models.mix",
         "mlp,cnn",
@@ -296,11 +302,11 @@ def test_bf16_has_the_same_bits_in_every_engine(captures: list, capsys: pytest.C
         "2",
         "--training.engine",
     )
-    eager, graphed = (
-        toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", "graphed")
+    eager, other = (
+        toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine)
     )
-    assert toy.differences(eager, graphed) == []
-    assert "cannot be captured" not in capsys.readouterr().err
+    assert toy.differences(eager, other) == []
+    assert "cannot be recorded" not in capsys.readouterr().err
 
 
 def test_a_distance_of_representations_is_computed_in_float32_whatever_the_precision():

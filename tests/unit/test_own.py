@@ -24,9 +24,7 @@ from hpcfed.models import build, represents
 from hpcfed.models.flat import Layout
 from hpcfed.models.user_model import describe_call
 from hpcfed.storage.digest import digest
-from hpcfed.training import graphs
 from tests import limits
-from tests.contract.toy import capture_on_cpu
 
 NUMBER = count()
 HEAD = """
@@ -388,16 +386,13 @@ def test_a_plain_module_is_split_into_body_and_head_and_computes_the_same(module
     assert represents(f"{name}:{kind}", (1, 16, 16), 10, 512) == 24
 
 
-def test_a_plain_module_trains_to_the_same_bits_with_each_engine_and_can_be_loaded(
-    module, monkeypatch
-):
-    monkeypatch.setattr(graphs, "capture", capture_on_cpu([]))
+def test_a_plain_module_trains_to_the_same_bits_with_each_engine_and_can_be_loaded(module):
     name = module(FROZEN)
     words = [*SMALL, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg"]
-    for engine_ in ("eager", "graphed"):
+    for engine_ in ("eager", "traced"):
         assert main([*words, "--out", engine_, "--training.engine", engine_]) == 0
-    assert digest(Path("eager")) == digest(Path("graphed"))
-    model = hpcfed.load_model("graphed", client=0, own=[f"{name}:Net"])
+    assert digest(Path("eager")) == digest(Path("traced"))
+    model = hpcfed.load_model("traced", client=0, own=[f"{name}:Net"])
     assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 10)
     assert model.represent(torch.zeros(2, 1, 16, 16)).shape == (2, 24)
 

@@ -182,7 +182,7 @@ def test_clients_that_cannot_be_stacked_train_one_by_one_with_one_notice(
 ):
     got, want = (
         toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine))
-        for engine in ("stacked", "eager")
+        for engine in ("stacked", "traced")
     )
     assert toy.differences(got, want) == []
     assert capsys.readouterr().err.count(f"cannot be stacked ({why}); they train one by one") == 1
@@ -206,7 +206,7 @@ def test_dropout_draws_client_by_client_so_that_it_is_not_stacked(capsys, monkey
     flags = (*PLAIN, "--models.mix", "dropping")
     got, want = (
         toy.run(Serial(), toy.job("fedavg", *flags, "--training.engine", e))
-        for e in ("stacked", "eager")
+        for e in ("stacked", "traced")
     )
     assert toy.differences(got, want) == []
     assert capsys.readouterr().err.count("Method.loss cannot be stacked (vmap") == 1
@@ -278,10 +278,10 @@ def saved(folder: Path, *flags: str, **how: object) -> toy.Outcome:
 
 def test_a_run_can_be_resumed_with_another_exact_engine_but_not_with_stacked(tmp_path: Path):
     saved(tmp_path, "--training.engine", "eager", rounds=1, save=tmp_path)
-    assert saved(tmp_path, "--training.engine", "graphed", resume=tmp_path).rows
+    assert saved(tmp_path, "--training.engine", "traced", resume=tmp_path).rows
     with pytest.raises(
         CheckpointError,
-        match="training.engine: stacked here, eager or graphed in the checkp",
+        match="training.engine: stacked here, eager, traced or graphed in the checkp",
     ):
         saved(tmp_path, *STACKED, resume=tmp_path)
 
@@ -292,7 +292,7 @@ def test_a_stacked_run_can_be_resumed_only_with_the_same_group_size(tmp_path: Pa
         saved(tmp_path, *STACKED, "--training.stack", "8", resume=tmp_path)
     with pytest.raises(
         CheckpointError,
-        match="training.engine: eager or graphed here, stacked in the checkp",
+        match="training.engine: eager, traced or graphed here, stacked in the checkp",
     ):
         saved(tmp_path, "--training.engine", "eager", resume=tmp_path)
 

@@ -18,7 +18,6 @@ from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import work
 from hpcfed.models.transformer import HEADS, INNER, WIDTH, Attend
-from hpcfed.training import graphs
 from tests.contract import toy
 from tests.contract.test_methods_on_text import job
 from tests.threads import spmd
@@ -96,16 +95,15 @@ def test_the_work_of_a_transformer_by_hand():
 # Engines and ranks
 
 
-def test_captured_and_stacked_steps_equal_those_of_the_eager_engine(monkeypatch):
-    monkeypatch.setattr(graphs, "capture", toy.capture_on_cpu([]))
+def test_recorded_and_stacked_steps_equal_those_of_the_eager_engine():
     flags = ("--models.mix", "transformer-1", "--rounds", "2", "--data.partition", "iid", *SGD)
     of = lambda engine: job("fedavg", *flags, "--training.engine", engine)  # noqa: E731
-    rounds = toy.start(Serial(), of("graphed"))
+    rounds = toy.start(Serial(), of("traced"))
     rounds.step()
     (module,) = [s for (_, owner), s in rounds.fed.store.skeletons.items() if owner == "clients"]
     assert module.captured and None not in module.captured.values()
-    eager, graphed = (toy.run(Serial(), of(engine)) for engine in ("eager", "graphed"))
-    assert toy.differences(graphed, eager) == []
+    eager, traced = (toy.run(Serial(), of(engine)) for engine in ("eager", "traced"))
+    assert toy.differences(traced, eager) == []
     stacked = toy.run(Serial(), of("stacked"))
     assert toy.differences(stacked.state, eager.state)  # several clients in one product
     assert distance(stacked, eager) < 1e-4

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcfed import Params
 from hpcfed.core.shapes import each
 from hpcfed.models.flat import Skeleton
-from hpcfed.training.optimisers import alike
+from hpcfed.training.recorded_step import alike
 
 KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first match is a block's kind
     ("convolution", (nn.Conv1d, nn.Conv2d, nn.Conv3d)),

@@ -78,7 +78,7 @@ def costs(run: Path, everybody: bool) -> Costs:
     """
     record = load(run)
     check_usable(record, run)
-    skip = min(1, record.rounds - 1)  # in the first round steps are captured, and memory is new
+    skip = min(1, record.rounds - 1)  # in the first round steps are recorded, and memory is new
     names, header = architectures(record), record.header
     seconds, examples = (
         column(record, f"clients/{name}")[skip:] for name in ("seconds", "examples")
