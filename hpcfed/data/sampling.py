@@ -76,11 +76,19 @@ def hold_out(
 
     part: the client's indices into labels, n of them.
     share: share of them for validation, 0..1. The number is rounded down, so that at least one
-    example is left for training.
+    example is left for training. Which of equally frequent classes have one more is drawn, or all
+    clients would leave out the same ones.
     Returns both parts, sorted.
     """
     n = int(share * len(part) + 1e-9)
-    validation = part[limit(labels[part], n, g)] if n else part[:0]
+    if not n:
+        return np.sort(part), part[:0]
+    ours = labels[part]
+    counts = np.bincount(ours)
+    order = g.permutation(len(counts))
+    numbers = np.empty_like(counts)
+    numbers[order] = apportion(n, counts[order])
+    validation = part[take(ours, numbers, g)]
     return np.setdiff1d(part, validation), np.sort(validation)
 
 

@@ -23,6 +23,16 @@ def test_validation_examples_are_disjoint_from_training_and_in_proportion():
     assert [len(p) for p in hold_out(labels, part[:1], 0.9, rng.stream(0, "v"))] == [1, 0]
 
 
+def test_of_equally_frequent_classes_each_is_held_out_by_some_client():
+    labels = np.repeat(np.arange(27), 3)
+    held_out = [
+        set(labels[hold_out(labels, np.arange(81), 0.2, rng.stream(0, "validation", k))[1]])
+        for k in range(8)
+    ]
+    assert all(len(classes) == 16 for classes in held_out)
+    assert set.union(*held_out) == set(range(27))
+
+
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_ranks_and_resumption_do_not_matter_for_its_columns(method, tmp_path):
     job = toy.job(method, *VALIDATION)
