@@ -52,7 +52,7 @@ class Examples:
     as a run does with its test examples, or refused; None: missing values as in the training data,
     and categories are refused.
     filled: number of the values that were filled in, by column; it grows while batches are read.
-    first: the place of the first of them.
+    place: that of the value that was filled in before all others.
     """
 
     source: Any
@@ -62,7 +62,7 @@ class Examples:
     copies: tuple[str, ...] = ()
     fill: bool | None = None
     filled: dict[str, int] = field(default_factory=dict)
-    first: str = ""
+    place: str = ""
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield the examples, up to `size` at a time, as evenly as a run's evaluation does.
@@ -90,7 +90,7 @@ class Examples:
             return ""
         shown = join_few([f"{name} {n}" for name, n in self.filled.items()], FEW)
         total = count_noun(sum(self.filled.values()), "value")
-        return f"{total} filled in ({shown}), the first: {self.first}"
+        return f"{total} filled in ({shown}), the first: {self.place}"
 
     def of_file(self, path: Path, size: int) -> Iterator[Batch]:
         """Yield the examples of one file."""
@@ -179,7 +179,7 @@ class Examples:
         for what, fills, filling in problems:
             if not fills:
                 raise DataError(f"{what}; fix it, or set --missing fill to fill in {filling}")
-            self.first = self.first or what
+            self.place = self.place or what
         if n := len(empty) + len(unseen):
             self.filled[column.name] = self.filled.get(column.name, 0) + n
 
@@ -229,9 +229,9 @@ class Examples:
         shape, channels = self.shape, self.encoder.channels
         if isinstance(shape, Shapes):
             if not is_several(x) or set(x) != set(shape.names):
-                given = join_few(list(x), FEW) if is_several(x) else "one array"
+                names = join_few(list(x), FEW) if is_several(x) else "one array"
                 raise DataError(
-                    f"{where}: {given}, but the model takes {join_few(shape.names, FEW)}"
+                    f"{where}: {names}, but the model takes {join_few(shape.names, FEW)}"
                 )
             parts = {
                 part.name: files.as_inputs(
@@ -275,8 +275,8 @@ class Examples:
         if channels not in (1, 3) or isinstance(self.shape, Shapes):
             raise DataError(f"{path}: images, but the model takes examples of shape {self.form}")
         height, width = pixels
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        places = [file for file in found if file.suffix.lower() in image_folder.ENDS]
+        entries = sorted(path.rglob("*")) if path.is_dir() else [path]
+        places = [file for file in entries if file.suffix.lower() in image_folder.ENDS]
         if not places:
             raise DataError(f"{path}: holds no images ({', '.join(image_folder.ENDS)})")
         names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in places]
@@ -322,5 +322,5 @@ def as_ids(values: np.ndarray) -> np.ndarray:
     """Return a column that passes through: words, or numbers, whole ones as integers."""
     if values.dtype == object:
         return np.array(["" if value is None else value for value in values], object)
-    whole = values.dtype.kind == "f" and len(values) and (values == np.round(values)).all()
-    return values.astype(np.int64) if whole and (np.abs(values) < 2**53).all() else values
+    integral = values.dtype.kind == "f" and len(values) and (values == np.round(values)).all()
+    return values.astype(np.int64) if integral and (np.abs(values) < 2**53).all() else values

@@ -178,11 +178,11 @@ def test_images_are_read_as_the_training_images_were(tmp_path, size):
             image.save(tmp_path / "data" / kind / f"{i}.png")
     how = Reading(image_size=size, held_out=0.5)
     data = load(str(tmp_path / "data"), Path("."), False, how)
-    whole = np.concatenate([data.train.x, data.test.x])
+    stored = np.concatenate([data.train.x, data.test.x])
     new = Examples(tmp_path / "data", again(data), data.shape)
     [batch] = new.batches(100)
     assert batch.ids["file"].tolist()[:2] == ["a/0.png", "a/1.png"]
-    assert sorted(x.tobytes() for x in batch.x) == sorted(x.tobytes() for x in whole)
+    assert sorted(x.tobytes() for x in batch.x) == sorted(x.tobytes() for x in stored)
     Image.new("L", (4, 7)).save(tmp_path / "tall.png")
     if size:
         assert encoded(data, tmp_path / "tall.png").shape == (1, 1, 5, 5)

@@ -91,9 +91,9 @@ def client_heads(
     runs: Sequence[Run], metric: str, others: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
     """Return the columns of the clients' table. others: further metrics."""
-    first, *rest = CLIENTS.items()
+    number, *rest = CLIENTS.items()
     named = NAME if any(run.client_names for run in runs) else {}
-    return heads(dict([first]) | named | dict(rest), metric) | further_heads(others)
+    return heads(dict([number]) | named | dict(rest), metric) | further_heads(others)
 
 
 def further_heads(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -66,8 +66,8 @@ def command(
 
     def change(job: Mapping[str, Any]) -> dict[str, Any]:
         adapts = bool(how) or job["adapt"]["how"] != "none"
-        given = {"how": how, "lr": lr, "epochs": epochs}
-        changes = {field: value for field, value in given.items() if value not in (None, "")}
+        wanted = {"how": how, "lr": lr, "epochs": epochs}
+        changes = {field: value for field, value in wanted.items() if value not in (None, "")}
         if adapts:
             return {**job, "adapt": {**job["adapt"], **changes}}
         local = {**job["local"], **changes}
