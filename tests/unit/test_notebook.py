@@ -161,6 +161,11 @@ def test_a_page_is_written_whether_its_package_is_loaded_or_not(runs, tmp_path):
     assert done.stdout == "True\n" and (tmp_path / "r.html").stat().st_size > 1000
 
 
+def test_a_sweep_of_one_value_is_refused_in_the_words_of_python():
+    with pytest.raises(ConfigError, match=r"give a list, as in seed=\[0, 1, 2\]"):
+        hpcfed.sweep(algorithm="fedavg", rounds=2)
+
+
 def test_what_is_no_run_is_one_message():
     with pytest.raises(ConfigError, match="a int; give paths of runs or sweeps"):
         hpcfed.table([3])

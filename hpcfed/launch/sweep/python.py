@@ -30,7 +30,7 @@ from hpcfed.launch.sweep.command import (
     search_by_optuna,
     start,
 )
-from hpcfed.launch.sweep.grid import ranges, takes_list
+from hpcfed.launch.sweep.grid import ranges, takes_list, varied
 from hpcfed.launch.sweep.launch import is_finished
 from hpcfed.launch.sweep.pool import Outcome, Pool, describe_result, runs_at_once
 from hpcfed.launch.sweep.search import TRIALS, draw
@@ -74,6 +74,11 @@ def sweep(
         forget_own_models()
         if ranks > 1 or launcher:
             check_importable(call.lent, ranks)
+        if not (search or varied(words) or files[1:]):
+            raise ConfigError(
+                "hpcfed.sweep: no field has several values; give a list, as in seed=[0, 1, 2], or "
+                "take hpcfed.run"
+            )
         if search or trials:
             refuse_search(words, below, search, None, False, False)
         spans, n = ranges(words, below), trials or TRIALS
