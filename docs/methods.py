@@ -3,11 +3,13 @@ its code.
 """
 
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 from fields import default, kind
+from formulas import mathml
 from text import anchored, block, folded, joined, prose, sentence, table
 from traffic import traffic
 
@@ -40,6 +42,17 @@ INDEX = """
 `algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which
 architectures clients may have, with a method's defaults. A job that a method cannot run is refused
 with the reason and with methods that can.
+"""
+EQUATIONS = re.compile(
+    r"^Objective: (?P<objective>.+?)\nServer: (?P<server>.+?)\nRound:\n(?P<round>.+?)(?:\n\n|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+SYMBOLS = """
+w is the server's model, w_k that of client k after its training. F_k is the mean loss over client
+k's examples, CE the cross-entropy of a batch, KL(p || q) the divergence of q from a teacher p.
+p_k is a client's weight in the mean; these weights add up to 1. S is the cohort, K the number of
+clients, z a representation; sums and means over k are over the cohort. Other letters are fields of
+the method, or the text below says what they are.
 """
 HEAD = ("method", "what it does", "models", "also needs", "time")
 
@@ -84,12 +97,14 @@ def page(name: str) -> str:
     """The page of one method."""
     cls, entry = ALGORITHMS[name].load(), ALGORITHMS[name]
     first, rest = lines(name)[0], "\n".join(lines(name)[1:])
-    source, found, deviations = rest.partition("Deviations:")
+    equations = EQUATIONS.search(rest)
+    source, found, deviations = EQUATIONS.sub("", rest).partition("Deviations:")
     code_ = Path(inspect.getfile(cls)).read_text()
     return joined(
         f"# {title(name)}",
         sentence(prose(first.partition(": ")[2] or first)),
         f'`algorithm.name = "{name}"`',
+        method(equations, issubclass(cls, Peers)) if equations else "",
         joined("## Source", prose(source)) if source.strip() else "",
         joined("## Deviations", sentence(prose(deviations.strip()))) if found else "",
         joined("## What it runs with", conditions(cls())),
@@ -101,6 +116,21 @@ def page(name: str) -> str:
             block(code_, "python"),
         ),
         folded("BibTeX", block(bibtex(keys(entry)), "bibtex")) if entry.cite else "",
+    )
+
+
+def method(equations: re.Match[str], peers: bool) -> str:
+    """Its objective and its server's step as formulas, and its round; peers: without a server."""
+    server = " ".join(equations["server"].split())
+    return joined(
+        "## The method",
+        "Objective:",
+        mathml(equations["objective"]),
+        "Step of each client:" if peers else "The server's step:",
+        "It does nothing." if server == "none" else mathml(server),
+        "A round:",
+        prose(equations["round"]),
+        folded("Symbols", prose(SYMBOLS)),
     )
 
 

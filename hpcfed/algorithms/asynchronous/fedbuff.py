@@ -5,6 +5,15 @@ the model w sends D = w_v - w_local. The server adds s(tau) D to its buffer, whe
 of new models since v. After K updates it sets w <- w - eta_g * buffer / K. As many clients as a
 cohort has work at the same time, and none waits for another. s(tau) = (1 + tau)^-1/2.
 
+Objective: F_k(w)
+Server: w <- w - eta_g / K sum_k s(tau_k) (w_v - w_k)
+Round:
+1. A client receives the server's present model, of version v, and trains it.
+2. It sends its update when its virtual time has passed.
+3. The server adds the update, damped by its staleness tau_k, to its buffer.
+4. After K updates it steps along their mean and empties the buffer.
+5. As many clients as a cohort has work at the same time.
+
 Deviations: the server takes the mean of the buffer, as the paper's algorithm does; FLSim adds the
 updates up, so that its learning rate is 1 / K of the one here, and divides s(tau) by s of a given
 mean staleness, 1. At the end of an epoch FLSim makes a model of a buffer that is not full; here

@@ -12,6 +12,15 @@ group closes, w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N, 
 number of new models since client k's download. A client's first model, which reveals its speed, is
 merged alone.
 
+Objective: F_k(w)
+Server: w <- (1 - sum_k a_k) w + sum_k a_k w_k; a_k = alpha s(tau_k) / N
+Round:
+1. The server estimates each client's seconds per step from its reports.
+2. A free client joins the open group for which it can do the most steps, or opens one.
+3. It trains this number of steps, so that the group arrives together.
+4. The group closes when all have arrived, or after `slack` times its expected duration.
+5. The server merges the models of the group; those that come later wait for the next one.
+
 Deviations: the implementation is based on this description and on the public code, APPFL's
 compass_scheduler.py and fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and
 min_steps are the paper's from memory. N is the number of clients that work at the same time; with

@@ -7,6 +7,15 @@ with stochastic weight averaging (SWA). The preset `authors` follows the authors
 (hongyouc/FedBE), which fits its Gaussian to directions of change (posterior = "directions") and
 draws with a tenth of their standard deviation (its option `var_scale`).
 
+Objective: F_k(w)
+Server: w <- argmin_w KL(sharpen(mean_m softmax f_m(x)) || softmax f_w(x))
+Round:
+1. The server sends its model to the cohort; each client trains it and sends it.
+2. The server fits a distribution to the models and draws models from it.
+3. Teachers are the drawn models, the clients' models and their mean.
+4. The mean model learns the teachers' mean prediction, sharpened, on public data.
+5. The weights of these steps are averaged (SWA).
+
 Deviations: batch statistics of drawn models, and of the SWA average, are computed on the public
 data; the code draws them, and a variance may be negative. The divergence is summed over classes;
 the code takes the mean over them. The server has no weight decay (1e-5 in the code) and a constant

@@ -6,6 +6,15 @@ CE(w) + (zeta / n) KL(q || p), with w drawn from q. It then takes one step of it
 distribution p down (zeta / n) KL(q || p). The copy is uploaded, and the server averages the copies.
 All steps are those of the job's optimiser. Evaluation uses the network of the means mu.
 
+Objective: CE(w) + zeta / n KL(q || p)
+Server: p <- mean_k p_k
+Round:
+1. The server sends the common distribution p to the cohort.
+2. On each batch a client takes steps of its personal distribution q, with weights w drawn from q.
+3. It takes one step of its copy of p down the divergence alone.
+4. It sends its copy p_k; q stays.
+5. The server takes the mean of the copies.
+
 Deviations: mu and rho are averaged (not sigma). The preset `authors` follows an unofficial code
 (AllenBeau/pFedBayes), which draws its noise with standard deviation 0.001 instead of 1, so that its
 networks are almost deterministic. It weighs clients by examples, has no beta, and divides the

@@ -8,6 +8,15 @@ split where sqrt((1 - s) / 2) >= gamma for the largest similarity s across the s
 linkage = "average", scope = "head", after = 30 and every = 30, and does not train a cluster further
 once a test has left it whole; here it is trained and tested on.
 
+Objective: F_k(w)
+Server: w_m <- w_m + sum_(k in m) p_k (w_k - w_m)
+Round:
+1. The server sends each client the model of its cluster.
+2. The client trains it and sends its update.
+3. The server steps each cluster along its mean update.
+4. It tests a cluster when all its clients have trained: a short mean, but a long update?
+5. It splits such a cluster by the cosines of its clients' updates.
+
 Deviations: in the paper all clients take part in each round. Here a cluster is tested when all of
 its clients have trained since its last test, or since it began, and by their last updates; the mean
 update is the mean of these. The authors' code weighs clients equally (preset `authors`) and decays

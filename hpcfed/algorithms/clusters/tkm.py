@@ -5,6 +5,14 @@ the models by trimmed K-means, and each cluster continues from its centre by rob
 is a baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in
 each round and takes the coordinate-wise median (preset `authors`).
 
+Objective: F_k(w)
+Server: c_m <- trimmed_(k in m) w_k
+Round:
+1. Each client trains from its centre and sends its model.
+2. In the first stage the server clusters the models by K-means with trimmed means.
+3. The stage lasts until all clients have trained; then the clusters are fixed.
+4. Each cluster continues from its centre, by the robust mean of its clients' models.
+
 Deviations: the first stage is the job's local training. It lasts until all clients have trained,
 and clusters may change in each of its rounds; afterwards they are fixed (later = 0). Trimming is by
 coordinate. A cluster that loses all clients keeps its centre; in that code it becomes nan. The

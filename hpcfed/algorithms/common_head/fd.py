@@ -7,6 +7,15 @@ soft predictions of each class over all local steps. The server removes a client
 what this client receives: (M F - F_k) / (M - 1) with the mean F over the M clients that have the
 class.
 
+Objective: CE(f(x), y) + gamma KL(F_ky || softmax f(x))
+Server: F_k <- (M F - F_k) / (M - 1)
+Round:
+1. The server sends each client the mean output of the other clients for each class.
+2. The client trains on its labels and on these outputs.
+3. It averages its soft predictions by class over all its steps.
+4. It sends these means.
+5. The server averages them over the M clients that have the class.
+
 Deviations: phi of the second term is the KL divergence, whose gradient is that of the paper's
 cross-entropy. M counts the clients of the round that have the class; the paper's clients have all
 classes. A class that no other client has sent adds no term. The federated augmentation of the paper

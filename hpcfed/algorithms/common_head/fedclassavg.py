@@ -4,6 +4,15 @@ Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. The 
 classifiers. Clients train with a proximal term on the classifier, and with a contrastive loss that
 makes their representations agree.
 
+Objective: CE + L_SupCon + rho ||c_k - c||
+Server: c <- sum_k p_k c_k
+Round:
+1. The server sends the classifier c to the cohort.
+2. Each client puts it on its own body.
+3. It trains on two views of its examples, with the contrastive loss and the proximal term.
+4. It sends its classifier c_k; its body stays.
+5. The server takes the weighted mean of the classifiers.
+
 Deviations: the mean is over the clients that report, not over all. The paper gives neither
 temperature nor normalisation of the contrastive loss; the defaults are those of Khosla et al. The
 authors' code differs, and preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on

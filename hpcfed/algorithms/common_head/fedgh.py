@@ -2,6 +2,14 @@
 
 Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1.
 
+Objective: F_k(b_k, c)
+Server: c <- argmin_c sum_k sum_y CE(c(z_ky), y)
+Round:
+1. The server sends the header c to the cohort.
+2. Each client trains its body with it on its own examples.
+3. It sends the mean representation z_ky of each class y that it has.
+4. The server trains the header on these means and their classes.
+
 Deviations: class means are over all training examples after local training; the authors' code
 averages means of batches. The server has its own optimiser, SGD over the received pairs in
 mini-batches; in the authors' code the header never learns. With models.relu_head the mean is taken

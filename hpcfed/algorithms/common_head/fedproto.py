@@ -6,6 +6,15 @@ example's representation and its class's prototype, averaged over examples and o
 components. This is the term of the authors' code, to which the published values of lam belong (1,
 and 0.1 on CIFAR-10).
 
+Objective: CE + lam ||z - q_y||^2 / d
+Server: q_c <- sum_k n_kc q_kc / sum_k n_kc
+Round:
+1. The server sends the prototypes q of all classes.
+2. Each client trains; its representations z approach the prototypes of their classes.
+3. It computes the mean representation of each of its classes.
+4. It sends these prototypes.
+5. The server averages them by class, weighted by examples.
+
 Deviations: eq. 8 has the distance of class means, summed over d (reduction = "sum" sums over d).
 Class means are computed after local training; the authors' code collects them during its last
 epoch, while the model changes (prototypes = "during"; here during all epochs). Weights sum to 1,

@@ -2,6 +2,14 @@
 
 Liang et al., 2020, arXiv:2001.01523, algorithm 1.
 
+Objective: F_k(b_k, c_k)
+Server: c <- sum_k p_k c_k
+Round:
+1. The server sends the last layer c to the cohort.
+2. Each client trains it together with its own body b_k.
+3. It sends the last layer; its body stays.
+4. The server takes the weighted mean of the last layers.
+
 Deviations: the shared part is the head, one linear layer, so that bodies may differ. The paper's
 auxiliary losses on representations are left out, as in its experiments on federated data.
 """

@@ -13,6 +13,15 @@ The implementation is based on the abstract, the first page and descriptions of 
 of the authors is public. Message, norm and selection are theirs; Adam, its number of steps and the
 number of examples are our choice.
 
+Objective: 1 - cos(g(x, y), w - w_k)
+Server: w <- w - sum_k p_k ||H_k|| g_k / ||g_k||
+Round:
+1. The server sends its model w to the cohort.
+2. Each client trains it, which gives its update H_k, w - w_k.
+3. It optimises n examples so that their gradient g has the direction of H_k.
+4. It sends the examples, their labels and the length of H_k.
+5. The server computes each g_k at w, and averages the models that result.
+
 Deviations: examples and labels are initialised with noise. Wherever a gradient of synthetic
 examples is computed, by client or server, dropout is off and batch normalisation is in eval mode.
 The statistics of batch normalisation, which no gradient carries, are sent as they are, and counted.

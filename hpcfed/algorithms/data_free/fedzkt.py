@@ -10,6 +10,15 @@ round's models on G's examples, and the weights of each model go back to its cli
 The implementation is based on the abstract and descriptions of the paper, because the authors have
 published no code. The loop follows them; the loss and the numbers are less certain.
 
+Objective: CE + mu ||w - w_received||^2
+Server: min_F max_G ||softmax F(G(z)) - softmax f(G(z))||_1
+Round:
+1. Each client trains its own model near the weights that it received, and sends it.
+2. The server's generator G makes examples on which its model F and the mean f of clients differ.
+3. F learns from f on these examples; both steps alternate.
+4. F teaches each of the round's models on examples of G.
+5. The weights of each model go back to its client.
+
 Deviations: F teaches by KL of soft predictions. G and F take steps in turn, one each. All numbers
 of steps, and the generator (Fang et al., 2019), are our choice. Normalisation in the clients'
 models is in eval mode while they are an ensemble, and by the batch while they learn.

@@ -12,6 +12,15 @@ The implementation is based on the abstract, because no code of the authors is p
 examples from which models is the paper's, the loss is that of the works on which it builds (Haroush
 et al., 2020, arXiv:1912.01274), and all numbers are our choice.
 
+Objective: CE(f(x), c) + lam sum_l (||mu_l(x) - mu_l||^2 + ||sigma_l(x) - sigma_l||^2)
+Server: w <- sum_k p_k w_k
+Round:
+1. The server sends its model to the cohort.
+2. With ZDAC a client makes examples x of its rarest classes c, by this objective.
+3. It trains on these and its own examples and sends its model.
+4. The server takes the weighted mean of the models.
+5. With ZDAS the server makes the examples, from each client's model, and trains the mean on them.
+
 Deviations: no examples are made in the first rounds, because an untrained model has no information.
 For a model without batch normalisation the loss is the cross-entropy and a small square of the
 values. At the clients synthetic images are rounded to bytes, like those of the data. The server's

@@ -5,6 +5,14 @@ local steps are followed by i2 steps with averaging: D-SGD is (0, 1), PA-SGD (i1
 al., 2019, arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is
 local.steps = 1.
 
+Objective: mean_i F_i(x)
+Server: x_i <- sum_j W_ij x_j - eta g_i(x_i)
+Round:
+1. There is no server: each client has its own model x_i and neighbours.
+2. Each client takes its step at x_i.
+3. In the i2 steps with averaging it sends x_i to its neighbours and averages theirs.
+4. The i1 local steps before them exchange nothing.
+
 Deviations: if not all clients take part, only the links between those that do count, with weights
 of their own. Batch statistics are averaged too, with a client's own statistics taken after its
 step. Virtual time: a step takes the sum of a client's latency, the time in which its link receives

@@ -9,6 +9,14 @@ the time in which its link sends its model to each neighbour and receives theirs
 runs in parallel with the work, so that a job lasts as long as the longer of the two; in D-SGD it
 lasts as long as their sum. A model arrives after its latency and upload from the job's start.
 
+Objective: mean_i F_i(x)
+Server: x_i <- sum_j w_ij x_j - eta g_i(x_i)
+Round:
+1. There is no server: each client has its own model x_i and neighbours.
+2. A client that is ready sends x_i to its neighbours and computes its step at x_i.
+3. It waits for nobody: it averages with the last models that it has received.
+4. It adds its step; in the i1 local steps there is no mean.
+
 Deviations: a step is the job's local work; the paper's is local.steps = 1. With weights = "ccs" no
 weight is larger than 1 / (degree + 1) of the client with the smaller degree, because a client's own
 weight could be negative otherwise. The authors' code takes the smaller proposal between equal

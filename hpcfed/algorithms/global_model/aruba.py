@@ -11,6 +11,15 @@ local.lr, so that the first rates are local.lr, as in that code. With one rate f
 last round clients personalise phi with eta updated after every step, G <- G + c g^2. G_k and eta
 are sent in addition to the models.
 
+Objective: F_k(w)
+Server: phi <- sum_k p_k w_k; eta <- sqrt(b / G)
+Round:
+1. The server sends its model phi and a learning rate for each weight.
+2. Each client trains with these rates and sums the squares of its gradients.
+3. It sends its model and these sums.
+4. The server adds half the squared distances to b, and the sums of squares to G.
+5. It sets the rates to the root of b / G, and phi to the weighted mean.
+
 Deviations: float buffers of batch normalisation are averaged plainly.
 """
 

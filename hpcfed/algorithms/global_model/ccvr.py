@@ -11,6 +11,16 @@ It draws virtual features from N(mu_c, S_c), trains the head alone on them and s
 all clients. A class with fewer than two examples is left out. This upload of C + C_k (d^2 + d)
 numbers comes after the last round and is in no round's record.
 
+Objective: F_k(w)
+Server: mu_c = sum_k n_kc mu_kc / N_c; S_c = (sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c
+    mu_c mu_c^T) / (N_c - 1)
+Round:
+1. Every round is one of FedAvg.
+2. After the last round each client sends number, mean and covariance of its features by class.
+3. The server computes the mean and covariance of each class over all clients.
+4. It draws virtual features from these Gaussians and trains the head on them.
+5. It sends the model to all clients.
+
 Deviations: features are computed in eval mode. The authors have published no code, so that the
 number of virtual features, the optimiser and the epochs of the head are our choice.
 """

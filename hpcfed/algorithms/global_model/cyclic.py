@@ -6,6 +6,13 @@ cohorts of a cycle contain every client once. With participation = 1 a round is 
 1 / clients it is one visit, a round of FLamby. So a round takes as much work as FedAvg's, but its
 clients cannot work at the same time: its virtual seconds are the sum of theirs.
 
+Objective: F_k(w)
+Server: w <- w_k
+Round:
+1. The server gives the model to the first client of the cohort.
+2. The client trains it and passes it on to the next client.
+3. The last client's model is the server's new one; nothing is averaged.
+
 Deviations: each hand-over goes through the server. In FLamby's code of 2024 the model is not handed
 over: each centre trains a copy of its own, and centre 0's is scored. Each visit has a new optimiser
 (local.keep_optimiser: each client keeps its own).

@@ -9,6 +9,15 @@ hold examples of its classes ("feature paired averaging"). A group whose classes
 does not change. Class c belongs to group floor(c G / C). The implementation is based on the
 abstract and on notes about the paper: no code is public, and its numbers are not known here.
 
+Objective: F_k(w)
+Server: w_g <- sum_(k in H_g) p_k w_kg
+Round:
+1. The server sends its model, whose upper layers are groups, each for some classes.
+2. Each client trains it.
+3. It sends its model.
+4. The server averages the common layers over all clients.
+5. It averages each group over the clients that have examples of the group's classes.
+
 Deviations: the paper finds the depth by the variance of features over classes; here it is a field.
 A client holds a group if it has an example of one of its classes; which classes these are (C bits)
 is not counted as traffic.

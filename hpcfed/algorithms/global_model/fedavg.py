@@ -3,6 +3,14 @@
 McMahan et al., AISTATS 2017, arXiv:1602.05629, algorithm 1. Float buffers of batch normalisation
 are averaged like parameters.
 
+Objective: F_k(w)
+Server: w <- sum_k p_k w_k
+Round:
+1. The server draws a cohort and sends it the model.
+2. Each client trains the model on its own examples.
+3. It sends the trained model.
+4. The server takes the mean, weighted by numbers of examples.
+
 Deviations: weights are renormalised over the clients that report.
 """
 

@@ -16,6 +16,14 @@ Models: `clip-tiny`, random and for tests; `clip:FOLDER`, a CLIPModel as Hugging
 saves it (`hpcfed.models.clip`). For any other model the head's weights replace the texts; they are
 those of models.weights, or random.
 
+Objective: (CE_image + CE_text) / 2
+Server: a <- mean_k a_k
+Round:
+1. The server sends the adapter a; the dual encoder is frozen on all clients.
+2. Each client trains its adapter on pairs of images and texts of their classes.
+3. It sends the adapter alone.
+4. The server takes the uniform mean of the adapters.
+
 Deviations: Adam's eps is 1e-8; that code has 1e-6. A batch of a single image, which has no loss, is
 a step of the weight decay; that code leaves it out. That code also tests on a client that takes no
 part in training, and keeps the round that is best on validation data.

@@ -4,6 +4,15 @@ Li et al., Asilomar 2019, arXiv:2001.01920. In the first half of a round clients
 gradients at the common model. In the second half they train with a linear term, the difference
 between the mean gradient and their own.
 
+Objective: F_k(w) + <g - g_k, w> + mu / 2 ||w - w_t||^2
+Server: w <- sum_k p_k w_k
+Round:
+1. The server sends its model w_t; each client of the cohort sends its gradient there.
+2. The server sends the mean gradient g.
+3. Each client trains with the correction g - g_k and the proximal term.
+4. It sends its model.
+5. The server takes the weighted mean of the models.
+
 Deviations: the paper draws clients anew for the second half of a round. The authors' code (preset
 authors) restarts its generator, so that both sets are the same clients, who then need the model
 only once (sets = "same"). A client that is only in the second set computes its gradient there.

@@ -4,6 +4,13 @@ A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 a
 / |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples"). It is
 not the FedDist of Ek et al., PerCom 2021.
 
+Objective: F_k(w)
+Server: w <- w - eps / |S| sum_k (w - w_k)
+Round:
+1. The server sends its model to the cohort.
+2. Each client trains it and sends it.
+3. The server goes the share eps of the way to the mean of the models.
+
 Deviations: the public code of +WS has eps = 1, divides by |S| once more, and uses a name that it
 never sets.
 Float buffers of batch normalisation are updated like parameters.

@@ -6,6 +6,15 @@ F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets g_k <- g_k - alpha (w_k 
 sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k - h / alpha. With weighting = "samples"
 clients count by their examples in the sum, the mean and K.
 
+Objective: F_k(w) - <g_k, w> + alpha / 2 ||w - w_t||^2
+Server: h <- h - alpha / K sum_k (w_k - w_t); w <- mean_k w_k - h / alpha
+Round:
+1. The server sends its model, w_t, to the cohort.
+2. Each client minimises its loss with the linear and the proximal term.
+3. It updates its g_k by -alpha (w_k - w_t) and keeps it.
+4. It sends its model.
+5. The server updates h and subtracts h / alpha from the mean of the models.
+
 Deviations: local training is the job's, not to the optimum. Float buffers of batch normalisation
 are averaged and have neither g_k nor h. The authors' code divides alpha by a client's share of the
 data, and keeps g_k / alpha with the other sign.

@@ -7,6 +7,15 @@ server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff = sum
 ||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it (`count_gradients`). It
 is the sum of a_k: with momentum and a proximal term some of its entries can be negative.
 
+Objective: F_k(w)
+Server: w <- w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1
+Round:
+1. The server sends its model to the cohort.
+2. Each client trains; it may take any number of steps.
+3. It counts how often each of its gradients enters its update: a_k.
+4. It sends its update, divided by the sum of a_k, and this sum.
+5. The server steps along the mean of the divided updates, times the mean of the sums.
+
 Deviations: float buffers of batch normalisation are averaged like FedAvg's. Weight decay counts as
 part of the gradient. With a proximal term the authors' code has sum_k p_k tau_k for tau_eff, and
 with momentum beside it adds up both counters, which is not the sum of a_k; their server momentum is

@@ -5,6 +5,15 @@ experiments, which are the preset `authors`, weigh clients by examples, begin wi
 the bias of the moments, as Keras does. Algorithm 2 weighs clients equally, begins with v = tau^2
 and corrects nothing. Their Adagrad has b1 = 0.
 
+Objective: F_k(w)
+Server: m <- b_1 m + (1 - b_1) D; w <- w + eta m / (sqrt(v) + tau)
+Round:
+1. The server sends its model to the cohort.
+2. Each client trains it and sends it.
+3. The server takes the mean change D of the models.
+4. It updates the first moment m, and the second moment v by the rule of Adam, Yogi or Adagrad.
+5. It steps along m, divided by the root of v.
+
 Deviations: float buffers of batch normalisation are averaged, not adapted.
 """
 

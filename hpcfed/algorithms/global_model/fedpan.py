@@ -7,6 +7,14 @@ the n units get a constant. It is added or multiplied, h + e or h (1 + e), with 
 not sent. All else is FedAvg with a uniform mean, as in the public code (lxcnju/FedPAN), the source
 of defaults and details.
 
+Objective: F_k(w)
+Server: w <- mean_k w_k
+Round:
+1. The server sends its model to the cohort.
+2. Each client trains; every unit of a layer has a constant that tells its position.
+3. It sends its model, without the constants.
+4. The server takes the uniform mean of the models.
+
 Deviations: that code raises the learning rate over its first 10 rounds, takes at least five
 batches, clips the norm of gradients at 100, and averages the counters of batch normalisation; none
 of this is done here. The first convolution of its ResNets has no constants, and their logits follow

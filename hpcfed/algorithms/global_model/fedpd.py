@@ -13,6 +13,15 @@ sum weighted by examples. With p > 0 and exact local solutions it was observed t
 of quadratics without settling, because in a round without communication a client steps towards its
 own optimum.
 
+Objective: F_k(x) + <l_k, x - x0_k> + ||x - x0_k||^2 / (2 eta)
+Server: x0 <- mean_k u_k
+Round:
+1. Each client minimises its augmented Lagrangian, from its last x_k.
+2. It sets l_k to l_k + (x_k - x0_k) / eta and u_k to x_k + eta l_k.
+3. One random draw decides for all clients whether this round communicates.
+4. If it does, they send u_k, and their mean is the new anchor of all.
+5. If not, each client's u_k is its own anchor.
+
 Deviations: local training is the job's, not to a given accuracy. A client sends the change of its
 u_k since it last sent, so that the mean is over all clients even if not all take part; in the paper
 all do. Float buffers of batch normalisation are averaged plainly.

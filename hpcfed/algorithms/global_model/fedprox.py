@@ -2,6 +2,14 @@
 
 Li et al., MLSys 2020, arXiv:1812.06127, eq. 2 and algorithm 2.
 
+Objective: F_k(w) + mu / 2 ||w - w_t||^2
+Server: w <- sum_k p_k w_k
+Round:
+1. The server draws a cohort and sends it its model, w_t.
+2. Each client minimises its loss plus the proximal term.
+3. A straggler sends what it has reached.
+4. The server takes the weighted mean of the models.
+
 Deviations: clients are drawn without replacement. The paper draws client k with probability n_k / n
 and takes the plain mean (sampling = "size", weighting = "uniform"); most code draws uniformly and
 weights by n_k (the default here).

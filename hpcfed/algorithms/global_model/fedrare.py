@@ -13,6 +13,15 @@ confidence is the mean of sum_j (max p - p_j) / (C - 1). The global vector of a 
 the clients' vectors, weighted by the softmax over clients of confidence / T, and scaled to length
 1. A class that nobody predicts keeps its vector. Adam's moments stay with the clients.
 
+Objective: CE_balanced + intra L_SupCon + inter L_global
+Server: w <- sum_k p_k w_k; v_c <- sum_k a_kc v_kc; v_c <- v_c / ||v_c||
+Round:
+1. The server sends its model and the global vectors of the classes.
+2. Each client trains with class weights and two contrastive losses.
+3. It averages the representations of each class that it predicts correctly, and its confidence.
+4. It sends its model, the vectors of its classes and the confidences.
+5. The server averages models by examples, and vectors by the softmax of confidences.
+
 Deviations: the representation itself is contrasted, without a projection. n_c are the client's
 counts, and the weights are 1 on average over its classes. A class is rare if it has less than
 rare_share of all examples; the code names two classes, and uses the vectors of four clients alone.

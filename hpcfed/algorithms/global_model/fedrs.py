@@ -2,6 +2,14 @@
 
 Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's.
 
+Objective: CE(softmax(a_k f(x)), y)
+Server: w <- sum_k p_k w_k
+Round:
+1. The server sends its model to the cohort.
+2. A client multiplies the logits of the classes that it does not have by alpha.
+3. It trains the model with these logits and sends it.
+4. The server takes the weighted mean of the models.
+
 Deviations: the paper's classifier has no bias. Here the whole logit is scaled, bias included, so
 that with alpha = 0 neither weights nor bias of a missing class change. The authors' code, the
 preset `authors`, scales by how many examples a class has (form = "graded"). Its clipping of

@@ -9,6 +9,15 @@ optimum of the sum weighted by examples. There is no code of the authors. The it
 with wenh06/fl-sim; its pseudo-code, not its program, sets z_k to x in each round and so loses the
 method's memory.
 
+Objective: F_k(w) + ||w - c_k||^2 / (2 s)
+Server: x <- mean_k z_k
+Round:
+1. The server sends x to the cohort.
+2. Each client reflects: c_k is 2 x - z_k.
+3. It trains from x towards the proximal point x_k at c_k.
+4. It adds 2 (x_k - x) to its z_k and sends the change.
+5. The server takes the mean of the z_k of all clients.
+
 Deviations: the proximal step is the job's local training from x. A client sends the change of its
 z_k, so that the mean is over all clients even if not all take part; in the paper all do. Float
 buffers of batch normalisation are averaged plainly.

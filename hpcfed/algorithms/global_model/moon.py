@@ -7,6 +7,15 @@ between an example's representation z and that of the received model, s_prev the
 and that of the client's own model at the end of its last round. Before its first round the latter
 is the server's first model.
 
+Objective: CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau)))
+Server: w <- sum_k p_k w_k
+Round:
+1. The server sends its model to the cohort.
+2. A client computes representations by its model, by the received one and by its previous one.
+3. It trains: its representations approach the received model's and leave the previous model's.
+4. It keeps its model as its next previous one and sends it.
+5. The server takes the weighted mean of the models.
+
 Deviations: z is the representation of models.d values. The paper puts a projection head of 256
 before the classifier, as models.d = 256 does here. Both other representations are computed from the
 examples without augmentation, in eval mode.

@@ -9,6 +9,15 @@ job's: [adapt]. The full text and code were not at hand. The implementation is b
 and on summaries, so that K, the rates, the momentum and the round of the switch are fields, whose
 defaults are not the paper's.
 
+Objective: F_k(w)
+Server: w <- Step(w, mean_k (w - w_k))
+Round:
+1. The server sends its model to the cohort.
+2. In phase 1 clients train as in FedAvg, and the server steps along the mean change.
+3. In phase 2 each client takes K steps.
+4. The server takes the mean of w - w_k as a gradient for Adam.
+5. After the last round each client fine-tunes the model, as [adapt] says.
+
 Deviations: float buffers of batch normalisation are averaged, not adapted. The clients' optimiser
 is the job's in both phases.
 """

@@ -7,6 +7,15 @@ block i is the mean of the server's models inside block i over all days. The aut
 code was read, the full text of the paper was not. A client belongs to the block id * blocks // K,
 as if in its time zone, and must know it when it predicts.
 
+Objective: F_k(w)
+Server: w <- sum_k p_k w_k; v_i <- mean_t w_t
+Round:
+1. The cohort is drawn from the clients of the present block of the day.
+2. They train the server's model as in FedAvg.
+3. The server takes the weighted mean of their models.
+4. The predictor of the block is the mean of the server's models inside this block.
+5. A client predicts with the predictor of its block.
+
 Deviations: the unit of time is the round, `block_rounds` of which make a block, not the seconds of
 virtual time. Cohorts are drawn from the block's group alone, participation * K clients of it or all
 that are available. Before its first round a block predicts with the server's model.

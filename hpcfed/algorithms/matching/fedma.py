@@ -14,6 +14,15 @@ Rests on the authors' code (IBM/FedMA), in which the prior, the five sweeps and 
 last layer were read, and on short notes about the paper, whose text was not at hand. It is
 therefore less sure that a pass is one round, and what a pass sends.
 
+Objective: F_k(w_k)
+Server: theta_j <- sum_v v / n_j
+Round:
+1. The clients train and send their lowest layer.
+2. The server matches its units by their incoming weights and averages the matched ones.
+3. Clients fix the matched layer and train the layers above.
+4. This is repeated for each layer.
+5. The last layer is a mean by class, weighted by the clients' shares of its examples.
+
 Deviations: a client's model keeps its size within a pass, where the paper's clients get the whole
 wide layer and train wider layers above it. A round therefore sends every layer up once, and the
 model and each matched layer down. Matched units are means, as in the paper's algorithm. In the

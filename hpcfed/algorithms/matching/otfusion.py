@@ -10,6 +10,15 @@ The aligned weights are n T' W T_below n (n units in a layer). The mean of the a
 new model. For layers of one size an exact plan is a permutation, which scipy's assignment finds.
 With regularise > 0 the plan is that of Sinkhorn's algorithm, and units are mixed.
 
+Objective: F_k(w)
+Server: w <- mean_k T_k(w_k)
+Round:
+1. The server sends its model to the cohort.
+2. Each client trains it and sends it.
+3. The server aligns each model's units to those of a reference, from the inputs up.
+4. Each layer's plan T has the least transport cost between units' incoming weights.
+5. The mean of the aligned models is the new model.
+
 Deviations: clients have one architecture, while the paper also fuses models of several widths.
 Alignment by activations, for which the server would need data, is not implemented. Biases and
 normalisation belong to their units (the paper's models have none). The order of the classes is

@@ -18,6 +18,15 @@ sweeps, the limit of units, class shares and the prior of biases were read, and 
 paper, whose text was not at hand. The section numbers, the factor 2 of the popularity and the
 rounds of section 3.4 are less sure.
 
+Objective: F_k(w_k)
+Server: theta_j <- (m / sigma_0 + sum_v v / sigma) / (1 / sigma_0 + n_j / sigma)
+Round:
+1. Each client of the cohort trains from the units that it was matched to.
+2. It sends its model and how many examples of each class it has.
+3. The server matches units layer by layer, from the classes down.
+4. The beta process decides for each unit: match it to a unit of the wide model, or add a new one.
+5. A unit of the wide model is the posterior mean of the n_j vectors matched to it.
+
 Deviations: convolutions and normalisation are matched as well, where the paper has linear layers
 alone. With estimate = "mean" a unit is the mean of its vectors, because the posterior mean of a
 unit of a single client is half as long with sigma0 = sigma. Clients are taken out and matched again

@@ -13,6 +13,15 @@ clients take part. Then all do, and the small ones take fewer epochs and smaller
 Copies are the examples' fused features, before W, with Gaussian noise, as in the authors' code
 (JackqqWang/FedCovid). A body without fused features copies its representation.
 
+Objective: CE + lam_c CE_copies + lam_m L_m + lam_w / N_w ||w - w_g||^2
+Server: w_g <- sum_k log(n_k) w_k / sum_k log(n_k)
+Round:
+1. In the first `warmup` rounds only the largest clients are in the cohort; then all.
+2. The server sends its model.
+3. A client copies its positive examples with noise and trains with margin and proximal term.
+4. It sends its model.
+5. The server takes the mean, weighted by log n_k.
+
 Deviations: d is the cosine distance, as in the code. p+_i is the mean of the other items of i's
 side, positive or not, over a batch with its copies; p-_i is the mean of the items of the other
 side. An item that lacks one of these means contributes 0. The code takes triplets of logits

@@ -15,6 +15,15 @@ the mean classifier of its cluster.
 The network of one modality is the fused model that gets only this modality. Everything but the
 encoders belongs to the classifier.
 
+Objective: F_k(f_(k,i))
+Server: f_i <- sum_(k has i) p_k f_(k,i); h_m <- mean_(k in m) h_k
+Round:
+1. Stage 1: a client trains one network for each modality that it has.
+2. The server averages the networks of each modality over the clients that have it.
+3. Stage 2: clients with several modalities train a fused model; their encoders stay with them.
+4. They report how far each encoder has moved, 1 - cos; K-means groups them.
+5. The server averages the classifiers within each group.
+
 Deviations: stage 1 averages by examples, the authors' code (xmouyang/Harmony, preset `authors`)
 evenly. Parameters are compared, and buffers of encoders are averaged with them in stage 1; the code
 never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means starts from

@@ -4,6 +4,15 @@ Li et al. (Fair and Robust Federated Learning Through Personalization), ICML 202
 algorithm 1. A client trains the model that it received, w_t, for the server, and its own v by v <-
 v - eta (grad F_k(v) + lam (v - w_t)). The client is evaluated with v.
 
+Objective: F_k(v) + lam / 2 ||v - w_t||^2
+Server: w <- sum_k p_k w_k
+Round:
+1. The server sends the global model w_t to the cohort.
+2. Each client trains it for the server, as in FedAvg.
+3. It also trains its own model v, near w_t.
+4. It sends the former and keeps v, with which it is evaluated.
+5. The server takes the weighted mean.
+
 Deviations: the two trainings follow one another, each with its own order of examples; the authors'
 code alternates their steps on the same batches. A client's personal model starts as the server's
 first model.

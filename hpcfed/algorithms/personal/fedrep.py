@@ -3,6 +3,15 @@
 Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. After the last round all
 clients train their heads once more.
 
+Objective: F_k(b, h_k)
+Server: b <- sum_k p_k b_k
+Round:
+1. The server sends the body b to the cohort.
+2. Each client trains its own head h_k, with the body fixed.
+3. It trains the body, with the head fixed.
+4. It sends the body; the head stays.
+5. The server takes the weighted mean of the bodies.
+
 Deviations: bodies are weighted by examples, as in the authors' code (the paper has clients of one
 size). Running statistics of batch normalisation, part of the body, follow the data in both phases.
 The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have no effect.

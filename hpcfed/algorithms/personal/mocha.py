@@ -17,6 +17,15 @@ received model.
 The paper's models are linear (models.mix = "logistic"). Of other models only the head is trained,
 on the features that the body of the server's first model computes.
 
+Objective: sum_k mean_i hinge(y_i x_i w_k) + lam / 2 tr(W Omega W^T)
+Server: W = B Sigma / lam; Sigma = (W^T W)^(1/2) / tr((W^T W)^(1/2))
+Round:
+1. The server sends each client its column w_k of W.
+2. The client ascends the dual, one example after the other.
+3. It sends the change of its column of B.
+4. The server updates W.
+5. Every `sigma_rounds` rounds it learns the relations Sigma from W.
+
 Deviations: each of C classes has a hinge loss against the rest, all with one Sigma; with two
 classes this is the paper's problem twice. The bias is the weight of a constant 1. Examples come in
 the job's epochs of batches, without replacement. W is computed anew when Sigma changes, where the

@@ -3,6 +3,15 @@
 Fallah et al., NeurIPS 2020, arXiv:2002.07948, algorithm 1; approximations FO and HF of section 5.
 The outer step, beta in the paper, is the job's optimiser with local.lr.
 
+Objective: F_k(w - alpha grad F_k(w))
+Server: w <- mean_k w_k
+Round:
+1. The server sends the common model to the cohort.
+2. A client's step begins with a personal step of alpha down the gradient of a batch.
+3. The gradient after it, on another batch, is the step of the common model.
+4. The client sends its common model.
+5. The server takes the mean; a client is evaluated after personal steps.
+
 Deviations: the personal step before evaluation takes all of a client's training examples. Clients
 weigh alike, as the paper's clients do. Running statistics of batch normalisation follow all of a
 step's forward passes.

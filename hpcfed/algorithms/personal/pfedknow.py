@@ -19,6 +19,15 @@ cosine of the masks of clients k and l, divided by the sum of those of all other
 downloads its model when it has been taught, in its pruned form: bytes follow the masks. In its
 first round it also downloads the small model.
 
+Objective: CE_pseudo
+Server: w_k <- argmin_w CE + lam KL(sum_l c_kl p_l || p_w) + lam KL(p_large || p_w)
+Round:
+1. A client trains its model on the classes that the model itself predicts.
+2. It drops the share `rate` of the channels and trains on examples of which it is sure.
+3. It sends the pruned model.
+4. The server teaches each model with labels, its large model and the models of similar masks.
+5. Each client receives its own model back, in its pruned form.
+
 Deviations: the code softens what is soft already and sums over the batch; here KL is a mean over
 examples times tau^2. In the code later clients learn from peers that have been taught already; here
 they learn from the models as they were sent. In the code at least one more channel is dropped; here

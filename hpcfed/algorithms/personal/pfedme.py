@@ -5,6 +5,15 @@ The common model descends the gradient of the Moreau envelopes of the clients' l
 Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of
 the paper (R is local.steps); the step of the personal model is the job's optimiser with local.lr.
 
+Objective: F_k(theta) + lam / 2 ||theta - w_k||^2
+Server: w <- (1 - beta) w + beta mean_k w_k
+Round:
+1. The server sends the common model to the cohort.
+2. On each batch a client takes K steps of its personal model theta.
+3. Its copy w_k of the common model moves by eta lam (w_k - theta) towards theta.
+4. It sends w_k; theta stays.
+5. The server goes the share beta of the way to the mean.
+
 Deviations: the authors' code adds a small L2 term to the personal objective (here
 local.weight_decay). Personal models start from the received one in each round, as in that code.
 beta > 1 does not apply to batch statistics.

@@ -15,6 +15,15 @@ takes the factors whose posterior is above 1/2.
 Rests on the abstract; the rest is recalled, and no code is public. The number of factors (120), the
 prior and the temperature are this project's.
 
+Objective: F_k + kl / n_k (KL_sticks + KL_b)
+Server: W_a <- sum_k p_k W_ak; W_b <- sum_k p_k W_bk
+Round:
+1. The server sends the factors W_a and W_b of each layer.
+2. A client's weight is W_a diag(b_k r_k) W_b, with scores of its own.
+3. It trains factors and scores, with a draw of b and of the sticks.
+4. It sends the factors; the scores stay.
+5. The server averages W_a and W_b, each by itself.
+
 Deviations: r_k is a point, without prior. Biases and batch normalisation are shared as in FedAvg.
 Convolutions are factorised as matrices [out, in * height * width].
 """

@@ -13,6 +13,16 @@ energy_end. The server decompresses, averages, and compresses the mean once more
 not in the round before receives the whole common model, because it has missed updates. The bytes
 depend on what is learnt; `traffic` announces their upper bound.
 
+Objective: CE_own + (KL(p || p_k) + MSE) / L; CE_common + (KL(p_k || p) + MSE) / L; L = CE_own +
+    CE_common
+Server: w <- w + sum_k p_k U_k S_k V_k^T
+Round:
+1. The server sends the compressed mean update of the common model.
+2. Each client trains its own and the common model; they teach each other.
+3. It sends the update of the common model as singular vectors and values.
+4. The server decompresses the updates and averages them.
+5. It compresses the mean for the next round.
+
 Deviations: hidden states are the representations [n, d] (the paper aligns layers of Transformers
 and their attention). W_h is trained by plain gradient steps with local.lr and starts as the
 identity. L is a constant, and at least 1e-8. Teachers are constants. Divergences are means over

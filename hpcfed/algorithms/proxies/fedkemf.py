@@ -8,6 +8,15 @@ KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads only its
 The server starts from the mean of these networks and learns the largest of their logits on
 unlabelled examples.
 
+Objective: CE_own + KL(p || p_k) + CE_common + KL(p_k || p)
+Server: w <- argmin_w KL(softmax max_k f_k(x) || softmax f_w(x))
+Round:
+1. The server sends the knowledge network to the cohort.
+2. Each client trains its own model and this network, which learn from each other.
+3. It sends the knowledge network.
+4. The server starts from the mean of these networks.
+5. It learns the largest of their logits on unlabelled public examples.
+
 Deviations: teachers are constants in the mutual learning; both networks take their steps at once.
 The authors' code (preset authors) has the mean squared difference of logits instead of KL, and the
 mean of soft predictions as its teacher. Its server continues from its network of the previous

@@ -14,6 +14,15 @@ changed by D < 0 since the client's last round, the proxy's lam is lam_small - (
 between lam_small and 1. `aggregation` says how proxies are trained and averaged: as in FedAvg,
 FedProx, pFedMe or pFedBayes.
 
+Objective: CE(g) + imitation mean_x c(x) L(x); CE(p) + kl KL(g || p)
+Server: w_p <- sum_k p_k w_pk
+Round:
+1. The server sends the proxy p to the cohort.
+2. Each client computes conformal sets of both models on calibration examples.
+3. Its private model g learns from the proxy where the sets agree, c(x).
+4. The proxy learns from the private model, and is sent.
+5. The server aggregates the proxies as `aggregation` says.
+
 Deviations: calibration examples are held out of the training (`calibration`). The authors' code
 (JackqqWang/FedType, preset `authors`) calibrates on its training examples, which gives less
 coverage than promised. The accuracy that adapts lam is measured when sets are made; in the code it

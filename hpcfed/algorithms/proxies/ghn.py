@@ -11,6 +11,15 @@ network is.
 Rests on the abstract and on notes about the paper; no code is public, so the sizes of the
 hyper-network are this project's.
 
+Objective: F_k(GHN_theta(A_k))
+Server: theta <- sum_k p_k theta_k
+Round:
+1. The server sends the hyper-network theta to the cohort.
+2. It makes each client's weights from the graph A_k of the client's model.
+3. The client trains theta through these weights.
+4. It sends theta, never its graph.
+5. The server takes the weighted mean.
+
 Deviations: edges follow the order of the layers in the network, so a shortcut is a link of that
 chain. The decoder makes 64 values at a time from a node's state and their place in the tensor, for
 all shapes alike. The weights of a unit have a mean of 0 over its inputs, and a variance of 2 /

@@ -4,6 +4,14 @@ Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction 
 eq. 12. A client trains on its own data, predicts some public examples, receives the aggregate and
 learns it by cross-entropy. With models.server the server learns it too, and its model is evaluated
 as the common one. Deviations: none.
+
+Objective: F_k(w_k), then CE(q(x), f_k(x))
+Server: q = ERA(mean_k softmax f_k(x))
+Round:
+1. Each client trains on its own examples.
+2. It sends its soft predictions of some public examples.
+3. The server sharpens their mean (ERA) and sends it.
+4. Each client, and the server's model if there is one, learns it by cross-entropy.
 """
 
 from typing import Any, ClassVar, Literal

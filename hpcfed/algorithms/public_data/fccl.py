@@ -11,6 +11,14 @@ to -1 elsewhere. Then it trains on its own data by cross-entropy + KL to its mod
 last round (inter) + KL to its model from before the first round, trained on its own data alone
 (intra).
 
+Objective: CE + inter KL(p_prev || p_k) + intra KL(p_0 || p_k)
+Server: f(x) = mean_k f_k(x)
+Round:
+1. The cohort sends its logits of some public examples and receives their mean.
+2. Each client computes the cross-correlation M of its logits and the mean over a batch.
+3. It draws M to 1 on the diagonal and to -1 elsewhere.
+4. It trains on its own data, with its last and its first model as teachers.
+
 Deviations: logits are exchanged once per round, as in the paper; the authors' code does so for each
 public batch, with a new Adam each time. Here the steps on public data are those of the job's
 optimiser, with its momentum and weight decay, at `public_lr`; in the paper Adam's, as in the

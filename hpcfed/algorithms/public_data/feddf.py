@@ -4,6 +4,14 @@ Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's studen
 mean of its models and learns the mean logits of all uploaded models on public data. A group without
 a client in the cohort stays as it is.
 
+Objective: F_k(w)
+Server: w_a <- argmin_w KL(softmax mean_k f_k(x) || softmax f_w(x))
+Round:
+1. The server sends each client the model of its architecture.
+2. Each client trains it and sends it.
+3. The server takes the mean of the models of each architecture, w_a.
+4. From there it learns, on public data, the mean logits of all uploaded models.
+
 Deviations: the student with the least distillation loss on held-out public data is kept; the
 authors look at the accuracy. The teacher is the mean of logits, as in the paper; the public code
 averages the divergences from the single models. drop_worst needs labels there, as theirs does. A

@@ -13,6 +13,16 @@ Learning), IJCAI 2022, arXiv:2204.12703. A round has three steps:
   all agree has no such term.
 - Layers of the server's model are copied into the small ones.
 
+Objective: F_k(w)
+Server: w_s <- argmin_w CE(f_w(x), y(x)) + lam KL(q(x) || softmax f_w(x)); y(x) = argmax sum_k a_k
+    z_k(x)
+Round:
+1. Each client trains the model of its architecture and sends it.
+2. The server averages the models within each architecture.
+3. It weights their logits z_k of public examples by their variance over classes, a_k.
+4. Its large model learns the label of the sum, and the prediction q of those that disagree.
+5. Layers of the large model are copied into the small ones.
+
 Deviations: the authors have published no code. The three steps are the paper's; the formulas of a_k
 and q and lam = 0.05 rest on descriptions of it; optimiser and length of the server's training are
 our choice. In the paper the copied layer is a representation layer that all models have. Here these

@@ -9,6 +9,15 @@ of the model that it received. The final model is the mean of all clients' last 
 that never took part counts with the initial one. Heterogeneous: the term is the distance to the
 mean of the clients' kernels; no models are averaged.
 
+Objective: F_k(w_k) + eta_t d(K_k, K)
+Server: K = mean_k K_k
+Round:
+1. The server draws the representation alignment data (RAD) of this round.
+2. Each client of the cohort computes the kernel K_k of its representations of them.
+3. The server sends K: the mean kernel, or in the homogeneous setting that of its model.
+4. Each client trains with the distance of its kernel from K.
+5. Only in the homogeneous setting it sends its model, and the server averages.
+
 Deviations: The paper leaves open how eta grows and which steps have the term. As in the authors'
 code, eta grows by the root of the round, and every step has the term; their first round has
 eta = 0, the next eta0 sqrt(1), and so on, and here the rounds have eta0 sqrt(1), eta0 sqrt(2), ....

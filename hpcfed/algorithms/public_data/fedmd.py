@@ -5,6 +5,15 @@ labels of the public data, then its own (transfer learning). In a round the coho
 of some public examples, receives their mean (the consensus), approaches it (digest) and continues
 with its own data (revisit).
 
+Objective: |f_k(x) - f(x)|, then CE(f_k(x), y)
+Server: f(x) = mean_k f_k(x)
+Round:
+1. Before the first round each client learns the public data, then its own.
+2. The cohort sends its logits of some public examples.
+3. The server sends their mean, the consensus.
+4. Each client approaches it (digest).
+5. It continues with its own data (revisit).
+
 Deviations: transfer_epochs instead of training to convergence. The digest's loss, open in the
 paper, is that of the authors' code.
 """

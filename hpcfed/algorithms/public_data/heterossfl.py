@@ -18,6 +18,14 @@ the body alone.
 Rests on the abstract and on one file of a third-party port: no code of the authors is public. The
 values of mu and of the number of examples are this project's.
 
+Objective: SSL_k(w_k) + mu (1 - CKA(K_k, K))
+Server: K = mean_k K_k
+Round:
+1. Each client of the cohort sends the kernel of its representations of common examples.
+2. The server sends the mean kernel K, which is constant in this round.
+3. Each client trains on two views of its examples, with its kernel near K.
+4. It fits its head to its labels; the body sees none.
+
 Deviations: z is the representation, without a projection network. The predictor has no batch
 normalisation. Kernels have length 1 before they are averaged, so that none outweighs the others.
 """

@@ -16,6 +16,15 @@ of its own model.
 
 Rests on the paper's equations and on the authors' code (JackqqWang/pfedHR), which differ much.
 
+Objective: CE + lam KL(c || w)
+Server: dis = 1 / (CKA_in + CKA_out)
+Round:
+1. Clients train with their teacher c and send their models w.
+2. The server clusters the blocks of all models into K groups by their distance dis.
+3. It builds candidates from blocks of all groups, in natural order.
+4. The candidates learn the public data.
+5. Each client gets the candidate that predicts most like its own model, as its next teacher.
+
 Deviations: candidates are drawn with equal probability among all that the rules allow. If there are
 no more than `candidates` of them, all are taken. The paper searches; the code draws rows of 4 to 6
 blocks. If no row has all groups, the rows with the most groups count. The centre of a group is its

@@ -4,6 +4,13 @@ It is the upper bound of the papers' tables. No traffic is counted: only indices
 known everywhere, no data move. Rank 0 trains while the others wait. One round trains local.epochs
 epochs over all data, so it sees as many examples as a round of FedAvg in which all clients take
 part.
+
+Objective: F(w) = sum_k n_k F_k(w) / n
+Server: w <- w - eta grad F(w)
+Round:
+1. The examples of all clients are one data set.
+2. Rank 0 trains the model on its batches for local.epochs epochs; the other ranks wait.
+3. Every client is evaluated with this model.
 """
 
 from typing import ClassVar

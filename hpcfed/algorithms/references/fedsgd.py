@@ -2,6 +2,15 @@
 
 McMahan et al., AISTATS 2017, arXiv:1602.05629, section 2. Clients send the step -lr * gradient
 (and, where a model has them, the change of its batch statistics), which has the gradient's size.
+
+Objective: sum_k p_k F_k(w)
+Server: w <- w - eta sum_k p_k grad F_k(w)
+Round:
+1. The server sends its model to the cohort.
+2. Each client computes one gradient over all its examples.
+3. It sends the step down this gradient.
+4. The server adds the weighted mean of the steps to its model.
+
 Deviations: with batch normalisation the gradient is that of batches of local.batch examples, each
 with its own statistics.
 """

@@ -3,6 +3,13 @@
 It is the baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the
 two views and the loss of FedClassAvg's clients. This comparison separates the gain of federation
 from the gain of these two. preset = "authors" has the same values of that loss for both methods.
+
+Objective: F_k(w_k)
+Server: none
+Round:
+1. Each client of the cohort trains its own model on its own examples.
+2. Nothing is sent, and the server does nothing.
+3. Each client is evaluated with its own model.
 """
 
 from typing import Any, ClassVar

@@ -4,6 +4,15 @@ Alam et al., NeurIPS 2022, arXiv:2212.01548, algorithm 1: in round t a group of 
 units {(t + i) mod K : i = 0 .. ceil(width K) - 1}. The server's model may be wider than any
 client's. Scaler, static batch normalisation and masked cross-entropy are HeteroFL's
 (arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients.
+
+Objective: F_k(w_slice)
+Server: w_i <- mean_(k: i in slice_k) w_ki
+Round:
+1. The slices of round t begin at unit t of each layer and wrap around.
+2. The server sends each client its slice, as wide as the client allows.
+3. The client trains it and sends it.
+4. The server averages each value over the clients whose slice has it; others stay.
+
 Deviations: the authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1). The kept
 units stay in the model's order, which makes width 1 FedAvg and changes nothing else. Static
 statistics are those of the whole model alone and are taken after every round. A round in which no

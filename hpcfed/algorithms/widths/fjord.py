@@ -5,6 +5,16 @@ and draws the width of each step evenly from those of models.widths up to it; th
 lies inside the wider. Values are averaged over the clients whose widest model has them, by their
 numbers of examples. Each width has batch statistics of its own, which the clients that may draw it
 average (the whole model's stay as they start if no client has width 1).
+
+Objective: mean_p F_k(w_p)
+Server: w_i <- sum_(k: i in w_(p_max)) p_k w_ki
+Round:
+1. The server sends each client the model at its largest width.
+2. For each step the client draws a width from those up to its largest.
+3. It trains the first units of each layer, at this width.
+4. It sends the model at its largest width.
+5. The server averages each value over the clients that have it, by examples.
+
 Deviations: with kd the soft target is compared by KL(teacher || student), whose gradient is that of
 the soft cross-entropy in public code. A width is drawn for a step, not for an example. Virtual time
 counts each step as one at the client's widest width.

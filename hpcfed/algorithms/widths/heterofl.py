@@ -6,6 +6,15 @@ masked cross-entropy are switches. Masking by zero logits, where an absent class
 softmax, is that of the authors' code; "drop" is the other reading. Rows of absent classes are not
 sent. Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
 diverges at its learning rate of 0.1.
+
+Objective: F_k(w_slice)
+Server: w_i <- mean_(k: i in slice_k) w_ki
+Round:
+1. The server sends each client the leading slice that its width allows.
+2. The client trains it, with the switches of scaler, masked loss and batch normalisation.
+3. It sends its slice.
+4. The server averages each value over the clients whose slice has it; others stay.
+
 Deviations: the statistics of static batch normalisation are taken after every round instead of
 after the last, by the cohort, which receives the new weights for that. They are the mean and
 variance of all values that its batches have at a layer, each batch normalised by itself. The

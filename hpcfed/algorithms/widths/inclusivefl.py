@@ -20,6 +20,14 @@ gradients are kept by reference and then set to zero. In reefl's code m
 is of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled change of that
 tier.
 
+Objective: F_k(w_i)
+Server: g_i <- (1 - beta) g_i + beta m; w_i <- w_i + g_i
+Round:
+1. The server sends each client the first layers of one model, as many as its tier has.
+2. The client trains them and sends the change.
+3. The server takes the mean change of each tier, and of layers that several tiers have.
+4. The last layer of a tier adds the momentum m of the deeper tier's layers above it.
+
 Deviations: by default clients train locally and the mean of their models is the server's step. The
 authors have a learning rate for each tier, here there is one; their Adam, that of transformers, has
 eps = 1e-6, here it is 1e-8. Batch statistics are averaged, not

@@ -1,0 +1,95 @@
+"""Formulas of docstrings as MathML, which browsers draw without a network.
+
+A docstring has them in plain text, "w <- w - eta sum_k p_k (w - w_k) / ||a_k||_1": Greek letters
+by name, `_k` and `_(k,i)` for indices, `^2` and `^(1/2)` for powers, `||x||` for a norm, ` || `
+between the sides of a divergence, `<-` for an assignment. Semicolons divide several formulas.
+"""
+
+import re
+
+from latex2mathml.converter import convert
+
+GREEK = {
+    **{name: rf"\{name}" for name in ("alpha", "beta", "gamma", "delta", "eta", "mu")},
+    **{
+        name: rf"\{name}"
+        for name in ("phi", "rho", "sigma", "tau", "theta", "zeta", "Sigma", "Omega")
+    },
+    "eps": r"\varepsilon",
+    "lam": r"\lambda",
+}
+SIGNS = {
+    "<-": r"\leftarrow",
+    "->": r"\to",
+    "<=": r"\le",
+    ">=": r"\ge",
+    "*": r"\cdot",
+    "<": r"\langle",
+    ">": r"\rangle",
+    ",": r",\,",
+    "sum": r"\sum",
+    "in": r"\in",
+    "grad": r"\nabla",
+}
+WORDS = {  # terms, functions and fields of several letters, which are set upright
+    *("CE", "KL", "MSE", "CKA", "SSL", "GHN", "ERA", "Step"),
+    *("argmin", "argmax", "cos", "diag", "hinge", "log", "max", "mean", "min", "sharpen"),
+    *("softmax", "tr", "trimmed", "dis", "imitation", "inter", "intra", "kl", "staleness"),
+    "then",
+}
+TOKEN = re.compile(
+    r"(?P<space>\s+)|sqrt\((?P<root>[^()]*)\)|(?P<name>[A-Za-z]+)|(?P<number>\d+(?:\.\d+)?)"
+    r"|(?P<script>[_^](?:\([^()]*(?:\([^()]*\))?[^()]*\)|[A-Za-z0-9]+))"
+    r"|(?P<sides>(?<=\s)\|\|(?=\s))|(?P<norm>\|\|)|(?P<sign><-|->|<=|>=|[-+*/=(),:.<>|])"
+)
+
+
+def mathml(text: str) -> str:
+    """Return plain formulas as one MathML element in HTML. ValueError names what cannot be read."""
+    # a bar as high as the letters, which a power may follow
+    element = convert(r";\quad ".join(latex(part) for part in text.split(";")), display="block")
+    element = element.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    return f'<div class="formula">{element}</div>'
+
+
+def latex(text: str, index: bool = False) -> str:
+    """Return a plain formula in LaTeX.
+
+    index: it is an index, whose words may be any.
+    """
+    parts: list[str] = []
+    position = norms = 0
+    while position < len(text):
+        match = TOKEN.match(text, position)
+        if not match:
+            raise ValueError(f"formula {text!r}: cannot read {text[position:]!r}")
+        position, token = match.end(), match.group()
+        match match.lastgroup:
+            case "name":
+                parts.append(word(token, text, index))
+            case "root":
+                parts.append(rf"\sqrt{{{latex(match['root'])}}}")
+            case "script":
+                inner = token[2:-1] if token[1] == "(" else token[1:]
+                parts.append(f"{token[0]}{{{latex(inner, index=True)}}}")
+            case "norm":
+                parts.append(r"\rVert" if norms % 2 else r"\lVert")
+                norms += 1
+            case "sides":
+                parts.append(r"\;\Vert\;")
+            case "number" | "sign":
+                parts.append(SIGNS.get(token, token))
+    if norms % 2:
+        raise ValueError(f"formula {text!r}: a norm is not closed")
+    return " ".join(parts)
+
+
+def word(name: str, text: str, index: bool) -> str:
+    """Return one word of a formula in LaTeX: a letter, a Greek letter, a sign or a name."""
+    if name in GREEK or name in SIGNS:
+        return GREEK.get(name) or SIGNS[name]
+    if len(name) == 1 or (index and len(name) == 2):
+        return name
+    if not index and name not in WORDS:
+        raise ValueError(f"formula {text!r}: {name!r} is neither a letter nor a name in WORDS")
+    return rf"\mathrm{{{name}}}"

@@ -1,0 +1,63 @@
+"""Each method's docstring has its objective, its server's step and its round, and they parse."""
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def docs(monkeypatch):
+    """docs/methods.py, whose modules are called as others of the tests are."""
+    modules = {path.stem for path in (ROOT / "docs").glob("*.py")}
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield import_module("methods")
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+def test_every_method_has_formulas_that_parse_and_a_round_of_three_to_five_lines(docs):
+    wrong = {}
+    for name, entry in ALGORITHMS.items():
+        equations = docs.EQUATIONS.search(import_module(entry.load().__module__).__doc__)
+        if not equations:
+            wrong[name] = "no Objective, Server and Round"
+            continue
+        numbers = re.findall(r"^(\d)\. \S.*?\.$", equations["round"], re.MULTILINE | re.DOTALL)
+        if numbers != list("12345"[: len(numbers)]) or len(numbers) < 3:
+            wrong[name] = f"lines of the round: {numbers}"
+        for part in ("objective", "server"):
+            try:
+                if equations[part] != "none":
+                    docs.mathml(equations[part])
+            except ValueError as error:
+                wrong[name] = str(error)
+    assert wrong == {}
+
+
+def test_a_formula_is_mathml_and_a_word_without_meaning_is_refused(docs):
+    from formulas import latex
+
+    assert latex("w <- w_(k,i) / ||a||^2") == r"w \leftarrow w _{k ,\, i} / \lVert a \rVert ^{2}"
+    page = docs.mathml("sum_k alpha sqrt(b / G)")
+    assert "<math" in page and "<msqrt>" in page and "&#x003B1;" in page
+    with pytest.raises(ValueError, match="'alhpa' is neither"):
+        latex("alhpa w")
+    with pytest.raises(ValueError, match="norm is not closed"):
+        latex("||w")
+
+
+def test_the_page_of_a_method_has_its_formulas_and_its_round_once(docs):
+    page = docs.page("feddyn")
+    text, _, code = page.partition("The whole method")
+    assert text.count("<math") == 2 and "Objective: F_k" not in text and "Objective: F_k" in code
+    assert text.count("1. The server sends its model") == 1
+    assert "It does nothing." in docs.page("local")
