@@ -24,7 +24,7 @@ LARGEST = 2**31  # maximum label; no array in memory is larger
 FEW = 8  # classes that a message names
 BINS = 15  # of confidence, of equal width
 TINY = 1e-12
-MOST_CLASSES = 30  # of which clients' confusion is recorded
+MOST_CLASSES, MOST_CELLS = 30, 10**6  # of which clients' confusion is recorded
 NONE = -1  # instead of a decision, if no threshold could be chosen
 
 
@@ -488,11 +488,11 @@ class Classification(Task):
     def chart(self, metrics: Sequence[str], answers: Sequence[Answers], outputs: int) -> Answers:
         """Return for "ece" the `reliability` of each client, [clients, 3 BINS].
 
-        Of few classes also the `confusion` of each client: examples by class and predicted class,
-        [clients, C C].
+        Of few classes and clients also the `confusion` of each client: examples by class and
+        predicted class, [clients, C C].
         """
         charts = {}
-        if outputs <= MOST_CLASSES:
+        if outputs <= MOST_CLASSES and len(answers) * outputs**2 <= MOST_CELLS:
             pairs = [one["y"].astype(np.int64) * outputs + one["predicted"] for one in answers]
             cells = [np.bincount(pair, minlength=outputs**2) for pair in pairs]
             charts["confusion"] = np.stack(cells)
