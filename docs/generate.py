@@ -8,7 +8,9 @@ A page of the navigation that is not in docs/pages is one of PAGES or a file of 
 (jobs/README.md).
 """
 
+import os
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -68,6 +70,7 @@ def generate(folder: Path) -> None:
     shutil.copytree(ROOT / "docs/pages", pages, ignore=shutil.ignore_patterns("__pycache__"))
     for uri, make in PAGES.items():
         write(pages / uri, make().encode())
+    run_cases(pages / "cases")
     for name in ALGORITHMS:
         write(pages / f"algorithms/{name}.md", methods.page(name).encode())
     copies = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jobs").rglob("*.toml")}
@@ -80,6 +83,15 @@ def generate(folder: Path) -> None:
     if omitted := sorted(every - set(named(project["nav"]))):
         raise ValueError(f"docs/zensical.toml: nav does not have {', '.join(omitted)}")
     write(folder / "zensical.toml", tomli_w.dumps(config).encode())
+
+
+def run_cases(pages: Path) -> None:
+    """Write the pages of the worked cases, with what they print and draw."""
+    subprocess.run(
+        [sys.executable, ROOT / "docs/cases.py", pages],
+        env=os.environ | {"MPLBACKEND": "Agg", "COLUMNS": "100"},
+        check=True,
+    )
 
 
 def category_pages() -> list[dict[str, Any]]:
