@@ -30,12 +30,12 @@ SIGNS = {
     "sum": r"\sum",
     "in": r"\in",
     "grad": r"\nabla",
+    "then": r"\quad\mathrm{then}\quad",
 }
 WORDS = {  # terms, functions and fields of several letters, which are set upright
     *("CE", "KL", "MSE", "CKA", "SSL", "GHN", "ERA", "Step"),
     *("argmin", "argmax", "cos", "diag", "hinge", "log", "max", "mean", "min", "sharpen"),
     *("softmax", "tr", "trimmed", "dis", "imitation", "inter", "intra", "kl", "staleness"),
-    "then",
 }
 TOKEN = re.compile(
     r"(?P<space>\s+)|sqrt\((?P<root>[^()]*)\)|(?P<name>[A-Za-z]+)|(?P<number>\d+(?:\.\d+)?)"
@@ -45,11 +45,11 @@ TOKEN = re.compile(
 
 
 def mathml(text: str) -> str:
-    """Return plain formulas as one MathML element in HTML. ValueError names what cannot be read."""
+    """Return plain formulas as MathML in HTML. ValueError names what cannot be read."""
+    elements = [convert(latex(part.strip()), display="block") for part in text.split(";")]
     # a bar as high as the letters, which a power may follow
-    element = convert(r";\quad ".join(latex(part) for part in text.split(";")), display="block")
-    element = element.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
-    return f'<div class="formula">{element}</div>'
+    bars = ("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    return f'<div class="formula">{"".join(elements).replace(*bars)}</div>'
 
 
 def latex(text: str, index: bool = False) -> str:
@@ -66,7 +66,9 @@ def latex(text: str, index: bool = False) -> str:
         position, token = match.end(), match.group()
         match match.lastgroup:
             case "name":
+                attached = text[position : position + 1] in ("_", "^", "(", "")
                 parts.append(word(token, text, index))
+                parts += [r"\,"] if token in WORDS and not (index or attached) else []
             case "root":
                 parts.append(rf"\sqrt{{{latex(match['root'])}}}")
             case "script":

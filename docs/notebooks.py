@@ -86,7 +86,8 @@ def shown(value: Any) -> str:
         data = base64.b64encode(raw.getvalue()).decode()
         return f"![what the cell shows](data:image/png;base64,{data})"
     if hasattr(value, "_repr_html_"):
-        return value._repr_html_()
+        # without pandas' own class and border it looks as the tables of the pages do
+        return value._repr_html_().replace(' border="1" class="dataframe"', "")
     return f"<pre>{escape(repr(value))}</pre>"
 
 

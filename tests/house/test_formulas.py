@@ -58,6 +58,6 @@ def test_a_formula_is_mathml_and_a_word_without_meaning_is_refused(docs):
 def test_the_page_of_a_method_has_its_formulas_and_its_round_once(docs):
     page = docs.page("feddyn")
     text, _, code = page.partition("The whole method")
-    assert text.count("<math") == 2 and "Objective: F_k" not in text and "Objective: F_k" in code
+    assert text.count("<math") == 3 and "Objective: F_k" not in text and "Objective: F_k" in code
     assert text.count("1. The server sends its model") == 1
     assert "It does nothing." in docs.page("local")
