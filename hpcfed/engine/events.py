@@ -131,6 +131,9 @@ class Events:
             self._hand_out(self._waits(event.started, event.time), state)
         return self.edges.finish(t, state) if self.edges else state
 
+    def report(self, cohort: list[int]) -> None:
+        """Do nothing: a job sends all with its result."""
+
     def _close(self, event: Ended, group: int, state: State) -> State:
         """Make a new model from the buffered results of a group, and return the server's state."""
         # with edges there is no deadline, so a job closes the group

@@ -5,7 +5,7 @@ If clients fail, the round begins again without them. If a signal ends a round, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,8 +46,12 @@ class Schedule(Protocol):
     def now(self) -> float:
         """Virtual seconds."""
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """Run the method's round, and return the new state."""
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        """The method's round: (fed, state, cohort, t) -> the new state."""
+
+    def report(self, cohort: list[int]) -> None:
+        """Let the clients send what they report after their round; collective."""
 
     def state_of(self, k: int, state: State) -> State:
         """Return the state that client k downloads from: the server's, or that of its edge."""
@@ -82,23 +86,23 @@ class Synchronous:
         self.edges = SynchronousEdges(fed, algorithm, fed.edges, state) if fed.edges else None
         self.losses: dict[int, float] = {}  # of the round, as the clients reported them
 
-    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """Run the method's round; then the clients send what the choice of cohorts needs."""
-        method = self.edges or self.algorithm
-        state = method.round(fed, state, cohort, t)
-        self.losses = self.report_losses(cohort) if fed.choice.needs_losses else {}
-        return state
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        return self.edges.round if self.edges else self.algorithm.round
 
-    def report_losses(self, cohort: list[int]) -> dict[int, float]:
-        """Return the mean training losses that clients of the cohort send; collective."""
+    def report(self, cohort: list[int]) -> None:
+        """Let the cohort send its mean training losses if the choice of cohorts needs them."""
         fed = self.fed
+        self.losses = {}
+        if not fed.choice.needs_losses:
+            return
 
         def report(client: Client) -> Upload | None:
             loss = fed.tallies[client.id].mean_loss
             return Upload(training_loss=torch.tensor(loss)) if isfinite(loss) else None
 
         reports = fed.gather(fed.run(cohort, report))
-        return {k: parts["training_loss"].item() for k, parts in reports.items()}
+        self.losses = {k: parts["training_loss"].item() for k, parts in reports.items()}
 
     def state_of(self, k: int, state: State) -> State:
         return self.edges.state_of(k, state) if self.edges else state
@@ -225,6 +229,7 @@ class Rounds:
                     if opened.cohort or fed.edges:
                         with fed.store.past.set_recording():
                             self.state = self.schedule.round(fed, self.state, opened.cohort, t)
+                            self.schedule.report(opened.cohort)
                     return self._close(opened, start, flags)
             except Again:
                 self._undo(*before)
