@@ -43,13 +43,23 @@ TOKEN = re.compile(
     r"|(?P<sides>(?<=\s)\|\|(?=\s))|(?P<norm>\|\|)|(?P<sign><-|->|<=|>=|[-+*/=(),:.<>|])"
 )
 
+LETTER = re.compile(r'<mi mathvariant="normal">(\w)</mi>')
+UPRIGHT = re.compile(rf"<mrow>(?:{LETTER.pattern}){{2,}}</mrow>")
+
 
 def mathml(text: str) -> str:
     """Return plain formulas as MathML in HTML. ValueError names what cannot be read."""
     elements = [convert(latex(part.strip()), display="block") for part in text.split(";")]
     # a bar as high as the letters, which a power may follow
     bars = ("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
-    return f'<div class="formula">{"".join(elements).replace(*bars)}</div>'
+    # a word is one identifier, upright and with its index below it
+    text = UPRIGHT.sub(join_letters, "".join(elements).replace(*bars))
+    return f'<div class="formula">{text}</div>'
+
+
+def join_letters(match: re.Match[str]) -> str:
+    """Return one identifier for a row of upright letters."""
+    return f"<mi>{''.join(LETTER.findall(match[0]))}</mi>"
 
 
 def latex(text: str, index: bool = False) -> str:
@@ -66,9 +76,11 @@ def latex(text: str, index: bool = False) -> str:
         position, token = match.end(), match.group()
         match match.lastgroup:
             case "name":
-                attached = text[position : position + 1] in ("_", "^", "(", "")
+                spaced = token in WORDS and not index
+                parts += [r"\,"] if spaced and parts and parts[-1] != "(" else []
                 parts.append(word(token, text, index))
-                parts += [r"\,"] if token in WORDS and not (index or attached) else []
+                attached = text[position : position + 1] in ("_", "^", "(", ")", "")
+                parts += [r"\,"] if spaced and not attached else []
             case "root":
                 parts.append(rf"\sqrt{{{latex(match['root'])}}}")
             case "script":

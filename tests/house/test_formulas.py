@@ -49,6 +49,7 @@ def test_a_formula_is_mathml_and_a_word_without_meaning_is_refused(docs):
     assert latex("w <- w_(k,i) / ||a||^2") == r"w \leftarrow w _{k ,\, i} / \lVert a \rVert ^{2}"
     page = docs.mathml("sum_k alpha sqrt(b / G)")
     assert "<math" in page and "<msqrt>" in page and "&#x003B1;" in page
+    assert "<msub><mi>CE</mi><mrow><mi>own</mi></mrow></msub>" in docs.mathml("CE_own")
     with pytest.raises(ValueError, match="'alhpa' is neither"):
         latex("alhpa w")
     with pytest.raises(ValueError, match="norm is not closed"):
