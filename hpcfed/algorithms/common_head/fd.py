@@ -1,23 +1,19 @@
 """FD (FedDistill): clients exchange their mean output of each class and learn from the others'.
 
 Jeong et al. (Communication-Efficient On-Device Machine Learning: Federated Distillation and
-Augmentation), 2018, arXiv:1811.11479, algorithm 1. A client's loss is phi(own output, label) +
-gamma phi(own output, mean output of the other clients for this label). It uploads the mean of its
-soft predictions of each class over all local steps. The server removes a client's own part from
-what this client receives: (M F - F_k) / (M - 1) with the mean F over the M clients that have the
-class.
+Augmentation), 2018, arXiv:1811.11479, algorithm 1.
 
-Objective: CE(f(x), y) + gamma KL(F_ky || softmax f(x))
-Server: F_k <- (M F - F_k) / (M - 1)
+Objective: CE(f(x), y) + gamma KL(r_ky || softmax f(x))
+Server: q_y <- sum_(k has y) q_ky / M_y; r_ky = (M_y q_y - q_ky) / (M_y - 1)
 Round:
-1. The server sends each client the mean output of the other clients for each class.
+1. The server sends client k the mean output r_ky of the other clients for each class y.
 2. The client trains on its labels and on these outputs.
 3. It averages its soft predictions by class over all its steps.
-4. It sends these means.
-5. The server averages them over the M clients that have the class.
+4. It sends these means q_ky.
+5. The server averages them over the M_y clients that have the class.
 
-Deviations: phi of the second term is the KL divergence, whose gradient is that of the paper's
-cross-entropy. M counts the clients of the round that have the class; the paper's clients have all
+Deviations: the second term is the KL divergence, whose gradient is that of the paper's
+cross-entropy. M_y counts the clients of the round that have the class; the paper's clients have all
 classes. A class that no other client has sent adds no term. The federated augmentation of the paper
 is not implemented. A public port uses raw logits as probabilities, and a client's own output in
 place of the others' mean; neither is followed.

@@ -1,15 +1,14 @@
 """FedClassAvg: clients with different bodies share one classifier and learn contrastively.
 
-Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. The server averages the
-classifiers. Clients train with a proximal term on the classifier, and with a contrastive loss that
-makes their representations agree.
+Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. The contrastive loss
+makes the clients' representations agree.
 
 Objective: CE + L_SupCon + rho ||c_k - c||
 Server: c <- sum_k p_k c_k
 Round:
 1. The server sends the classifier c to the cohort.
 2. Each client puts it on its own body.
-3. It trains on two views of its examples, with the contrastive loss and the proximal term.
+3. It trains on two views of its examples: cross-entropy on the first, the contrastive loss on both.
 4. It sends its classifier c_k; its body stays.
 5. The server takes the weighted mean of the classifiers.
 

@@ -2,13 +2,13 @@
 
 Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1.
 
-Objective: F_k(b_k, c)
+Objective: F_k(b_k, c_k)
 Server: c <- argmin_c sum_k sum_y CE(c(z_ky), y)
 Round:
 1. The server sends the header c to the cohort.
-2. Each client trains its body with it on its own examples.
-3. It sends the mean representation z_ky of each class y that it has.
-4. The server trains the header on these means and their classes.
+2. Each client trains its body b_k and its copy c_k of the header on its own examples.
+3. It sends the mean representation z_ky of each class y that it has, but no weights.
+4. From c the server trains the header on these means and their classes.
 
 Deviations: class means are over all training examples after local training; the authors' code
 averages means of batches. The server has its own optimiser, SGD over the received pairs in

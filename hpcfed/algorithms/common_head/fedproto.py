@@ -1,18 +1,17 @@
 """FedProto: clients exchange only prototypes, the mean representation of each class.
 
-Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. A client's loss pulls its
-representations towards the prototypes: its regularisation term is the squared difference of each
-example's representation and its class's prototype, averaged over examples and over the d
-components. This is the term of the authors' code, to which the published values of lam belong (1,
-and 0.1 on CIFAR-10).
+Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. The squared difference of
+each example's representation and its class's prototype is averaged over examples and over the d
+components, as in the authors' code, to which the published values of lam belong (1, and 0.1 on
+CIFAR-10).
 
 Objective: CE + lam ||z - q_y||^2 / d
 Server: q_c <- sum_k n_kc q_kc / sum_k n_kc
 Round:
 1. The server sends the prototypes q of all classes.
 2. Each client trains; its representations z approach the prototypes of their classes.
-3. It computes the mean representation of each of its classes.
-4. It sends these prototypes.
+3. It computes the mean representation q_kc of its n_kc examples of each class c.
+4. It sends these prototypes and the numbers.
 5. The server averages them by class, weighted by examples.
 
 Deviations: eq. 8 has the distance of class means, summed over d (reduction = "sum" sums over d).

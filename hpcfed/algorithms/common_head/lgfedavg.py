@@ -7,7 +7,7 @@ Server: c <- sum_k p_k c_k
 Round:
 1. The server sends the last layer c to the cohort.
 2. Each client trains it together with its own body b_k.
-3. It sends the last layer; its body stays.
+3. It sends the last layer c_k; its body stays.
 4. The server takes the weighted mean of the last layers.
 
 Deviations: the shared part is the head, one linear layer, so that bodies may differ. The paper's

@@ -2,23 +2,21 @@
 
 Wang et al., ECML-PKDD 2022, doi:10.1007/978-3-031-26422-1_27. The model `gated` is the paper's
 (section 5.2). It has encoders of age, of person and brand, and of visits; with their features side
-by side, h' = W h, and the representation is p = phi h' with phi = sigmoid(h'). Of n examples and n+
-copies of the positives a client descends
-    CE(examples) + lam_c CE(copies) + lam_m L_m + (lam_w / N_w) ||w - w_g||^2        (section 5.3)
-    L_m = mean_i max(d(p_i, p+_i) - d(p_i, p-_i) + margin, 0)
-with N_w the number of parameters. The server weighs client k by log n_k (section 5.4). Training
-goes from large to small (section 5.5): in the first `warmup` rounds only the `large` largest
-clients take part. Then all do, and the small ones take fewer epochs and smaller steps.
+by side, h' = W h, and the representation is p = phi h' with phi = sigmoid(h'). The margin loss of
+examples and of copies of the positives (section 5.3) is
+    L_m = mean_i max(d(p_i, p+_i) - d(p_i, p-_i) + margin, 0).
+N_w is the number of parameters. Client k has the weight log n_k (section 5.4). Training goes from
+large to small (section 5.5).
 
 Copies are the examples' fused features, before W, with Gaussian noise, as in the authors' code
 (JackqqWang/FedCovid). A body without fused features copies its representation.
 
-Objective: CE + lam_c CE_copies + lam_m L_m + lam_w / N_w ||w - w_g||^2
-Server: w_g <- sum_k log(n_k) w_k / sum_k log(n_k)
+Objective: CE + lam_c CE_copies + lam_m L_m + (lam_w / N_w) ||w_k - w||^2
+Server: w <- sum_k log(n_k) w_k / sum_k log(n_k)
 Round:
-1. In the first `warmup` rounds only the largest clients are in the cohort; then all.
+1. The cohort is drawn from the `large` largest clients in the first `warmup` rounds, then from all.
 2. The server sends its model.
-3. A client copies its positive examples with noise and trains with margin and proximal term.
+3. A client copies its positive examples with noise and trains; small ones do less, at a lower rate.
 4. It sends its model.
 5. The server takes the mean, weighted by log n_k.
 

@@ -2,35 +2,28 @@
 
 Ouyang et al., MobiSys 2023, doi:10.1145/3581791.3596844.
 
-Stage 1: a client trains one network for each modality that it has (eq. 6), and the server averages
-the networks of each modality over the clients that have it (eq. 7).
+w_(k,i) is client k's network of modality i (eqs. 6 and 7): the fused model that gets only this
+modality. f_(k,i) is its encoder, and f_i that of the mean network, from which stage 2 starts. h_k
+is the classifier, everything but the encoders. d_(k,i) compares parameters (eq. 9). Before K-means,
+anew in each round, they are divided by their maximum over clients for each modality.
 
-Stage 2 has only clients with several modalities. Encoders start from those of stage 1, f0_i, and
-stay with their client; classifiers are averaged within clusters of clients whose encoders moved
-alike. A client k reports for each of its modalities i the discrepancy d_k(i) = 1 - cos(f_k,i, f0_i)
-of its encoder's parameters (eq. 9). The discrepancies of each modality are divided by their maximum
-over clients, and K-means groups the vectors, anew in each round. A client's next round starts from
-the mean classifier of its cluster.
-
-The network of one modality is the fused model that gets only this modality. Everything but the
-encoders belongs to the classifier.
-
-Objective: F_k(f_(k,i))
-Server: f_i <- sum_(k has i) p_k f_(k,i); h_m <- mean_(k in m) h_k
+Objective: F_k(w_(k,i)), then F_k(f_k, h_k)
+Server: w_i <- sum_(k has i) p_k w_(k,i), then d_(k,i) = 1 - cos(f_(k,i), f_i); h_m <- sum_(k in m)
+    p_k h_k
 Round:
-1. Stage 1: a client trains one network for each modality that it has.
+1. Stage 1: a client trains and sends one network for each modality that it has.
 2. The server averages the networks of each modality over the clients that have it.
 3. Stage 2: clients with several modalities train a fused model; their encoders stay with them.
-4. They report how far each encoder has moved, 1 - cos; K-means groups them.
-5. The server averages the classifiers within each group.
+4. They send h_k and how far each encoder has moved, d_(k,i), by which K-means groups them.
+5. The server sends the members of each group m the mean h_m of their classifiers.
 
-Deviations: stage 1 averages by examples, the authors' code (xmouyang/Harmony, preset `authors`)
-evenly. Parameters are compared, and buffers of encoders are averaged with them in stage 1; the code
-never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means starts from
-points far from each other, so that the order of clients does not matter; the code draws its start.
-Encoders learn at a tenth of the rate in stage 2, which the code declares, and then overwrites. Not
-followed, being defects: three of four of its servers add the mean update to classifiers that
-contain the client's own already; one has its clusters written down by hand.
+Deviations: means are weighted by examples, in the authors' code (xmouyang/Harmony, preset
+`authors`) evenly. Parameters are compared, and buffers of encoders are averaged with them in stage
+1; the code never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means
+starts from points far from each other, so that the order of clients does not matter; the code draws
+its start. Encoders learn at a tenth of the rate in stage 2, which the code declares, and then
+overwrites. Not followed, being defects: three of four of its servers add the mean update to
+classifiers that contain the client's own already; one has its clusters written down by hand.
 """
 
 from collections.abc import Callable

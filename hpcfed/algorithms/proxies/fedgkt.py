@@ -3,14 +3,15 @@
 Each client sends the features of all its examples.
 
 He et al., NeurIPS 2020, arXiv:2007.14513, algorithm 1, eqs. 5-8. Labels and feature maps leave the
-clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values.
+clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values. s are soft
+predictions at temperature tau.
 
 Objective: CE + alpha tau^2 KL(s_server || s_k)
-Server: w <- argmin_w KL(s_k || s_w) tau^2 + alpha CE
+Server: w <- argmin_w tau^2 KL(s_k || s_w) + alpha CE
 Round:
-1. Each client trains its small model on labels and on the server's logits.
+1. Each client trains its small model on labels and, once it has them, on the server's logits.
 2. It sends features, logits and labels of all its examples.
-3. The server trains its large model on the features.
+3. The server trains its large model w on the features, with the clients' logits and labels.
 4. It sends each client its logits of the client's examples.
 
 Deviations: all clients have one architecture (the paper: any with features of one shape). The

@@ -3,25 +3,23 @@
 It is sent as products of small factors.
 
 Wu et al., Nature Communications 2022, arXiv:2108.13323. The own model is the paper's mentor,
-models.proxy its mentee. With L = CE_own + CE_common, both descend their own cross-entropy + (KL to
-the other's soft predictions + MSE of representations) / L: the better both are, the more they trust
-each other.
+models.proxy its mentee w. Both descend one loss of their soft predictions s and representations z,
+whose MSE has the weight hidden_weight. The smaller L, the more they trust each other.
 
-The update of the common model by local training is sent as singular vectors and values. Their rank
-is the smallest whose energy reaches a threshold, which rises over the rounds from energy_start to
-energy_end. The server decompresses, averages, and compresses the mean once more. A client that was
-not in the round before receives the whole common model, because it has missed updates. The bytes
-depend on what is learnt; `traffic` announces their upper bound.
+The rank of singular vectors and values is the smallest whose energy reaches a threshold, which
+rises over the rounds from energy_start to energy_end. A client that was not in the round before
+receives the whole common model, because it has missed updates. The bytes depend on what is learnt;
+`traffic` announces their upper bound.
 
-Objective: CE_own + (KL(p || p_k) + MSE) / L; CE_common + (KL(p_k || p) + MSE) / L; L = CE_own +
-    CE_common
-Server: w <- w + sum_k p_k U_k S_k V_k^T
+Objective: L + (KL(s_common || s_own) + KL(s_own || s_common) + MSE(W_h z_common, z_own)) / L; L =
+    CE_own + CE_common
+Server: D = sum_k p_k U_k S_k V_k^T; w <- w + U S V^T
 Round:
 1. The server sends the compressed mean update of the common model.
 2. Each client trains its own and the common model; they teach each other.
-3. It sends the update of the common model as singular vectors and values.
-4. The server decompresses the updates and averages them.
-5. It compresses the mean for the next round.
+3. It sends the update of the common model as singular vectors and values, U_k S_k V_k^T.
+4. The server decompresses the updates and averages them to D.
+5. It compresses D to U S V^T, which it adds to its model and sends in the next round.
 
 Deviations: hidden states are the representations [n, d] (the paper aligns layers of Transformers
 and their attention). W_h is trained by plain gradient steps with local.lr and starts as the

@@ -3,19 +3,18 @@
 The server fuses the knowledge networks: it trains one on their joint predictions for public data.
 
 Yu et al. (Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion),
-2022, arXiv:2208.07978. models.proxy is the knowledge network. A client descends CE(own) +
-KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads only its knowledge network.
-The server starts from the mean of these networks and learns the largest of their logits on
-unlabelled examples.
+2022, arXiv:2208.07978. models.proxy is the knowledge network w. s are soft predictions of it and of
+the own model; f are its logits.
 
-Objective: CE_own + KL(p || p_k) + CE_common + KL(p_k || p)
-Server: w <- argmin_w KL(softmax max_k f_k(x) || softmax f_w(x))
+Objective: CE_own + KL(s_common || s_own) + CE_common + KL(s_own || s_common)
+Server: w <- sum_k p_k w_k, then w <- argmin_w tau^2 KL(softmax(max_k f_k(x) / tau) ||
+    softmax(f_w(x) / tau))
 Round:
 1. The server sends the knowledge network to the cohort.
 2. Each client trains its own model and this network, which learn from each other.
-3. It sends the knowledge network.
+3. It sends the knowledge network w_k alone.
 4. The server starts from the mean of these networks.
-5. It learns the largest of their logits on unlabelled public examples.
+5. It learns their largest logit of each class on unlabelled public examples x.
 
 Deviations: teachers are constants in the mutual learning; both networks take their steps at once.
 The authors' code (preset authors) has the mean squared difference of logits instead of KL, and the

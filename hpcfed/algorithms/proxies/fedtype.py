@@ -4,24 +4,23 @@ Any method for one architecture aggregates the proxies. The private model learns
 where their conformal sets agree.
 
 Wang et al. (Bridging Model Heterogeneity in Federated Learning via Uncertainty-based Asymmetrical
-Reciprocity Learning), 2024, arXiv:2407.03247. On a batch the private model g takes a step down
-    CE(g) + imitation * mean_x c(x) L(x),
+Reciprocity Learning), 2024, arXiv:2407.03247. On each batch the private model g takes a step, then
+the proxy w. The imitation loss is
     L(x) = mean of max(0, z_out - z_in + margin) over classes in and outside of the proxy's set S_s,
-with its logits z. Then the proxy p takes a step down CE(p) + kl KL(g -> p). Sets are those of RAPS,
-with temperatures and thresholds of this round's models on calibration examples. c(x) is |S_g & S_s|
-over |S_g | S_s|, or over |S_s| where S_g is larger. If the private model's training accuracy has
-changed by D < 0 since the client's last round, the proxy's lam is lam_small - (1 - lam_small) D,
-between lam_small and 1. `aggregation` says how proxies are trained and averaged: as in FedAvg,
-FedProx, pFedMe or pFedBayes.
+with g's logits z. Sets are those of RAPS, with temperatures and thresholds of this round's models
+on calibration examples. c(x) is |S_g & S_s| over |S_g | S_s|, or over |S_s| if S_g is larger. If
+the private model's training accuracy has changed by D < 0 since the client's last round, the
+proxy's lam is lam_small - (1 - lam_small) D, between lam_small and 1. `aggregation` says how
+proxies are trained and averaged: as in FedAvg, FedProx, pFedMe or pFedBayes.
 
-Objective: CE(g) + imitation mean_x c(x) L(x); CE(p) + kl KL(g || p)
-Server: w_p <- sum_k p_k w_pk
+Objective: CE(g) + imitation mean_x c(x) L(x); CE(w) + kl KL(g || w)
+Server: w <- sum_k p_k w_k
 Round:
-1. The server sends the proxy p to the cohort.
-2. Each client computes conformal sets of both models on calibration examples.
-3. Its private model g learns from the proxy where the sets agree, c(x).
-4. The proxy learns from the private model, and is sent.
-5. The server aggregates the proxies as `aggregation` says.
+1. The server sends the proxy w to the cohort.
+2. Each client calibrates the conformal sets of both models.
+3. Its private model g learns from labels, and from the proxy as far as the sets agree, c(x).
+4. The proxy learns from labels and from the private model, and w_k is sent.
+5. The server takes the weighted mean of the proxies; `aggregation` says how they are trained.
 
 Deviations: calibration examples are held out of the training (`calibration`). The authors' code
 (JackqqWang/FedType, preset `authors`) calibrates on its training examples, which gives less

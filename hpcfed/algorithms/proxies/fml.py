@@ -3,14 +3,15 @@
 Only the common model is shared.
 
 Shen et al. (Federated Mutual Learning), 2020, arXiv:2006.16765, eqs. 5 and 6. The common model is
-the paper's meme model, here models.proxy.
+the paper's meme model, here models.proxy. s are soft predictions of both.
 
-Objective: alpha CE(w_k) + (1 - alpha) KL(p || p_k) + beta CE(w) + (1 - beta) KL(p_k || p)
-Server: w <- sum_k p_k w_k^common
+Objective: alpha CE_own + (1 - alpha) KL(s_common || s_own) + beta CE_common + (1 - beta) KL(s_own
+    || s_common)
+Server: w <- sum_k p_k w_k
 Round:
-1. The server sends the common model to the cohort.
+1. The server sends the common model w to the cohort.
 2. Each client trains its own model and the common one, which learn from each other.
-3. It sends the common model alone.
+3. It sends the common model w_k alone.
 4. The server takes the weighted mean of the common models.
 
 Deviations: none. Teachers are constants, and the divergence is a mean over examples of a sum over

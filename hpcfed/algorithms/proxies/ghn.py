@@ -3,10 +3,7 @@
 It makes the weights of each model from the model's graph.
 
 Litany et al. (Federated Learning with Heterogeneous Architectures using Graph HyperNetworks), 2022,
-arXiv:2201.08459. Client k has the graph A_k of its network, which it never sends, and the weights
-w_k = GHN_theta(A_k). Local training minimises the cross-entropy of w_k with respect to theta, and
-the client sends theta. The server averages theta; messages have one size, whatever a client's
-network is.
+arXiv:2201.08459. Messages have one size, whatever a client's network is.
 
 Rests on the abstract and on notes about the paper; no code is public, so the sizes of the
 hyper-network are this project's.
@@ -15,9 +12,9 @@ Objective: F_k(GHN_theta(A_k))
 Server: theta <- sum_k p_k theta_k
 Round:
 1. The server sends the hyper-network theta to the cohort.
-2. It makes each client's weights from the graph A_k of the client's model.
+2. On client k it makes the weights of the client's network from the graph A_k of that network.
 3. The client trains theta through these weights.
-4. It sends theta, never its graph.
+4. It sends theta_k, never its graph.
 5. The server takes the weighted mean.
 
 Deviations: edges follow the order of the layers in the network, so a shortcut is a link of that

@@ -1,17 +1,18 @@
 """DS-FL: clients learn from the sharpened mean of their soft predictions of public examples.
 
 Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction aggregation (ERA) is
-eq. 12. A client trains on its own data, predicts some public examples, receives the aggregate and
-learns it by cross-entropy. With models.server the server learns it too, and its model is evaluated
-as the common one. Deviations: none.
+eq. 12. With models.server the server learns the aggregate too, and its model is evaluated as the
+common one.
 
-Objective: F_k(w_k), then CE(q(x), f_k(x))
-Server: q = ERA(mean_k softmax f_k(x))
+Objective: F_k(w_k), then CE(f_k(x), q(x))
+Server: q(x) = softmax(mean_k softmax(f_k(x)) / tau)
 Round:
 1. Each client trains on its own examples.
 2. It sends its soft predictions of some public examples.
 3. The server sharpens their mean (ERA) and sends it.
 4. Each client, and the server's model if there is one, learns it by cross-entropy.
+
+Deviations: none.
 """
 
 from typing import Any, ClassVar, Literal

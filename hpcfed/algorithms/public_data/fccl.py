@@ -5,29 +5,28 @@ Then they train on their own data, with their last and their first model as teac
 Huang et al. (Learn from Others and Be Yourself in Heterogeneous Federated Learning), CVPR 2022,
 doi:10.1109/CVPR52688.2022.00985; the authors' code has it beside FCCL+, arXiv:2309.16286.
 
-In a round the cohort sends its logits of some public examples and receives their mean. Each client
-computes the cross-correlation M of both over a batch, [C, C], and draws it to 1 on the diagonal and
-to -1 elsewhere. Then it trains on its own data by cross-entropy + KL to its model at the end of its
-last round (inter) + KL to its model from before the first round, trained on its own data alone
-(intra).
+M [C, C] is the cross-correlation of a client's logits and the mean, standardised over a batch. s_k
+is a client's soft prediction, s_prev that of its model at the end of its last round (inter), and
+s_0 that of its first model, trained on its own data alone (intra).
 
-Objective: CE + inter KL(p_prev || p_k) + intra KL(p_0 || p_k)
+Objective: sum_u ((1 - M_uu)^2 + lam sum_(v not u) (1 + M_uv)^2), then CE + inter KL(s_prev || s_k)
+    + intra KL(s_0 || s_k)
 Server: f(x) = mean_k f_k(x)
 Round:
-1. The cohort sends its logits of some public examples and receives their mean.
-2. Each client computes the cross-correlation M of its logits and the mean over a batch.
-3. It draws M to 1 on the diagonal and to -1 elsewhere.
+1. A client that takes part for the first time trains its first model.
+2. The cohort sends its logits f_k(x) of some public examples x and receives their mean.
+3. Each client draws M to 1 on the diagonal and to -1 elsewhere, on the public examples.
 4. It trains on its own data, with its last and its first model as teachers.
 
 Deviations: logits are exchanged once per round, as in the paper; the authors' code does so for each
 public batch, with a new Adam each time. Here the steps on public data are those of the job's
 optimiser, with its momentum and weight decay, at `public_lr`; in the paper Adam's, as in the
-method's job. Their codes replace the client's own part of the mean by
-the logits of its last round's model (own_entry = "previous", which is what a client has just sent)
-or by those that it has now ("current"). The standard deviations are those of M's own divisor, B,
-and a constant logit counts as 0; the code divides the unbiased ones by B. Both teachers see
-examples without augmentation, in eval mode. A client trains its first model in its first round. The
-code's variant that averages weights too, for one architecture, is left out.
+method's job. Their codes replace the client's own part of the mean by the logits of its last
+round's model (own_entry = "previous", which is what a client has just sent) or by those that it has
+now ("current"). The standard deviations are those of M's own divisor, B, and a constant logit
+counts as 0; the code divides the unbiased ones by B. Both teachers see examples without
+augmentation, in eval mode. The code's variant that averages weights too, for one architecture, is
+left out.
 """
 
 from functools import partial

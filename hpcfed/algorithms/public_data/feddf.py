@@ -1,16 +1,16 @@
 """FedDF: FedAvg for each architecture; each mean model then learns from all clients' models.
 
-Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the
-mean of its models and learns the mean logits of all uploaded models on public data. A group without
-a client in the cohort stays as it is.
+Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. An architecture without a client in
+the cohort stays as it is.
 
-Objective: F_k(w)
-Server: w_a <- argmin_w KL(softmax mean_k f_k(x) || softmax f_w(x))
+Objective: F_k(w_k)
+Server: w_a <- sum_(k in a) p_k w_k, then w_a <- argmin_w tau^2 KL(softmax(mean_k f_k(x) / tau) ||
+    softmax(f_w(x) / tau))
 Round:
-1. The server sends each client the model of its architecture.
+1. The server sends each client the model of its architecture a.
 2. Each client trains it and sends it.
-3. The server takes the mean of the models of each architecture, w_a.
-4. From there it learns, on public data, the mean logits of all uploaded models.
+3. The server takes the weighted mean of the models of each architecture, w_a.
+4. From there this student learns, on public data, the plain mean of the logits of all uploads.
 
 Deviations: the student with the least distillation loss on held-out public data is kept; the
 authors look at the accuracy. The teacher is the mean of logits, as in the paper; the public code

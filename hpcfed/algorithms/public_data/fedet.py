@@ -1,33 +1,28 @@
 """Fed-ET: small models of several architectures teach a large model on the server.
 
 Cho et al. (Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated
-Learning), IJCAI 2022, arXiv:2204.12703. A round has three steps:
+Learning), IJCAI 2022, arXiv:2204.12703.
 
-- FedAvg within each architecture. The server's representation layer becomes the mean of that of all
-  uploaded models.
-- The uploaded models' logits z_k(x) of public examples x are weighted by their variance over
-  classes, a_k(x) = Var z_k / sum_l Var z_l, because a confident model's logits vary more. The
-  server's model learns the label of their sum,
-  CE(student, argmax sum_k a_k z_k) + lam KL(q || student). Here q is the softmax of the same sum
-  over the models that disagree with that label (their a_k scaled to sum 1). An example on which
-  all agree has no such term.
-- Layers of the server's model are copied into the small ones.
+The logits f_k(x) of client k's model have the weight a_k(x) = Var f_k(x) / sum_l Var f_l(x), with
+variances over classes, because a confident model's logits vary more. q(x) is the softmax of their
+sum over the models that disagree with the label y(x) (their a_k scaled to sum 1). An example on
+which all agree has no such term.
 
-Objective: F_k(w)
-Server: w_s <- argmin_w CE(f_w(x), y(x)) + lam KL(q(x) || softmax f_w(x)); y(x) = argmax sum_k a_k
-    z_k(x)
+Objective: F_k(w_k)
+Server: w_a <- sum_(k in a) p_k w_k; y(x) = argmax sum_k a_k(x) f_k(x); w_s <- argmin_w CE(f_w(x),
+    y(x)) + lam KL(q(x) || softmax f_w(x))
 Round:
-1. Each client trains the model of its architecture and sends it.
-2. The server averages the models within each architecture.
-3. It weights their logits z_k of public examples by their variance over classes, a_k.
-4. Its large model learns the label of the sum, and the prediction q of those that disagree.
-5. Layers of the large model are copied into the small ones.
+1. Each client receives the model of its architecture a, trains it and sends it.
+2. The server averages within each architecture; w_s gets the mean of all uploaded heads.
+3. It weights the logits of all uploaded models on public examples x by a_k(x).
+4. From there w_s learns the label y of the sum, and the prediction q of those that disagree.
+5. The head of w_s is copied into the small models.
 
-Deviations: the authors have published no code. The three steps are the paper's; the formulas of a_k
-and q and lam = 0.05 rest on descriptions of it; optimiser and length of the server's training are
-our choice. In the paper the copied layer is a representation layer that all models have. Here these
-are all tensors that `transfer` names and that have one shape in both models: by default the head,
-the one layer that all models of hpcfed have in common. Their mean has the weights of FedAvg.
+Deviations: the authors have published no code. The steps are the paper's; the formulas of a_k and q
+and lam = 0.05 rest on descriptions of it; optimiser and length of the server's training are our
+choice. In the paper the copied layer is a representation layer that all models have. Here these are
+all tensors that `transfer` names and that have one shape in both models: by default the head, the
+one layer that all models of hpcfed have in common. Their mean has the weights of FedAvg.
 """
 
 from collections.abc import Mapping

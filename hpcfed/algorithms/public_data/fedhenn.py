@@ -4,19 +4,17 @@ Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6. T
 of the representation alignment data (RAD): unlabelled examples that all clients see, drawn anew in
 each round.
 
-Homogeneous: FedAvg with a proximal term, the distance between the kernels of the client's model and
-of the model that it received. The final model is the mean of all clients' last models; a client
-that never took part counts with the initial one. Heterogeneous: the term is the distance to the
-mean of the clients' kernels; no models are averaged.
+Homogeneous: the final model is the mean of all clients' last models; a client that never took part
+counts with the initial one. Heterogeneous: no models are averaged.
 
-Objective: F_k(w_k) + eta_t d(K_k, K)
-Server: K = mean_k K_k
+Objective: F_k(w_k) + eta_t (1 - CKA(G_k, G))
+Server: G = sum_(all k) G_k / K; w <- sum_k p_k w_k
 Round:
 1. The server draws the representation alignment data (RAD) of this round.
-2. Each client of the cohort computes the kernel K_k of its representations of them.
-3. The server sends K: the mean kernel, or in the homogeneous setting that of its model.
-4. Each client trains with the distance of its kernel from K.
-5. Only in the homogeneous setting it sends its model, and the server averages.
+2. Heterogeneous: it sends G, the mean over all K clients of the kernels G_k of their last models.
+3. Homogeneous: it sends its model w, and G is the kernel of this model.
+4. Each client of the cohort trains with the distance of its kernel from G.
+5. It sends its model; in the homogeneous setting the server averages these.
 
 Deviations: The paper leaves open how eta grows and which steps have the term. As in the authors'
 code, eta grows by the root of the round, and every step has the term; their first round has

@@ -1,17 +1,14 @@
 """FedMD: clients with different architectures agree on their logits of public examples.
 
-Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before the first round every client learns the
-labels of the public data, then its own (transfer learning). In a round the cohort sends its logits
-of some public examples, receives their mean (the consensus), approaches it (digest) and continues
-with its own data (revisit).
+Li and Wang, 2019, arXiv:1910.03581, algorithm 1.
 
-Objective: |f_k(x) - f(x)|, then CE(f_k(x), y)
+Objective: ||f_k(x) - f(x)||_1 / C, then F_k(w_k)
 Server: f(x) = mean_k f_k(x)
 Round:
-1. Before the first round each client learns the public data, then its own.
-2. The cohort sends its logits of some public examples.
+1. Before the first round each client learns the labels of the public data, then its own (transfer).
+2. The cohort sends its logits f_k(x) of some public examples x.
 3. The server sends their mean, the consensus.
-4. Each client approaches it (digest).
+4. Each client approaches it (digest): the error is the mean over the C logits.
 5. It continues with its own data (revisit).
 
 Deviations: transfer_epochs instead of training to convergence. The digest's loss, open in the

@@ -6,24 +6,22 @@ to the mean of all clients.
 Makhija et al. (Federated Self-supervised Learning for Heterogeneous Clients), 2022,
 arXiv:2205.12493: FedHeNN without labels.
 
-Client k minimises SSL_k(w_k) + mu (1 - CKA(K_k, K)). K_k = Z_k Z_k^T is the linear kernel of its
-representations of unlabelled examples that all clients have (RAD). K is the mean of the kernels
-that the cohort sends at the start of the round, and is constant in it. Weights are not exchanged.
-SSL is SimSiam's (Chen and He, CVPR 2021, arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 -
-cos(h(z_2), z_1) / 2 with a predictor h of each client, and no gradient through the second
-arguments. For evaluation each client fits its head to its labels after each round, on
-representations of the trained body, which never sees a label. The recorded training loss is that of
-the body alone.
+G_k = Z_k Z_k^T is the linear kernel of client k's representations of unlabelled examples that all
+clients have (RAD). Weights are not exchanged. SSL is SimSiam's (Chen and He, CVPR 2021,
+arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 - cos(h(z_2), z_1) / 2 with a predictor h of each
+client, and no gradient through the second arguments. For evaluation each client fits its head to
+its labels after each round, on representations of the trained body, which never sees a label. The
+recorded training loss is that of the body alone.
 
 Rests on the abstract and on one file of a third-party port: no code of the authors is public. The
 values of mu and of the number of examples are this project's.
 
-Objective: SSL_k(w_k) + mu (1 - CKA(K_k, K))
-Server: K = mean_k K_k
+Objective: SSL_k(w_k) + mu (1 - CKA(G_k, G))
+Server: G = mean_k G_k
 Round:
 1. Each client of the cohort sends the kernel of its representations of common examples.
-2. The server sends the mean kernel K, which is constant in this round.
-3. Each client trains on two views of its examples, with its kernel near K.
+2. The server sends the mean kernel G, which is constant in this round.
+3. Each client trains on two views of its examples, with its kernel near G.
 4. It fits its head to its labels; the body sees none.
 
 Deviations: z is the representation, without a projection network. The predictor has no batch

@@ -3,16 +3,17 @@
 The coefficients of the mixtures are learnt too.
 
 Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et
-al., ICPP 2022, doi:10.1145/3545008.3545073, table 3.
+al., ICPP 2022, doi:10.1145/3545008.3545073, table 3: clients send models, and
+the squared distance ||w_k - sum_l c_kl w_l||^2 stands for the KL, in the server's step too.
 
-Objective: F_k(w_k), then D(sum_l c_kl s_l(x), s_k(x))
-Server: c <- c - eta_c grad_c (sum_k D(sum_l c_kl s_l(x), s_k(x)) + rho ||c - 1 / K||^2)
+Objective: F_k(w_k), then KL(sum_l c_kl s_l(x) || s_k(x))
+Server: c <- c - eta_c grad_c (sum_k KL(sum_l c_kl s_l(x) || s_k(x)) + rho ||c - 1 / K||^2)
 Round:
 1. Each client trains on its own examples.
-2. It sends its soft predictions s_k of public examples.
+2. It sends its soft predictions s_k(x), at temperature tau, of public examples x.
 3. The server mixes them into a target for each client, by its row of coefficients c.
 4. Each client learns its target.
-5. The server takes a gradient step of the coefficients.
+5. The server takes a gradient step of c at rate eta_c (coeff_lr), with the s_k of line 2.
 
 Deviations: a cohort mixes only its own members, their rows scaled to sum 1. Rows are projected onto
 the simplex. The penalty's step never overshoots. distil_lr is the objective's lambda. Preset

@@ -5,25 +5,23 @@ Each client gets as a teacher the new model that is most similar to its own.
 Wang et al. (Towards Personalized Federated Learning via Heterogeneous Model Reassembly), NeurIPS
 2023, arXiv:2308.08643.
 
-In a round clients descend CE + lam KL(c || w) on their own data and send their models w. Here c is
-the teacher that they got when they last took part (eq. 6). The server puts the blocks of all models
-into K groups by dis = 1 / (CKA of inputs + CKA of outputs) on public data (eq. 3). A candidate is a
-row of blocks in natural order (each deeper in its model than the one before, and of no earlier
-operation) that has all operations and all groups. Where widths differ, ReLU(W x + b) is put between
-two blocks. Candidates learn the public data, labelled by cross-entropy or unlabelled by SimCLR's
-loss. Client n gets the candidate whose logits of public data have the largest mean cosine to those
-of its own model.
+f_k(x) are the logits of client k's model, c(x) those of a candidate and c_k(x) those of the
+client's teacher (eq. 6). dis (eq. 3) compares the inputs and the outputs of two blocks on public
+data. A candidate is a row of blocks in natural order (each deeper in its model than the one before,
+and of no earlier operation) that has all operations and all groups. If widths differ, ReLU(W x + b)
+is put between two blocks. Candidates learn the public data, labelled by cross-entropy or unlabelled
+by SimCLR's loss.
 
 Rests on the paper's equations and on the authors' code (JackqqWang/pfedHR), which differ much.
 
-Objective: CE + lam KL(c || w)
-Server: dis = 1 / (CKA_in + CKA_out)
+Objective: CE + lam KL(softmax c_k(x) || softmax f_k(x))
+Server: dis = 1 / (CKA_inputs + CKA_outputs); c_k <- argmax_c mean_x cos(c(x), f_k(x))
 Round:
-1. Clients train with their teacher c and send their models w.
-2. The server clusters the blocks of all models into K groups by their distance dis.
+1. Clients train with the teacher c_k of the last round that they took part in; they send models.
+2. The server puts the blocks of all models into groups by their distance dis.
 3. It builds candidates from blocks of all groups, in natural order.
 4. The candidates learn the public data.
-5. Each client gets the candidate that predicts most like its own model, as its next teacher.
+5. Each client gets the candidate whose logits of public data are most like its own model's.
 
 Deviations: candidates are drawn with equal probability among all that the rules allow. If there are
 no more than `candidates` of them, all are taken. The paper searches; the code draws rows of 4 to 6
