@@ -1,20 +1,19 @@
 """FedAsync: the server merges each client's model on arrival, with less weight if it is stale.
 
-Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1. The server computes x_t = (1 - alpha_t) x_(t-1)
-+ alpha_t x_new with alpha_t = alpha s(staleness).
+Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1.
 
-Objective: F_k(w) + rho / 2 ||w - x_t||^2
+Objective: F_k(w) + rho / 2 ||w - x_v||^2
 Server: x <- (1 - alpha_t) x + alpha_t w_k; alpha_t = alpha s(staleness)
 Round:
-1. A client receives the server's present model and trains it, near it.
+1. A client receives the server's present model, of version v, and trains it, near it.
 2. It reports when its virtual time has passed; nobody waits.
 3. Its staleness is the number of merges since its download.
 4. The server merges its model at once, with less weight if it is stale.
 5. The client, or another one, gets work.
 
-Deviations: staleness is the number of merges since the client's download. It is 0 for the freshest
-model, so that s(0) = 1 in all forms. It follows from the clients' profiles in virtual time and is
-not drawn at random. The defaults are the paper's settings as other works report them.
+Deviations: staleness is 0 for the freshest model, so that s(0) = 1 in all forms. It follows from
+the clients' profiles in virtual time and is not drawn at random. The defaults are the paper's
+settings as other works report them.
 """
 
 from typing import Any, Literal

@@ -1,16 +1,14 @@
 """FedBuff: the server buffers the clients' updates and makes a new model of every K of them.
 
-Nguyen et al., AISTATS 2022, arXiv:2106.06639, algorithm 1. A client that starts from version v of
-the model w sends D = w_v - w_local. The server adds s(tau) D to its buffer, where tau is the number
-of new models since v. After K updates it sets w <- w - eta_g * buffer / K. As many clients as a
-cohort has work at the same time, and none waits for another. s(tau) = (1 + tau)^-1/2.
+Nguyen et al., AISTATS 2022, arXiv:2106.06639, algorithm 1. s(tau) = (1 + tau)^-1/2. No client waits
+for another.
 
 Objective: F_k(w)
 Server: w <- w - eta_g / K sum_k s(tau_k) (w_v - w_k)
 Round:
 1. A client receives the server's present model, of version v, and trains it.
-2. It sends its update when its virtual time has passed.
-3. The server adds the update, damped by its staleness tau_k, to its buffer.
+2. It sends its update w_v - w_k when its virtual time has passed.
+3. The server adds the update to its buffer, damped by tau_k, the number of new models since v.
 4. After K updates it steps along their mean and empties the buffer.
 5. As many clients as a cohort has work at the same time.
 

@@ -7,10 +7,9 @@ s_k), if their number is in min_steps..local.steps. Otherwise it opens a group o
 number of steps is then such that the fastest client of an open group can do local.steps steps
 between the latest time of that group and the arrival of the new one. A group closes when all its
 clients have arrived, or at `slack` times its expected duration. The model of a client that comes
-later waits in a buffer for the next group that closes, and the client gets work at once. When a
-group closes, w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N, where tau_k is the
-number of new models since client k's download. A client's first model, which reveals its speed, is
-merged alone.
+later waits in a buffer for the next group that closes, and the client gets work at once. tau_k is
+the number of new models since client k's download. A client's first model, which reveals its speed,
+is merged alone.
 
 Objective: F_k(w)
 Server: w <- (1 - sum_k a_k) w + sum_k a_k w_k; a_k = alpha s(tau_k) / N
@@ -19,7 +18,7 @@ Round:
 2. A free client joins the open group for which it can do the most steps, or opens one.
 3. It trains this number of steps, so that the group arrives together.
 4. The group closes when all have arrived, or after `slack` times its expected duration.
-5. The server merges the models of the group; those that come later wait for the next one.
+5. The server merges the models of the group, and those that came too late for an earlier one.
 
 Deviations: the implementation is based on this description and on the public code, APPFL's
 compass_scheduler.py and fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and

@@ -1,20 +1,18 @@
 """FedBE: the server distils models drawn from a fitted distribution into the mean model.
 
-Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. The server fits a distribution to the
-clients' models and draws models from it. The teachers are the drawn models, the clients' models and
-their mean. The mean model learns the teachers' mean soft prediction, sharpened, on public data,
-with stochastic weight averaging (SWA). The preset `authors` follows the authors' code
-(hongyouc/FedBE), which fits its Gaussian to directions of change (posterior = "directions") and
-draws with a tenth of their standard deviation (its option `var_scale`).
+Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. SWA is stochastic weight averaging. The
+preset `authors` follows the authors' code (hongyouc/FedBE), which fits its Gaussian to directions
+of change (posterior = "directions") and draws with a tenth of their standard deviation (its option
+`var_scale`).
 
 Objective: F_k(w)
-Server: w <- argmin_w KL(sharpen(mean_m softmax f_m(x)) || softmax f_w(x))
+Server: w <- sum_k p_k w_k; then w <- argmin_w KL(sharpen(mean_m softmax f_m(x)) || softmax f_w(x))
 Round:
 1. The server sends its model to the cohort; each client trains it and sends it.
 2. The server fits a distribution to the models and draws models from it.
-3. Teachers are the drawn models, the clients' models and their mean.
-4. The mean model learns the teachers' mean prediction, sharpened, on public data.
-5. The weights of these steps are averaged (SWA).
+3. Teachers are the drawn models, the clients' models and their weighted mean; all count equally.
+4. This mean model learns the teachers' mean soft prediction, sharpened, on public data.
+5. The new model is the mean of its weights in the later of these steps (SWA).
 
 Deviations: batch statistics of drawn models, and of the SWA average, are computed on the public
 data; the code draws them, and a variance may be negative. The divergence is summed over classes;

@@ -1,19 +1,17 @@
 """pFedBayes: each client has a Gaussian over its weights, which is kept near a common Gaussian.
 
 Zhang et al., ICML 2022, arXiv:2206.07977, algorithm 1. Each weight has a Gaussian N(mu,
-softplus(rho)^2). On a batch a client takes `inner_steps` steps of its personal distribution q down
-CE(w) + (zeta / n) KL(q || p), with w drawn from q. It then takes one step of its copy of the common
-distribution p down (zeta / n) KL(q || p). The copy is uploaded, and the server averages the copies.
-All steps are those of the job's optimiser. Evaluation uses the network of the means mu.
+softplus(rho)^2). n is the client's number of examples. All steps are those of the job's optimiser.
+Evaluation uses the network of the means mu.
 
-Objective: CE(w) + zeta / n KL(q || p)
-Server: p <- mean_k p_k
+Objective: CE(w) + zeta / n KL(q || p_k)
+Server: p <- (1 - beta) p + beta mean_k p_k
 Round:
-1. The server sends the common distribution p to the cohort.
-2. On each batch a client takes steps of its personal distribution q, with weights w drawn from q.
-3. It takes one step of its copy of p down the divergence alone.
+1. The server sends the common distribution p to the cohort; a client's copy p_k begins there.
+2. On each batch a client takes `inner_steps` steps of its personal q, with weights w drawn from q.
+3. Then it takes one step of its copy p_k down the divergence alone, zeta / n KL(q || p_k).
 4. It sends its copy p_k; q stays.
-5. The server takes the mean of the copies.
+5. The server goes the share beta, by default all, of the way to the mean of the copies.
 
 Deviations: mu and rho are averaged (not sigma). The preset `authors` follows an unofficial code
 (AllenBeau/pFedBayes), which draws its noise with standard deviation 0.001 instead of 1, so that its

@@ -1,17 +1,17 @@
 """D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with neighbours in rounds.
 
-Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1
-local steps are followed by i2 steps with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et
-al., 2019, arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is
-local.steps = 1.
+Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1. i1 local steps are followed by i2 steps
+with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019, arXiv:1910.09126) (i1,
+i2). A step is the local work of one round; the papers' is local.steps = 1.
 
 Objective: mean_i F_i(x)
 Server: x_i <- sum_j W_ij x_j - eta g_i(x_i)
 Round:
 1. There is no server: each client has its own model x_i and neighbours.
-2. Each client takes its step at x_i.
-3. In the i2 steps with averaging it sends x_i to its neighbours and averages theirs.
-4. The i1 local steps before them exchange nothing.
+2. In the i1 local steps each client takes its step at x_i, and nothing is exchanged.
+3. In the i2 steps with averaging that follow it sends x_i to its neighbours.
+4. It takes the mean of x_i and the neighbours' models, weighted by W_ij.
+5. It takes its step at x_i, not at the mean, and adds it to the mean (`order` has other ways).
 
 Deviations: if not all clients take part, only the links between those that do count, with weights
 of their own. Batch statistics are averaged too, with a client's own statistics taken after its

@@ -1,20 +1,18 @@
 """SWIFT: decentralised and wait-free; each client averages with its neighbours' last models.
 
-Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A client averages when it is ready,
-without waiting for others. A job is one step. It starts with sending x_i, except a client's first,
-for all start from one model; its gradient is computed at x_i. When it ends, x_i <- sum_j w_ij x_j +
-(local step); in a local step (i1) there is no sum. Models count as sent in every step, and as
-received in steps with averaging. Virtual time: as in D-SGD, a step takes a client its latency and
-the time in which its link sends its model to each neighbour and receives theirs. Here the exchange
-runs in parallel with the work, so that a job lasts as long as the longer of the two; in D-SGD it
-lasts as long as their sum. A model arrives after its latency and upload from the job's start.
+Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step. A client's first job
+sends nothing, for all start from one model. Models count as sent in every step, and as received in
+steps with averaging. Virtual time: as in D-SGD, a step takes a client its latency and the time in
+which its link sends its model to each neighbour and receives theirs. Here the exchange runs in
+parallel with the work, so that a job lasts as long as the longer of the two; in D-SGD it lasts as
+long as their sum. A model arrives after its latency and upload from the job's start.
 
 Objective: mean_i F_i(x)
 Server: x_i <- sum_j w_ij x_j - eta g_i(x_i)
 Round:
 1. There is no server: each client has its own model x_i and neighbours.
 2. A client that is ready sends x_i to its neighbours and computes its step at x_i.
-3. It waits for nobody: it averages with the last models that it has received.
+3. At its end it waits for nobody: it takes the mean of x_i and the last models that it received.
 4. It adds its step; in the i1 local steps there is no mean.
 
 Deviations: a step is the job's local work; the paper's is local.steps = 1. With weights = "ccs" no

@@ -2,22 +2,20 @@
 
 Khodak et al. (Adaptive Gradient-Based Meta-Learning Methods), NeurIPS 2019, arXiv:1906.02717,
 section 4 and algorithm 2, compared with the authors' code (mkhodak/ARUBA). The rates are learned
-from how far clients move and how large their gradients are. A client steps by w <- w - eta g and
-adds up G_k = sum g^2. For each client in turn, counted by t from 1, the server adds (w_k - phi)^2 /
-2 + eps^2 / (t + 1)^p to b and G_k + zeta^2 / (t + 1)^p to G. b and G begin with eps^2 and zeta^2.
-After the round eta = sqrt(b / G), and phi is the mean of the w_k, weighted by examples. eps is zeta
-local.lr, so that the first rates are local.lr, as in that code. With one rate for all weights
-(scope = "all") b and G are the sums of those of all weights. ARUBA++ (`final_epochs`): after the
-last round clients personalise phi with eta updated after every step, G <- G + c g^2. G_k and eta
-are sent in addition to the models.
+from how far clients move and how large their gradients are. t_k counts the clients that have
+reported, over all rounds, from 1. b and G begin with eps^2 and zeta^2. eps is zeta local.lr, so
+that the first rates are local.lr, as in that code. With one rate for all weights (scope = "all") b
+and G are the sums of those of all weights. ARUBA++ (`final_epochs`): after the last round clients
+personalise phi with eta updated after every step, G <- G + c g^2.
 
 Objective: F_k(w)
-Server: phi <- sum_k p_k w_k; eta <- sqrt(b / G)
+Server: b <- b + sum_k ((w_k - phi)^2 / 2 + eps^2 / (t_k + 1)^p); G <- G + sum_k (G_k + zeta^2 /
+    (t_k + 1)^p); eta <- sqrt(b / G); phi <- sum_k p_k w_k
 Round:
-1. The server sends its model phi and a learning rate for each weight.
-2. Each client trains with these rates and sums the squares of its gradients.
-3. It sends its model and these sums.
-4. The server adds half the squared distances to b, and the sums of squares to G.
+1. The server sends its model phi and eta, a learning rate for each weight.
+2. Each client steps by w <- w - eta g and adds up the squares of its gradients g to G_k.
+3. It sends its model and G_k.
+4. The server adds half the squared moves to b, the G_k to G, and to both terms that decay.
 5. It sets the rates to the root of b / G, and phi to the weighted mean.
 
 Deviations: float buffers of batch normalisation are averaged plainly.

@@ -4,21 +4,18 @@ Luo et al. (No Fear of Heterogeneity: Classifier Calibration for Federated Learn
 Data), NeurIPS 2021, arXiv:2106.05001, section 4. Virtual features are drawn from one Gaussian per
 class. After the last round every client k sends for each of its classes c the number n_kc, the mean
 mu_kc and the covariance S_kc (over n_kc - 1) of the inputs of the common head. From these the
-server computes the statistics of all features together,
-mu_c = sum_k n_kc mu_kc / N_c (eq. 3) and
-S_c = [sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c mu_c mu_c^T] / (N_c - 1) (eq. 4).
-It draws virtual features from N(mu_c, S_c), trains the head alone on them and sends the model to
-all clients. A class with fewer than two examples is left out. This upload of C + C_k (d^2 + d)
+server computes the statistics of all features together, mu_c (eq. 3) and S_c (eq. 4); N_c is the
+sum of the n_kc. A class with fewer than two examples is left out. This upload of C + C_k (d^2 + d)
 numbers comes after the last round and is in no round's record.
 
 Objective: F_k(w)
-Server: mu_c = sum_k n_kc mu_kc / N_c; S_c = (sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c
-    mu_c mu_c^T) / (N_c - 1)
+Server: w <- sum_k p_k w_k; mu_c = sum_k n_kc mu_kc / N_c; S_c = (sum_k (n_kc - 1) S_kc + sum_k n_kc
+    mu_kc mu_kc^T - N_c mu_c mu_c^T) / (N_c - 1)
 Round:
 1. Every round is one of FedAvg.
 2. After the last round each client sends number, mean and covariance of its features by class.
 3. The server computes the mean and covariance of each class over all clients.
-4. It draws virtual features from these Gaussians and trains the head on them.
+4. It draws virtual features from N(mu_c, S_c) and trains the head alone on them, by cross-entropy.
 5. It sends the model to all clients.
 
 Deviations: features are computed in eval mode. The authors have published no code, so that the

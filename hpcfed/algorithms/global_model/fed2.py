@@ -3,20 +3,20 @@
 Yu et al. (Fed2: Feature-Aligned Federated Learning), KDD 2021, arXiv:2111.14248. Layers below the
 decoupling depth are common. Convolutions and linear layers above it are divided into G groups that
 are not connected with each other. The logit of a class reads the features of its group alone, so
-that its gradient reaches no other group. GroupNorm replaces batch normalisation. Clients minimise
-cross-entropy. The server averages the common layers over all clients, and group g over those that
-hold examples of its classes ("feature paired averaging"). A group whose classes no client holds
-does not change. Class c belongs to group floor(c G / C). The implementation is based on the
-abstract and on notes about the paper: no code is public, and its numbers are not known here.
+that its gradient reaches no other group. GroupNorm replaces batch normalisation. H_g are the
+clients of the cohort that hold examples of the classes of group g ("feature paired averaging"). A
+group whose classes no client holds does not change. Class c belongs to group floor(c G / C). The
+implementation is based on the abstract and on notes about the paper: no code is public, and its
+numbers are not known here.
 
 Objective: F_k(w)
-Server: w_g <- sum_(k in H_g) p_k w_kg
+Server: w_g <- sum_(k in H_g) p_k w_kg / sum_(k in H_g) p_k
 Round:
 1. The server sends its model, whose upper layers are groups, each for some classes.
 2. Each client trains it.
-3. It sends its model.
+3. It sends the common layers, and the groups of whose classes it has examples.
 4. The server averages the common layers over all clients.
-5. It averages each group over the clients that have examples of the group's classes.
+5. It averages each group over the clients that sent it, with the same weights.
 
 Deviations: the paper finds the depth by the variance of features over classes; here it is a field.
 A client holds a group if it has an example of one of its classes; which classes these are (C bits)

@@ -6,20 +6,19 @@ An adapter multiplies the values of an image's representation z by an attention 
 tanh(W1 z + b1) + b2), and a(z) z is divided by its length. The logits are exp(s) times the cosines
 to the texts "a picture of a NAME" of the classes, where s is frozen too. Clients minimise the mean
 of two cross-entropies over the pairs of a batch: of each image over the texts of all images'
-labels, and of each text over all images. The server takes the uniform mean of the adapters, 2 (d^2
-+ d) values each way. Details and defaults are those of the public code (microsoft/PersonalizedFL):
-there too images of one class in a batch are each other's negatives, and the weight decay is in the
-gradient. With W2 = b2 = 0 the attention is equal for all values, and predictions are the dual
-encoder's own (zero-shot).
+labels, and of each text over all images. An adapter theta has 2 (d^2 + d) values. Details and
+defaults are those of the public code (microsoft/PersonalizedFL): there too images of one class in a
+batch are each other's negatives, and the weight decay is in the gradient. With W2 = b2 = 0 the
+attention is equal for all values, and predictions are the dual encoder's own (zero-shot).
 
 Models: `clip-tiny`, random and for tests; `clip:FOLDER`, a CLIPModel as Hugging Face's transformers
 saves it (`hpcfed.models.clip`). For any other model the head's weights replace the texts; they are
 those of models.weights, or random.
 
 Objective: (CE_image + CE_text) / 2
-Server: a <- mean_k a_k
+Server: theta <- mean_k theta_k
 Round:
-1. The server sends the adapter a; the dual encoder is frozen on all clients.
+1. The server sends the adapter theta; the dual encoder is frozen on all clients.
 2. Each client trains its adapter on pairs of images and texts of their classes.
 3. It sends the adapter alone.
 4. The server takes the uniform mean of the adapters.

@@ -1,15 +1,13 @@
 """FedDANE: clients send gradients first, then train with a correction towards their mean.
 
-Li et al., Asilomar 2019, arXiv:2001.01920. In the first half of a round clients send their
-gradients at the common model. In the second half they train with a linear term, the difference
-between the mean gradient and their own.
+Li et al., Asilomar 2019, arXiv:2001.01920.
 
 Objective: F_k(w) + <g - g_k, w> + mu / 2 ||w - w_t||^2
-Server: w <- sum_k p_k w_k
+Server: g <- sum_k p_k g_k; w <- sum_k p_k w_k
 Round:
-1. The server sends its model w_t; each client of the cohort sends its gradient there.
-2. The server sends the mean gradient g.
-3. Each client trains with the correction g - g_k and the proximal term.
+1. The server sends its model w_t to a first set of clients, which send their gradients g_k there.
+2. It sends the mean gradient g to a second set, and w_t to those of it that do not have it yet.
+3. Each client of this set trains from w_t with the correction g - g_k and the proximal term.
 4. It sends its model.
 5. The server takes the weighted mean of the models.
 

@@ -1,8 +1,7 @@
 """FedDist: the server moves only part of the way from its model to the mean of the clients' models.
 
-A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3: w <- w - (eps
-/ |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples"). It is
-not the FedDist of Ek et al., PerCom 2021.
+A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3. FedDist+WS
+weighs clients by examples (weighting = "samples"). It is not the FedDist of Ek et al., PerCom 2021.
 
 Objective: F_k(w)
 Server: w <- w - eps / |S| sum_k (w - w_k)

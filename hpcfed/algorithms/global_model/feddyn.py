@@ -1,9 +1,7 @@
 """FedDyn: a dynamic regulariser in each client's objective aligns local optima with the global one.
 
 Acar et al. (Federated Learning Based on Dynamic Regularization), ICLR 2021, arXiv:2111.04263,
-algorithm 1. The linear term changes with the client's past updates. A client of the round descends
-F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets g_k <- g_k - alpha (w_k - w_t). The server
-sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k - h / alpha. With weighting = "samples"
+algorithm 1. The linear term changes with the client's past updates. With weighting = "samples"
 clients count by their examples in the sum, the mean and K.
 
 Objective: F_k(w) - <g_k, w> + alpha / 2 ||w - w_t||^2

@@ -2,15 +2,14 @@
 
 Wang et al. (Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization),
 NeurIPS 2020, arXiv:2007.07481. Without this division, clients that take more steps pull the optimum
-towards their own. a_k counts how often each of a client's tau_k gradients enters its update. The
-server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff = sum_k p_k ||a_k||_1.
+towards their own. a_k counts how often each of a client's tau_k gradients enters its update.
 ||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it (`count_gradients`). It
 is the sum of a_k: with momentum and a proximal term some of its entries can be negative.
 
-Objective: F_k(w)
-Server: w <- w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1
+Objective: F_k(w) + mu / 2 ||w - w_t||^2
+Server: tau_eff = sum_k p_k ||a_k||_1; w <- w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1
 Round:
-1. The server sends its model to the cohort.
+1. The server sends its model, w_t, to the cohort.
 2. Each client trains; it may take any number of steps.
 3. It counts how often each of its gradients enters its update: a_k.
 4. It sends its update, divided by the sum of a_k, and this sum.

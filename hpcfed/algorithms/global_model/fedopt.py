@@ -6,12 +6,14 @@ the bias of the moments, as Keras does. Algorithm 2 weighs clients equally, begi
 and corrects nothing. Their Adagrad has b1 = 0.
 
 Objective: F_k(w)
-Server: m <- b_1 m + (1 - b_1) D; w <- w + eta m / (sqrt(v) + tau)
+Server: D = mean_k (w_k - w); m <- b_1 m + (1 - b_1) D; v <- b_2 v + (1 - b_2) D^2; w <- w + eta m /
+    (sqrt(v) + tau)
 Round:
 1. The server sends its model to the cohort.
 2. Each client trains it and sends it.
 3. The server takes the mean change D of the models.
-4. It updates the first moment m, and the second moment v by the rule of Adam, Yogi or Adagrad.
+4. It updates the first moment m, and the second moment v: by Adam's rule above, Yogi's,
+   v - (1 - b2) D^2 sign(v - D^2), or Adagrad's, v + D^2.
 5. It steps along m, divided by the root of v.
 
 Deviations: float buffers of batch normalisation are averaged, not adapted.

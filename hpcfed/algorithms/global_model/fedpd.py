@@ -1,26 +1,23 @@
 """FedPD: clients minimise an augmented Lagrangian of the consensus problem with dual variables.
 
 Zhang et al. (FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data), IEEE Trans.
-Signal Process. 69, 2021, arXiv:2005.11418, algorithm 1. A client minimises F_k(x) + <l_k, x - x0_k>
-+ ||x - x0_k||^2 / (2 eta) from its last x_k. It then sets l_k <- l_k + (x_k - x0_k) / eta and u_k =
-x_k + eta l_k. One random draw per round decides for all clients: with probability 1 - p they send
-u_k, and x0 = mean u_k is the anchor of all; otherwise x0_k = u_k, and nothing is sent. With p = 0
-and start = "anchor" this is FedDyn with alpha = 1 / eta.
-The implementation is based on the authors' Python code (564612540/FedPD), which has the paper's
-form of u_k. Their MATLAB code sends x_k + eta l_k with the old l_k. The oracle with variance
-reduction is not implemented. With weighting = "samples" the method converges to the optimum of the
-sum weighted by examples. With p > 0 and exact local solutions it was observed to circle the optimum
-of quadratics without settling, because in a round without communication a client steps towards its
-own optimum.
+Signal Process. 69, 2021, arXiv:2005.11418, algorithm 1. x0_k is a client's anchor, l_k its dual
+variable. With p = 0 and start = "anchor" this is FedDyn with alpha = 1 / eta. The implementation is
+based on the authors' Python code (564612540/FedPD), which has the paper's form of u_k. Their MATLAB
+code sends x_k + eta l_k with the old l_k. The oracle with variance reduction is not implemented.
+With weighting = "samples" the method converges to the optimum of the sum weighted by examples. With
+p > 0 and exact local solutions it was observed to circle the optimum of quadratics without
+settling, because in a round without communication a client steps towards its own optimum.
 
 Objective: F_k(x) + <l_k, x - x0_k> + ||x - x0_k||^2 / (2 eta)
-Server: x0 <- mean_k u_k
+Server: x0 <- sum_(k=1)^K u_k / K
 Round:
-1. Each client minimises its augmented Lagrangian, from its last x_k.
+1. Each client minimises its augmented Lagrangian, from its last x_k; its anchor x0_k is the
+   server's x0, which it receives, or its own.
 2. It sets l_k to l_k + (x_k - x0_k) / eta and u_k to x_k + eta l_k.
-3. One random draw decides for all clients whether this round communicates.
-4. If it does, they send u_k, and their mean is the new anchor of all.
-5. If not, each client's u_k is its own anchor.
+3. One random draw decides for all clients whether this round communicates: with probability 1 - p.
+4. If it does, they send u_k, and the mean of all clients' last u_k is the new anchor of all.
+5. If not, nothing is sent, and each client's u_k is its own anchor.
 
 Deviations: local training is the job's, not to a given accuracy. A client sends the change of its
 u_k since it last sent, so that the mean is over all clients even if not all take part; in the paper

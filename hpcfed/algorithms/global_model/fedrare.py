@@ -4,23 +4,23 @@ Wu et al. (Federated Learning for Rare Disease Classification), with public code
 The paper was not at hand; the implementation is based on that code. A client minimises the sum of
 three losses. The first is cross-entropy, with class c weighted by n_c^-1.2. The second is the
 supervised contrastive loss of its representations (Khosla et al., 2020, arXiv:2004.11362). The
-third is w times the same loss against the global vectors of the classes alone, with w = 0 in the
-first 11 rounds. If a batch holds a single example of a rare class, the oldest of the client's last
-10 such examples joins it, and becomes the newest. The client sends its model, the vectors of its
-classes, and the confidences in them. The vector of a class is the mean of the representations of
-its correctly predicted examples, each scaled to length 1, and is scaled to length 1 itself; the
-confidence is the mean of sum_j (max p - p_j) / (C - 1). The global vector of a class is the mean of
-the clients' vectors, weighted by the softmax over clients of confidence / T, and scaled to length
-1. A class that nobody predicts keeps its vector. Adam's moments stay with the clients.
+third is the same loss against the global vectors of the classes alone, with inter = 0 in the first
+11 rounds. If a batch holds a single example of a rare class, the oldest of the client's last 10
+such examples joins it, and becomes the newest. The vector of a class is the mean of the
+representations of its correctly predicted examples, each scaled to length 1, and is scaled to
+length 1 itself; the confidence is the mean of sum_j (max p - p_j) / (C - 1). a_kc, the weight of a
+client's vector, is the softmax over clients of confidence / T. A class that nobody predicts keeps
+its vector. Adam's moments stay with the clients.
 
 Objective: CE_balanced + intra L_SupCon + inter L_global
 Server: w <- sum_k p_k w_k; v_c <- sum_k a_kc v_kc; v_c <- v_c / ||v_c||
 Round:
 1. The server sends its model and the global vectors of the classes.
 2. Each client trains with class weights and two contrastive losses.
-3. It averages the representations of each class that it predicts correctly, and its confidence.
+3. By class it averages representations and confidences of the examples that it predicts correctly.
 4. It sends its model, the vectors of its classes and the confidences.
-5. The server averages models by examples, and vectors by the softmax of confidences.
+5. The server averages models by examples, and vectors by the softmax of confidences; it scales the
+   mean vectors to length 1.
 
 Deviations: the representation itself is contrasted, without a projection. n_c are the client's
 counts, and the weights are 1 on average over its classes. A class is rare if it has less than

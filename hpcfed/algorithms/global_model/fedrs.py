@@ -1,6 +1,6 @@
 """FedRS: restricted softmax; a client scales down the logits of the classes that it does not have.
 
-Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's.
+Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. a_k scales the logits f(x).
 
 Objective: CE(softmax(a_k f(x)), y)
 Server: w <- sum_k p_k w_k

@@ -1,20 +1,18 @@
 """FedSplit: Peaceman-Rachford splitting; each client takes a proximal step from a reflected point.
 
 Pathak, Wainwright (FedSplit: an algorithmic framework for fast federated optimization), NeurIPS
-2020, arXiv:2005.05238, algorithm 1. A client keeps a variable z_k from round to round. Its
-reflection is c_k = 2 x - z_k, and x_k is the prox of F_k with step s at c_k, argmin F_k(w) + ||w -
-c_k||^2 / (2 s). Then z_k <- z_k + 2 (x_k - x), x = mean z_k. The paper's s is 1 / sqrt(l L) for F_k
-that are l-strongly convex and L-smooth. With weighting = "samples" the method converges to the
-optimum of the sum weighted by examples. There is no code of the authors. The iteration was compared
-with wenh06/fl-sim; its pseudo-code, not its program, sets z_k to x in each round and so loses the
-method's memory.
+2020, arXiv:2005.05238, algorithm 1. A client keeps a variable z_k from round to round. The paper's
+s is 1 / sqrt(l L) for F_k that are l-strongly convex and L-smooth. With weighting = "samples" the
+method converges to the optimum of the sum weighted by examples. There is no code of the authors.
+The iteration was compared with wenh06/fl-sim; its pseudo-code, not its program, sets z_k to x in
+each round and so loses the method's memory.
 
 Objective: F_k(w) + ||w - c_k||^2 / (2 s)
-Server: x <- mean_k z_k
+Server: x <- sum_(k=1)^K z_k / K
 Round:
 1. The server sends x to the cohort.
 2. Each client reflects: c_k is 2 x - z_k.
-3. It trains from x towards the proximal point x_k at c_k.
+3. It trains from x towards the proximal point at c_k, the minimum of the objective, up to x_k.
 4. It adds 2 (x_k - x) to its z_k and sends the change.
 5. The server takes the mean of the z_k of all clients.
 

@@ -1,18 +1,17 @@
 """MOON: a contrastive loss keeps a client's representations close to those of the global model.
 
 Li et al. (Model-Contrastive Federated Learning), CVPR 2021, arXiv:2103.16257, eq. 3 and algorithm
-1. The loss also pushes them away from those of the client's own previous model. The local objective
-is CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau))). s_glob is the cosine
-between an example's representation z and that of the received model, s_prev the cosine between z
-and that of the client's own model at the end of its last round. Before its first round the latter
-is the server's first model.
+1. The loss also pushes them away from those of the client's own previous model. s_glob is the
+cosine between an example's representation z and that of the received model, s_prev the cosine
+between z and that of the client's own model at the end of its last round. Before its first round
+the latter is the server's first model.
 
 Objective: CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau)))
 Server: w <- sum_k p_k w_k
 Round:
 1. The server sends its model to the cohort.
-2. A client computes representations by its model, by the received one and by its previous one.
-3. It trains: its representations approach the received model's and leave the previous model's.
+2. A client computes its examples' representations by this model and by its previous one.
+3. It trains: its own representations approach the former and leave the latter.
 4. It keeps its model as its next previous one and sends it.
 5. The server takes the weighted mean of the models.
 

@@ -1,21 +1,21 @@
 """FedAvg then Reptile: two phases of training give a model that is easy to personalise.
 
 Jiang et al. (Improving Federated Learning Personalization via Model Agnostic Meta Learning), 2019,
-arXiv:1909.12488, section 4. Phase 1 is FedAvg: clients are weighted by examples, and the server
-steps along the mean change with momentum. In phase 2 clients take K steps each. The mean of w -
-w_k, all clients weighted equally, is a gradient for Adam on the server, whose moments begin with
-the phase. Phase 3, in which each client fine-tunes the model with the optimiser of training, is the
-job's: [adapt]. The full text and code were not at hand. The implementation is based on the abstract
-and on summaries, so that K, the rates, the momentum and the round of the switch are fields, whose
-defaults are not the paper's.
+arXiv:1909.12488, section 4. In phase 1 the server has momentum, beta, and the step eta. In phase 2
+all clients weigh equally, and Step is Adam's, whose moments begin with the phase. Phase 3, in which
+each client fine-tunes the model with the optimiser of training, is the job's: [adapt]. The full
+text and code were not at hand. The implementation is based on the abstract and on summaries, so
+that K, the rates, the momentum and the round of the switch are fields, whose defaults are not the
+paper's.
 
 Objective: F_k(w)
-Server: w <- Step(w, mean_k (w - w_k))
+Server: m <- beta m + sum_k p_k (w_k - w); w <- w + eta m; w <- Step(w, mean_k (w - w_k))
 Round:
 1. The server sends its model to the cohort.
-2. In phase 1 clients train as in FedAvg, and the server steps along the mean change.
+2. In phase 1 clients train as in FedAvg, and the server steps along the weighted mean change with
+   momentum.
 3. In phase 2 each client takes K steps.
-4. The server takes the mean of w - w_k as a gradient for Adam.
+4. The server of phase 2 takes the uniform mean of w - w_k as a gradient for Adam, the last formula.
 5. After the last round each client fine-tunes the model, as [adapt] says.
 
 Deviations: float buffers of batch normalisation are averaged, not adapted. The clients' optimiser

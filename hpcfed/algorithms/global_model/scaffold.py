@@ -7,9 +7,10 @@ Server: x <- x + eta_g mean_k (w_k - x); c <- c + |S| / K mean_k (c_k^new - c_k)
 Round:
 1. The server sends its model x and its control variate c.
 2. Each client trains; every step is corrected by c - c_k.
-3. It computes its new control variate, c_k - c + (x - w_k) / (steps lr).
+3. It computes its new control variate, c_k - c + (x - w_k) / (steps lr), or its gradient at x
+   (control = "gradient").
 4. It sends the changes of its model and of its control variate.
-5. The server steps along both means.
+5. The server steps along both means, that of the control variates times the cohort's share.
 
 Deviations: float buffers of batch normalisation are averaged like parameters and have no control
 variate. eta_g does not apply to them, because a variance could become negative.

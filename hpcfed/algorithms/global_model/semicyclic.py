@@ -1,19 +1,20 @@
 """Semi-cyclic SGD: clients take part by time of day, and each block of the day has a predictor.
 
 Eichner et al. (Semi-Cyclic Stochastic Gradient Descent), ICML 2019, arXiv:1904.10120, section 3
-(pluralistic averaging). One chain of FedAvg runs through all blocks of the day. The predictor of
-block i is the mean of the server's models inside block i over all days. The authors' code
-(google-research/federated, semi_cyclic_sgd) takes the last model of block i (predict = "last"); the
-code was read, the full text of the paper was not. A client belongs to the block id * blocks // K,
-as if in its time zone, and must know it when it predicts.
+(pluralistic averaging). One chain of FedAvg runs through all blocks of the day. T_i are the rounds
+of block i, over all days so far. The authors' code (google-research/federated, semi_cyclic_sgd)
+takes the last model of block i (predict = "last"); the code was read, the full text of the paper
+was not. A client belongs to the block id * blocks // K, as if in its time zone, and must know it
+when it predicts.
 
 Objective: F_k(w)
-Server: w <- sum_k p_k w_k; v_i <- mean_t w_t
+Server: w <- sum_k p_k w_k; v_i <- mean_(t in T_i) w_t
 Round:
 1. The cohort is drawn from the clients of the present block of the day.
 2. They train the server's model as in FedAvg.
 3. The server takes the weighted mean of their models.
-4. The predictor of the block is the mean of the server's models inside this block.
+4. The predictor of the block, v_i, is the mean of the server's models after all rounds of this
+   block.
 5. A client predicts with the predictor of its block.
 
 Deviations: the unit of time is the round, `block_rounds` of which make a block, not the seconds of

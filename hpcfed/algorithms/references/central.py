@@ -6,10 +6,10 @@ epochs over all data, so it sees as many examples as a round of FedAvg in which 
 part.
 
 Objective: F(w) = sum_k n_k F_k(w) / n
-Server: w <- w - eta grad F(w)
+Server: w <- Step(w, grad F(w))
 Round:
 1. The examples of all clients are one data set.
-2. Rank 0 trains the model on its batches for local.epochs epochs; the other ranks wait.
+2. Rank 0 trains the model for local.epochs epochs: on each batch a step of the job's optimiser.
 3. Every client is evaluated with this model.
 """
 
