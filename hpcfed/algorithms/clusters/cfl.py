@@ -1,21 +1,20 @@
 """CFL (also FedCluster): a cluster is split in two where the updates of its clients disagree.
 
-Sattler et al., IEEE TNNLS 32(8), 2021, arXiv:1910.01991. All clients begin in one cluster. A
-cluster is split if its mean update is short while the update of one of its clients is long. It is
-split by the cosine similarity of its clients' updates, and both parts continue separately. rule =
-"gap" is the other test of that paper, as in the code of Long et al., arXiv:2108.08647: a cluster is
-split where sqrt((1 - s) / 2) >= gamma for the largest similarity s across the split. That code has
-linkage = "average", scope = "head", after = 30 and every = 30, and does not train a cluster further
-once a test has left it whole; here it is trained and tested on.
+Sattler et al., IEEE TNNLS 32(8), 2021, arXiv:1910.01991. All clients begin in one cluster.
+rule = "gap" is the other test of that paper, as in the code of Long et al., arXiv:2108.08647: a
+cluster is split if sqrt((1 - s) / 2) >= gamma for the largest similarity s across the split. That
+code has linkage = "average", scope = "head", after = 30 and every = 30, and does not train a
+cluster further once a test has left it whole; here it is trained and tested on.
 
-Objective: F_k(w)
-Server: w_m <- w_m + sum_(k in m) p_k (w_k - w_m)
+Objective: F_k(w_m)
+Server: w_m <- w_m + sum_(k in m) p_k (w_k - w_m) / sum_(k in m) p_k
 Round:
 1. The server sends each client the model of its cluster.
-2. The client trains it and sends its update.
-3. The server steps each cluster along its mean update.
-4. It tests a cluster when all its clients have trained: a short mean, but a long update?
-5. It splits such a cluster by the cosines of its clients' updates.
+2. The client trains it and sends it; w_k - w_m is its update.
+3. The server steps each cluster along the mean update of its clients in the cohort.
+4. From round `after` on it tests a cluster when all its clients have trained: is their mean update
+   shorter than eps1, and that of one of them longer than eps2?
+5. It splits such a cluster in two by the cosines of its clients' updates.
 
 Deviations: in the paper all clients take part in each round. Here a cluster is tested when all of
 its clients have trained since its last test, or since it began, and by their last updates; the mean

@@ -3,12 +3,12 @@
 Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1.
 
 Objective: F_k(w) + lam ||w - c_m||^2
-Server: c_m <- mean_(k in m) w_k; m(k) = argmin_m ||w_k - c_m||^2
+Server: m_k <- argmin_m ||w_k - c_m||; c_m <- mean_(k: m_k = m) w_k
 Round:
 1. The server sends each client of the cohort the centre of its cluster.
 2. The client trains on from there and sends its model.
-3. E: each client that has sent is assigned to the centre nearest to its model.
-4. M: each centre becomes the mean of its clients' models.
+3. E: each client that has ever sent is assigned to the centre nearest to its last model.
+4. M: each centre becomes the mean of its clients' last models, also of those not in the cohort.
 
 Deviations: all clients start from one model, so the first centres are chosen among trained models.
 They are chosen anew after each round until M clients had trained before it. A client that has not

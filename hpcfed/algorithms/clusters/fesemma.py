@@ -1,18 +1,18 @@
 """FeSEM-MA: FeSEM that matches the units of the models before it averages them.
 
 Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3, with the matched averaging
-of Wang et al. (FedMA), ICLR 2020, arXiv:2002.06440. In each cluster the hidden units of every model
-are reordered by the Hungarian method so that they agree best with the centre. The mean of these
-models is the new centre, and the models are matched to it again (matching/permutation.py).
+of Wang et al. (FedMA), ICLR 2020, arXiv:2002.06440 (matching/permutation.py).
 
 Objective: F_k(w) + lam ||w - c_m||^2
-Server: c_m <- mean_(k in m) P_k w_k
+Server: m_k <- argmin_m ||w_k - c_m||; c_m <- mean_(k: m_k = m) P_k w_k
 Round:
 1. The server sends each client of the cohort the centre of its cluster.
 2. The client trains on from there and sends its model.
-3. Each client is assigned to the centre nearest to its model.
-4. The units of each model are reordered by the Hungarian method to agree with the centre.
-5. The mean of these models is the new centre; the models are matched to it again.
+3. Each client that has ever sent is assigned to the centre nearest to its last model.
+4. The hidden units of each model are reordered by the Hungarian method, P_k, so that they agree
+   best with the centre.
+5. The mean of these models is the new centre; the models are matched to it again, up to `matchings`
+   times.
 
 Deviations: a centre has as many units as a client's model. The priors of PFNM and FedMA (sigma,
 sigma_0 and gamma, 1 in the public code) determine how many more units it gets, and so have no

@@ -4,13 +4,13 @@ Ghosh et al., NeurIPS 2020, arXiv:2006.04088, algorithm 1; Mansour et al., 2020,
 section 4.
 
 Objective: min_m F_k(w_m)
-Server: w_m <- sum_(k in m) p_k w_k
+Server: w_m <- sum_(k in m) p_k w_k / sum_(k in m) p_k
 Round:
 1. The server sends the models of all clusters to the cohort.
 2. Each client chooses the one with the smallest loss on its examples.
-3. It trains this model.
+3. It trains this model, or takes one step down the gradient (averaging = "gradients").
 4. It sends the model and the number of its cluster.
-5. The server takes the weighted mean of each cluster.
+5. The server takes the weighted mean of each cluster; one that nobody chose stays as it is.
 
 Deviations: a cluster's mean is over its members in the cohort and weighted by examples. This holds
 for gradients too; the paper divides their sum by the number of all clients in the cohort.

@@ -6,12 +6,13 @@ is a baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, whose c
 each round and takes the coordinate-wise median (preset `authors`).
 
 Objective: F_k(w)
-Server: c_m <- trimmed_(k in m) w_k
+Server: m_k <- argmin_m ||w_k - c_m||; c_m <- trimmed_(k: m_k = m) w_k
 Round:
-1. Each client trains from its centre and sends its model.
-2. In the first stage the server clusters the models by K-means with trimmed means.
+1. Each client of the cohort receives the centre of its cluster, trains it and sends the model.
+2. In the first stage the server clusters the last models of all clients that have trained, by
+   `iterations` steps of K-means with trimmed means.
 3. The stage lasts until all clients have trained; then the clusters are fixed.
-4. Each cluster continues from its centre, by the robust mean of its clients' models.
+4. Afterwards each centre is the trimmed mean of the last models of its clients.
 
 Deviations: the first stage is the job's local training. It lasts until all clients have trained,
 and clusters may change in each of its rounds; afterwards they are fixed (later = 0). Trimming is by

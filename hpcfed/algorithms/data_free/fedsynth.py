@@ -1,25 +1,22 @@
 """Learning by synthetic data: clients send a few synthetic examples instead of their models.
 
 Goetz and Tewari (Federated Learning via Synthetic Data), 2020, arXiv:2008.04489; FedSynth of Hu et
-al. (2022) is another method. Client k trains the received model w as in FedAvg, which gives its
-update H = w - w_k. It then optimises n examples with soft labels by Adam so that the gradient g of
-their cross-entropy at w has the direction of H: it descends 1 - cos(g, H), differentiating through
-the gradient. The examples represent the update |H| g / |g|. After every pass they are scored by the
-cross-entropy of the model w - |H| g / |g| on the client's own examples, and the best ones so far
-are kept. The client sends these examples, their labels and |H|: n (|x| + C) + 1 numbers. The server
-computes g for each client at the w that it has sent, and averages the resulting models as FedAvg
-does.
+al. (2022) is another method. g(x, y) is the gradient at w of the cross-entropy of n examples x with
+soft labels y; the objective is differentiated through it. The examples represent the model w -
+||H_k|| g / ||g||. A client sends n (|x| + C) + 2 numbers, and what the deviations name.
 The implementation is based on the abstract, the first page and descriptions of the paper; no code
 of the authors is public. Message, norm and selection are theirs; Adam, its number of steps and the
 number of examples are our choice.
 
-Objective: 1 - cos(g(x, y), w - w_k)
+Objective: F_k(w); 1 - cos(g(x, y), w - w_k)
 Server: w <- w - sum_k p_k ||H_k|| g_k / ||g_k||
 Round:
 1. The server sends its model w to the cohort.
 2. Each client trains it, which gives its update H_k, w - w_k.
-3. It optimises n examples so that their gradient g has the direction of H_k.
-4. It sends the examples, their labels and the length of H_k.
+3. It optimises n examples and their labels by Adam so that g has the direction of H_k. After every
+   pass it scores the model that they represent on its own examples, and keeps the best ones so far.
+4. It sends these examples, their labels, the length of H_k, and the cosine between H_k and the
+   update that the examples represent.
 5. The server computes each g_k at w, and averages the models that result.
 
 Deviations: examples and labels are initialised with noise. Wherever a gradient of synthetic

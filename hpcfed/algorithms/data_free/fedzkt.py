@@ -1,21 +1,20 @@
 """FedZKT: different client models and a server model distil each other on generated examples.
 
 Zhang, Wu and Yuan (FedZKT: Zero-Shot Knowledge Transfer towards Resource-Constrained Federated
-Learning with Heterogeneous On-Device Models), ICDCS 2022, arXiv:2109.03775. In a round clients
-descend CE + mu |w - w_received|^2 on their own models and send them. The server has a model F
-(models.server) and a generator G, which play min_F max_G D(F(G(z)), f(G(z))), where f is the mean
-of the clients' logits and D = |softmax F - softmax f|_1. D is the paper's SL loss; near agreement
-KL has vanishing gradients, and the l1 distance of logits unbounded ones. Then F teaches each of the
-round's models on G's examples, and the weights of each model go back to its client.
+Learning with Heterogeneous On-Device Models), ICDCS 2022, arXiv:2109.03775. The server has a model
+F (models.server) and a generator G, which makes examples of noise z; f is the mean of the logits of
+the round's models. The l1 distance of soft predictions is the paper's SL loss; near agreement KL
+has vanishing gradients, and the l1 distance of logits unbounded ones.
 The implementation is based on the abstract and descriptions of the paper, because the authors have
 published no code. The loop follows them; the loss and the numbers are less certain.
 
 Objective: CE + mu ||w - w_received||^2
-Server: min_F max_G ||softmax F(G(z)) - softmax f(G(z))||_1
+Server: min_F max_G ||softmax F(G(z)) - softmax f(G(z))||_1;
+w_k <- argmin_w KL(softmax F(G(z)) || softmax w(G(z)))
 Round:
 1. Each client trains its own model near the weights that it received, and sends it.
 2. The server's generator G makes examples on which its model F and the mean f of clients differ.
-3. F learns from f on these examples; both steps alternate.
+3. F learns from f on other examples of G; both steps alternate.
 4. F teaches each of the round's models on examples of G.
 5. The weights of each model go back to its client.
 

@@ -1,30 +1,31 @@
 """Fed-ZDAC and Fed-ZDAS: FedAvg with synthetic examples of rare classes, made from models.
 
 Hao et al. (Towards Fair Federated Learning with Zero-Shot Data Augmentation), CVPR Workshops 2021,
-arXiv:2104.13417, doi:10.1109/CVPRW53098.2021.00369. With ZDAC the clients make examples: each makes
-examples of its rarest classes from the model that it received, until all its classes have equally
-many, and trains on these and its own. With ZDAS the server makes examples from each model that was
-sent, of the classes that its client has, and trains the mean of the models on them. Examples
-descend CE(f(x), c) + lam sum_l (|mu_l(x) - mu_l|^2 + |sigma_l(x) - sigma_l|^2), where mu_l and
-sigma_l are the stored statistics of batch normalisation; no real example is needed. The aim is a
-small variance of accuracy over clients.
+arXiv:2104.13417, doi:10.1109/CVPRW53098.2021.00369. With ZDAC the clients make examples, with
+ZDAS the server. Examples x of classes c are optimised on a fixed model f by the second objective,
+where mu_l and sigma_l are the stored statistics of batch normalisation, lam is `moments` and rho
+`prior`; no real example is needed. The aim is a small variance of accuracy over clients.
 The implementation is based on the abstract, because no code of the authors is public. Who makes
 examples from which models is the paper's, the loss is that of the works on which it builds (Haroush
 et al., 2020, arXiv:1912.01274), and all numbers are our choice.
 
-Objective: CE(f(x), c) + lam sum_l (||mu_l(x) - mu_l||^2 + ||sigma_l(x) - sigma_l||^2)
+Objective: F_k(w); CE(f(x), c) + lam sum_l (||mu_l(x) - mu_l||^2 + ||sigma_l(x) - sigma_l||^2) +
+rho mean(x^2)
 Server: w <- sum_k p_k w_k
 Round:
 1. The server sends its model to the cohort.
-2. With ZDAC a client makes examples x of its rarest classes c, by this objective.
+2. With ZDAC a client makes examples of its rarest classes from this model, until it has equally
+   many of all classes, at most `samples` of each.
 3. It trains on these and its own examples and sends its model.
 4. The server takes the weighted mean of the models.
-5. With ZDAS the server makes the examples, from each client's model, and trains the mean on them.
+5. With ZDAS the server makes examples from each client's model, of the classes that the client
+   has, and trains the mean on them.
 
 Deviations: no examples are made in the first rounds, because an untrained model has no information.
-For a model without batch normalisation the loss is the cross-entropy and a small square of the
-values. At the clients synthetic images are rounded to bytes, like those of the data. The server's
-loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit each.
+For a model without batch normalisation only the small square of the values is added to the
+cross-entropy. At the clients synthetic images are rounded to bytes, like those of the data. The
+server's loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit
+each.
 """
 
 from collections.abc import Mapping

@@ -2,13 +2,10 @@
 
 Wang et al. (Federated Learning with Matched Averaging), ICLR 2020, arXiv:2002.06440, algorithm 1.
 
-A round is one pass over the layers. Clients train and send the lowest layer. The server matches its
-units (channels are units) as PFNM does (`nonparametric`), by their incoming weights, and averages
-the matched units. Clients put the matched layer into their models, fix it, train the layers above,
-send the next layer, and so on. The last layer is a mean in which the weights of each class count by
-the client's share of all examples of that class, and a unit that a client lacks counts as 0.
-Further rounds are the paper's FedMA with communication: a client begins from the units of the wide
-model that its own units were matched to.
+A round is one pass over the layers. Units (channels are units) are matched as PFNM does
+(`nonparametric`). In the mean of the last layer a unit that a client lacks counts as 0. Further
+rounds are the paper's FedMA with communication: a client begins from the units of the wide model
+that its own units were matched to.
 
 Rests on the authors' code (IBM/FedMA), in which the prior, the five sweeps and the weights of the
 last layer were read, and on short notes about the paper, whose text was not at hand. It is
@@ -17,11 +14,14 @@ therefore less sure that a pass is one round, and what a pass sends.
 Objective: F_k(w_k)
 Server: theta_j <- sum_v v / n_j
 Round:
-1. The clients train and send their lowest layer.
-2. The server matches its units by their incoming weights and averages the matched ones.
-3. Clients fix the matched layer and train the layers above.
+1. The clients train their models and send the lowest layer.
+2. The server matches its units by their incoming weights; unit j is the mean of the n_j vectors v
+   that were matched to it.
+3. It sends each client the units that its own were matched to; the client fixes them, trains the
+   layers above and sends the next one.
 4. This is repeated for each layer.
-5. The last layer is a mean by class, weighted by the clients' shares of its examples.
+5. The last layer is a mean by class, weighted by the clients' shares of its examples, which they
+   send too.
 
 Deviations: a client's model keeps its size within a pass, where the paper's clients get the whole
 wide layer and train wider layers above it. A round therefore sends every layer up once, and the

@@ -3,20 +3,19 @@
 Singh and Jaggi (Model Fusion via Optimal Transport), NeurIPS 2020, arXiv:1910.05653, algorithm 1
 with the alignment by weights.
 
-All models are aligned to one of them, the reference, from the inputs up. Each layer's plan T has
-the least cost sum_ij T_ij |w_i - v_j|. Here w_i are the incoming weights of a unit of a model, with
-the layers below already aligned, and v_j those of the reference. The marginals of T are uniform.
-The aligned weights are n T' W T_below n (n units in a layer). The mean of the aligned models is the
-new model. For layers of one size an exact plan is a permutation, which scipy's assignment finds.
-With regularise > 0 the plan is that of Sinkhorn's algorithm, and units are mixed.
+The reference is the model of the first client (reference = "first"). u_i are the incoming weights
+of a unit of a model, with the layers below already aligned, and v_j those of the reference. The
+marginals of T are uniform. The aligned weights are n T' W T_below n (n units in a layer), T_k(w_k)
+for all layers. For layers of one size an exact plan is a permutation, which scipy's assignment
+finds. With regularise > 0 the plan is that of Sinkhorn's algorithm, and units are mixed.
 
 Objective: F_k(w)
-Server: w <- mean_k T_k(w_k)
+Server: T <- argmin_T sum_ij T_ij ||u_i - v_j||; w <- mean_k T_k(w_k)
 Round:
 1. The server sends its model to the cohort.
 2. Each client trains it and sends it.
 3. The server aligns each model's units to those of a reference, from the inputs up.
-4. Each layer's plan T has the least transport cost between units' incoming weights.
+4. Each layer's plan T has the least transport cost between the units' incoming weights.
 5. The mean of the aligned models is the new model.
 
 Deviations: clients have one architecture, while the paper also fuses models of several widths.

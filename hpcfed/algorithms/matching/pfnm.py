@@ -5,13 +5,10 @@ arXiv:1905.12022, sections 3.1 to 3.3; the gains and the sweeps are in `nonparam
 
 A unit of the lowest layer consists of its weights from the inputs, its bias and its weights to the
 layer above. A unit of a higher layer consists of its bias and its weights to the layer above.
-Layers are matched from the classes down. A unit of the wide model is then the posterior mean of the
-vectors that were matched to it, (m / sigma0 + sum v / sigma) / (1 / sigma0 + n / sigma). Weights
-towards a class, and its bias, count by the client's share of all examples of that class, in this
-mean and in the gains, so that clients also send how many examples of each class they have. The
-prior mean m is 0, and 0.1 for biases. Rounds follow one another as in section 3.4: a client goes on
-from the units of the wide model that its own were matched to, so that its model keeps its size. The
-paper has one round.
+Weights towards a class, and its bias, count by the client's share of all examples of that class, in
+the posterior mean and in the gains. The prior mean m is 0, and 0.1 for biases; sigma_0 and sigma
+are variances. Rounds follow one another as in section 3.4, so that a client's model keeps its size;
+the paper has one round.
 
 Rests on the authors' code (IBM/probabilistic-federated-neural-matching), in which gains, counts,
 sweeps, the limit of units, class shares and the prior of biases were read, and on notes about the
@@ -21,7 +18,8 @@ rounds of section 3.4 are less sure.
 Objective: F_k(w_k)
 Server: theta_j <- (m / sigma_0 + sum_v v / sigma) / (1 / sigma_0 + n_j / sigma)
 Round:
-1. Each client of the cohort trains from the units that it was matched to.
+1. Each client of the cohort receives the units of the wide model that its own were matched to, or
+   those that most clients have if it was not in the last cohort, and trains them.
 2. It sends its model and how many examples of each class it has.
 3. The server matches units layer by layer, from the classes down.
 4. The beta process decides for each unit: match it to a unit of the wide model, or add a new one.

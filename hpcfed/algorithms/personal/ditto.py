@@ -1,15 +1,14 @@
 """Ditto: FedAvg, with a personal model beside it on each client that stays near the global one.
 
 Li et al. (Fair and Robust Federated Learning Through Personalization), ICML 2021, arXiv:2012.04221,
-algorithm 1. A client trains the model that it received, w_t, for the server, and its own v by v <-
-v - eta (grad F_k(v) + lam (v - w_t)). The client is evaluated with v.
+algorithm 1.
 
-Objective: F_k(v) + lam / 2 ||v - w_t||^2
+Objective: F_k(w); F_k(v) + lam / 2 ||v - w_t||^2
 Server: w <- sum_k p_k w_k
 Round:
 1. The server sends the global model w_t to the cohort.
 2. Each client trains it for the server, as in FedAvg.
-3. It also trains its own model v, near w_t.
+3. Then it trains its own model v, near w_t.
 4. It sends the former and keeps v, with which it is evaluated.
 5. The server takes the weighted mean.
 

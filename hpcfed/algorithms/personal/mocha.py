@@ -5,26 +5,24 @@ Clients ascend the dual by coordinates.
 Smith et al. (Federated Multi-Task Learning), NeurIPS 2017, arXiv:1705.10467, algorithm 1 and
 section 3.3; compared with the authors' code (gingsmith/fmtl).
 
-MOCHA minimises over W, one column w_k per client, the sum of mean hinge losses + lam / 2 tr(W Omega
-W^T), with Sigma = Omega^-1. A client goes over its examples:
+W and B have one column per client, w_k and b_k. Sigma = Omega^-1, hinge(c) = max(0, 1 - c), and a_i
+is the dual variable of example i. A client goes over its examples:
     a <- y clip(lam n (1 - y x.(w_k + rho dw)) / (Sigma_kk rho |x|^2) + y a, 0, 1),
     dw += Sigma_kk da x / (lam n).
-It sends db_k = sum da x / n; the server has W = B Sigma / lam. Every `sigma_rounds` rounds the
-server sets Sigma = (W^T W)^(1/2) / trace. With rho = max_k sum_s |Sigma_ks| / Sigma_kk the dual
-never falls. Partial work of stragglers counts, as in the paper. The recorded loss is that of the
-received model.
+It sends db_k = sum da x / n. With rho = max_k sum_s |Sigma_ks| / Sigma_kk the dual never falls.
+Partial work of stragglers counts, as in the paper. The recorded loss is that of the received model.
 
 The paper's models are linear (models.mix = "logistic"). Of other models only the head is trained,
 on the features that the body of the server's first model computes.
 
 Objective: sum_k mean_i hinge(y_i x_i w_k) + lam / 2 tr(W Omega W^T)
-Server: W = B Sigma / lam; Sigma = (W^T W)^(1/2) / tr((W^T W)^(1/2))
+Server: b_k <- sum_i a_i x_i / n_k; W <- B Sigma / lam; Sigma <- (W^T W)^(1/2) / tr((W^T W)^(1/2))
 Round:
-1. The server sends each client its column w_k of W.
+1. The server sends each client of the cohort its column w_k of W, Sigma_kk and rho.
 2. The client ascends the dual, one example after the other.
-3. It sends the change of its column of B.
-4. The server updates W.
-5. Every `sigma_rounds` rounds it learns the relations Sigma from W.
+3. It sends the change db_k of its column of B.
+4. The server adds it to B, from which W follows.
+5. Every `sigma_rounds` rounds it learns the relations Sigma from W, and computes W anew.
 
 Deviations: each of C classes has a hinge loss against the rest, all with one Sigma; with two
 classes this is the paper's problem twice. The bias is the weight of a constant 1. Examples come in

@@ -8,9 +8,10 @@ Server: w <- mean_k w_k
 Round:
 1. The server sends the common model to the cohort.
 2. A client's step begins with a personal step of alpha down the gradient of a batch.
-3. The gradient after it, on another batch, is the step of the common model.
+3. The common model steps down g, the gradient after it on another batch (fo), or g - alpha H g with
+   the Hessian H on a third batch, at the common model (hf).
 4. The client sends its common model.
-5. The server takes the mean; a client is evaluated after personal steps.
+5. The server takes the mean; a client is evaluated after `adapt_steps` personal steps.
 
 Deviations: the personal step before evaluation takes all of a client's training examples. Clients
 weigh alike, as the paper's clients do. Running statistics of batch normalisation follow all of a

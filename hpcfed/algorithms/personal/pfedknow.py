@@ -8,24 +8,24 @@ Lightweight Clients in IoT), SDM 2023, arXiv:2303.02668, and its public code (Ja
 commit 826fa2b), on which all details rest; the paper's text was not at hand.
 
 The server trains a large model (models.server) on the public data, whose labels it has, and a small
-one by CE + KL to the large one. Clients never learn from their labels. A client trains its model,
-the first time the small one, on the classes that the model predicts as it arrives. It drops the
-share `rate` of the model's channels (network slimming). It then trains on with the examples of
-which that model was sure, C / sum_c (relu(z_c) + 1) < threshold, or with all if there are none.
+one by CE + KL to the large one. Clients never learn from their labels. A client's first model is
+the small one. Channels are dropped by network slimming, in a client's first `prunings` rounds. The
+model is sure of an example if C / sum_c (relu(z_c) + 1) < threshold; if it is sure of none, all
+count.
 
-The server averages nothing. Each model of the round learns from the labelled data by CE + lam
-KL(sum_l c_l p_l) + lam KL(p_large), where p are soft predictions at temperature tau and c_l is the
-cosine of the masks of clients k and l, divided by the sum of those of all others. A client
-downloads its model when it has been taught, in its pruned form: bytes follow the masks. In its
-first round it also downloads the small model.
+The server averages nothing; each model of the round learns from the labelled data. s are soft
+predictions at temperature tau, and c_kl is the cosine of the masks of clients k and l, divided by
+the sum of those of all others of the round. Bytes follow the masks in both directions; in its first
+round a client also downloads the small model.
 
 Objective: CE_pseudo
-Server: w_k <- argmin_w CE + lam KL(sum_l c_kl p_l || p_w) + lam KL(p_large || p_w)
+Server: w_k <- argmin_w CE + lam tau^2 KL(sum_l c_kl s_l || s_w) + lam tau^2 KL(s_large || s_w)
 Round:
-1. A client trains its model on the classes that the model itself predicts.
-2. It drops the share `rate` of the channels and trains on examples of which it is sure.
-3. It sends the pruned model.
-4. The server teaches each model with labels, its large model and the models of similar masks.
+1. A client trains its model on the classes that the model predicts as it arrives.
+2. It drops the share `rate` of the channels and trains on examples of which the model was sure.
+3. It sends the pruned model and its mask.
+4. The server teaches each model with labels, its large model and the other models, weighted by how
+   similar their masks are.
 5. Each client receives its own model back, in its pruned form.
 
 Deviations: the code softens what is soft already and sums over the batch; here KL is a mean over

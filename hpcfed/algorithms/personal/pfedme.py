@@ -9,9 +9,9 @@ Objective: F_k(theta) + lam / 2 ||theta - w_k||^2
 Server: w <- (1 - beta) w + beta mean_k w_k
 Round:
 1. The server sends the common model to the cohort.
-2. On each batch a client takes K steps of its personal model theta.
-3. Its copy w_k of the common model moves by eta lam (w_k - theta) towards theta.
-4. It sends w_k; theta stays.
+2. On each batch a client takes `inner_steps` steps of its personal model theta.
+3. Then its copy w_k of the common model takes the step w_k <- w_k - eta lam (w_k - theta).
+4. It sends w_k; theta stays, and is evaluated.
 5. The server goes the share beta of the way to the mean.
 
 Deviations: the authors' code adds a small L2 term to the personal objective (here

@@ -5,12 +5,10 @@ Each client uses only a few of the factors.
 Hao et al. (WAFFLe: Weight Anonymized Factorization for Federated Learning), 2020, arXiv:2008.05687
 (not WAFFLE, Beaussart et al., 2021, arXiv:2110.06978).
 
-The weight of a layer of client k is W_k = W_a diag(b_k r_k) W_b. The server averages W_a and W_b,
-each by itself; r_k (real) and b_k (binary) stay with the client. b_k has the prior of an Indian
-buffet process, in its stick-breaking form: pi_f is the product of v_1 ... v_f with v ~ Beta(alpha,
-1). The client minimises cross-entropy + (kl / n_k) (KL of the sticks' Kumaraswamy posterior + KL of
-b's Bernoulli posterior). Training takes relaxed draws of b and one draw of the sticks. Prediction
-takes the factors whose posterior is above 1/2.
+Scores are r_k (real) and b_k (binary). b_k has the prior of an Indian buffet process, in its
+stick-breaking form: pi_f is the product of v_1 ... v_f with v ~ Beta(alpha, 1). KL_sticks and KL_b
+are the divergences of the sticks' Kumaraswamy posterior and of b's Bernoulli posterior from their
+priors, summed over layers. Prediction takes the factors whose posterior is above 1/2.
 
 Rests on the abstract; the rest is recalled, and no code is public. The number of factors (120), the
 prior and the temperature are this project's.
@@ -20,8 +18,8 @@ Server: W_a <- sum_k p_k W_ak; W_b <- sum_k p_k W_bk
 Round:
 1. The server sends the factors W_a and W_b of each layer.
 2. A client's weight is W_a diag(b_k r_k) W_b, with scores of its own.
-3. It trains factors and scores, with a draw of b and of the sticks.
-4. It sends the factors; the scores stay.
+3. It trains factors and scores, with relaxed draws of b and one draw of the sticks in each step.
+4. It sends the factors; r_k and the posteriors of b_k and of the sticks stay.
 5. The server averages W_a and W_b, each by itself.
 
 Deviations: r_k is a point, without prior. Biases and batch normalisation are shared as in FedAvg.

@@ -4,17 +4,19 @@ Caldas et al., 2018, arXiv:1812.07210, section 3. The same number of units of ea
 at random, so that the sub-model is a smaller dense model; the server puts it back in its place.
 
 Objective: F_k(w_drawn)
-Server: w_i <- mean_(k: i in drawn_k) w_ki
+Server: w_i <- sum_(k: i in drawn_k) p_k w_ki / sum_(k: i in drawn_k) p_k
 Round:
 1. For each client as many units of each layer are drawn as its width allows.
 2. The server sends it the smaller dense model of these units.
 3. The client trains it and sends it.
-4. The server puts it back in its place and averages each value over the clients that had it.
+4. The server puts it back in its place and averages each value over the clients that had it, by
+   examples; others stay.
+5. With static batch normalisation the cohort receives the new weights and sends the moments of its
+   examples, from which the statistics for evaluation follow.
 
-Deviations: widths may differ by client. Each value is averaged over the clients that have it.
-Messages are not compressed. The representation and the units that a residual sum ties are dropped
-too. Gradients are clipped, as in the methods that it is compared with. The scaler is that of
-dropout and of HeteroFL.
+Deviations: widths may differ by client. Messages are not compressed. The representation and the
+units that a residual sum ties are dropped too. Gradients are clipped, as in the methods that it is
+compared with. The scaler is that of dropout and of HeteroFL.
 """
 
 from hpcfed import Client, Federation, Guide, rng

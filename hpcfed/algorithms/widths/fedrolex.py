@@ -10,8 +10,10 @@ Server: w_i <- mean_(k: i in slice_k) w_ki
 Round:
 1. The slices of round t begin at unit t of each layer and wrap around.
 2. The server sends each client its slice, as wide as the client allows.
-3. The client trains it and sends it.
-4. The server averages each value over the clients whose slice has it; others stay.
+3. The client trains it by the masked loss and sends it, without the rows of classes that it lacks.
+4. The server averages each value over the clients that sent it; others stay.
+5. With static batch normalisation the cohort receives the new weights and sends the moments of its
+   examples, from which the statistics for evaluation follow.
 
 Deviations: the authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1). The kept
 units stay in the model's order, which makes width 1 FedAvg and changes nothing else. Static

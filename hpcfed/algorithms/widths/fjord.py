@@ -1,19 +1,19 @@
 """FjORD: ordered dropout; each step trains the first units of each layer, at a width drawn for it.
 
-Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1. Client k has at most the width p_max(k)
-and draws the width of each step evenly from those of models.widths up to it; the narrower model
-lies inside the wider. Values are averaged over the clients whose widest model has them, by their
-numbers of examples. Each width has batch statistics of its own, which the clients that may draw it
-average (the whole model's stay as they start if no client has width 1).
+Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1. w_r is the model at width r, a part of
+every wider one, and R_k the largest width of client k. Each width has batch statistics of its own,
+which are averaged over the clients that may draw it (the whole model's stay as they start if no
+client has width 1).
 
-Objective: mean_p F_k(w_p)
-Server: w_i <- sum_(k: i in w_(p_max)) p_k w_ki
+Objective: mean_(r <= R_k) F_k(w_r)
+Server: w_i <- sum_(k: i in R_k) p_k w_ki / sum_(k: i in R_k) p_k
 Round:
 1. The server sends each client the model at its largest width.
-2. For each step the client draws a width from those up to its largest.
-3. It trains the first units of each layer, at this width.
-4. It sends the model at its largest width.
-5. The server averages each value over the clients that have it, by examples.
+2. For each step the client draws a width evenly from those of models.widths up to its largest.
+3. It trains the first units of each layer, at this width; with kd it trains its largest width, and
+   the narrower model learns from that one's soft predictions instead of labels.
+4. It sends the model at its largest width, and the batch statistics of each width.
+5. The server averages each value over the clients whose model has it, by examples; others stay.
 
 Deviations: with kd the soft target is compared by KL(teacher || student), whose gradient is that of
 the soft cross-entropy in public code. A width is drawn for a step, not for an example. Virtual time

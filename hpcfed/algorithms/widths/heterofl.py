@@ -1,19 +1,20 @@
 """HeteroFL: each client trains the leading slice of the global model that its width allows.
 
-Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. Each value is averaged over the clients whose
-slice has it; values that no client has stay. The paper's scaler, static batch normalisation and
-masked cross-entropy are switches. Masking by zero logits, where an absent class still counts in the
-softmax, is that of the authors' code; "drop" is the other reading. Rows of absent classes are not
-sent. Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
-diverges at its learning rate of 0.1.
+Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. The paper's scaler, static batch
+normalisation and masked cross-entropy are switches. Masking by zero logits, where an absent class
+still counts in the softmax, is that of the authors' code; "drop" is the other reading. Gradients
+are clipped at norm 1, as in the authors' code; without it (clip = 0) local training diverges at its
+learning rate of 0.1.
 
 Objective: F_k(w_slice)
 Server: w_i <- mean_(k: i in slice_k) w_ki
 Round:
 1. The server sends each client the leading slice that its width allows.
 2. The client trains it, with the switches of scaler, masked loss and batch normalisation.
-3. It sends its slice.
-4. The server averages each value over the clients whose slice has it; others stay.
+3. It sends its slice, without the rows of classes that it lacks if the loss is masked.
+4. The server averages each value over the clients that sent it; others stay.
+5. With static batch normalisation the cohort receives the new weights and sends the moments of its
+   examples, from which the statistics for evaluation follow.
 
 Deviations: the statistics of static batch normalisation are taken after every round instead of
 after the last, by the cohort, which receives the new weights for that. They are the mean and

@@ -5,11 +5,10 @@ learns from the layers that it lacks.
 
 Liu et al. (No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices), KDD 2022,
 arXiv:2202.08036. A tier is all clients of one depth: the first L_i of the layers of one model.
-Clients train with cross-entropy. The server takes the mean change of each tier, then the mean over
-the tiers of each layer that several have, weighted by the examples of the round. The last layer of
-each tier, what follows it, and the head stay the tier's own. Momentum distillation: the change of
-the last layer of tier i is (1 - beta) g_i + beta m. Here m is the mean change, a round before, of
-layers L_i to L_(i+1) of the next deeper tier; a tier without clients in that round has m = 0.
+The last layer of each tier, what follows it, and the head stay the tier's own. Momentum
+distillation changes the last layer of a tier: m is the mean change, a round before, of layers L_i
+to L_(i+1) of the next deeper tier; a tier without clients in that round has m = 0. T_l are the
+tiers that have layer l in common, and s_i is a tier's share of the weights of the round.
 
 Rests on the authors' code (Rachelxuan11/InclusiveFL) and on the one in royson/reefl; the text of
 the paper was not at hand. The authors' clients send one gradient at fixed weights, with which the
@@ -21,12 +20,14 @@ is of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled
 tier.
 
 Objective: F_k(w_i)
-Server: g_i <- (1 - beta) g_i + beta m; w_i <- w_i + g_i
+Server: g_i <- sum_(k in i) p_k (w_k - w_i) / sum_(k in i) p_k; g_i <- (1 - beta) g_i + beta m;
+w_i <- w_i + g_i; w_l <- sum_(i in T_l) s_i w_il / sum_(i in T_l) s_i
 Round:
 1. The server sends each client the first layers of one model, as many as its tier has.
-2. The client trains them and sends the change.
-3. The server takes the mean change of each tier, and of layers that several tiers have.
-4. The last layer of a tier adds the momentum m of the deeper tier's layers above it.
+2. The client trains them and sends them.
+3. The server takes the mean change g_i of each tier i.
+4. In a tier's last layer alone, the share beta of the change is m, from the next deeper tier.
+5. Layers that several tiers have in common become the mean over these tiers.
 
 Deviations: by default clients train locally and the mean of their models is the server's step. The
 authors have a learning rate for each tier, here there is one; their Adam, that of transformers, has
