@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hpcfed
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep import command, search
 from hpcfed.launch.sweep.grid import define
@@ -138,6 +139,23 @@ def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
     assert len(one.runs) == 4 and replace(two, folder=one.folder) == one
     for tried in trials:
         assert all(trial.score is not None and trial.score > 0 for trial in tried)
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_search_by_optuna_from_python_returns_its_trials(tmp_path, monkeypatch):
+    proposed(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    runs = hpcfed.sweep(
+        models={"mix": ["mlp"]},
+        algorithm="fedavg",
+        evaluate={"validation": 0.2},
+        local={"lr": "log:0.001..0.1"},
+        rounds=3,
+        search="optuna",
+        trials=2,
+        out="s",
+    )
+    assert len({run.header["job"]["local"]["lr"] for run in runs}) == len(runs) == 2
 
 
 def test_optuna_learns_from_the_trials_before():

@@ -73,18 +73,16 @@ def sweep(
     for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
-    if prune and search != "optuna":
-        raise ConfigError(
-            "sweep: --prune compares a trial with those before it, as --search optuna makes them; "
-            "add that, or remove --prune"
-        )
+    check_prune(prune, search)
     if search or trials:
         refuse_search(words, overlays or (), search, task, submit, dry_run)
         spans, n = ranges(words, overlays or ()), trials or TRIALS
         if search == "optuna":
-            return search_by_optuna(
+            outcomes = search_by_optuna(
                 words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n, prune
             )
+            failed = any(outcome.failed for outcome in outcomes)
+            return RESUME_ME if any(map(is_open, outcomes)) else FAULT if failed else DONE
         draws = [draw(spans, i) for i in range(n)]
     else:
         draws = []
@@ -191,6 +189,15 @@ def folder_of(words: Sequence[str], overlays: Sequence[Path], out: Path | None) 
     return out or Path("runs") / "-".join(["sweep", name, *(path.stem for path in overlays)])
 
 
+def check_prune(prune: bool, search: str | None) -> None:
+    """Raise ConfigError for pruning without the search that can do it."""
+    if prune and search != "optuna":
+        raise ConfigError(
+            "sweep: --prune compares a trial with those before it, as --search optuna makes them; "
+            "add that, or remove --prune"
+        )
+
+
 def refuse_search(
     words: Sequence[str],
     overlays: Sequence[Path],
@@ -233,14 +240,15 @@ def search_by_optuna(
     spans: Mapping[str, Range],
     n: int,
     prune: bool = False,
-) -> int:
-    """Run trials one after the other, each over all seeds, and return the exit status.
+) -> list[Outcome]:
+    """Run trials one after the other, each over all seeds, and return how their runs ended.
 
-    Trials in the folder are continued first, but for those that were pruned.
+    Trials in the folder are continued first, but for those that were pruned. The search stops with
+    a trial of which a run remains unfinished.
     """
     folder, arguments = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []
-    status = DONE
+    outcomes: list[Outcome] = []
     for i in range(max(n, len(tried))):
         if i == len(tried):
             before = trials_of(define_sweep(*arguments, tried), tried) if tried else []
@@ -255,11 +263,15 @@ def search_by_optuna(
         open_ = [] if was_pruned(definition, mine) else open_
         if open_:
             hopeless = Judge(spans, trials_of(definition, tried[:i]), definition) if prune else None
-            outcomes = Pool(definition, at_once or runs_at_once(definition), hopeless).run(open_)
-            if any(o.status in (LEFT, RESUME_ME, BUSY) for o in outcomes):
-                return RESUME_ME
-            status = FAULT if any(outcome.failed for outcome in outcomes) else status
-    return status
+            outcomes += Pool(definition, at_once or runs_at_once(definition), hopeless).run(open_)
+            if any(map(is_open, outcomes)):
+                break
+    return outcomes
+
+
+def is_open(outcome: Outcome) -> bool:
+    """Return whether a run has not been started, or was interrupted and can be resumed."""
+    return outcome.status in (LEFT, RESUME_ME, BUSY)
 
 
 def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:

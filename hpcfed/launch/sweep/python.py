@@ -24,8 +24,11 @@ from hpcfed.launch.given import SHORT, Call, check_importable, is_data, job_of, 
 from hpcfed.launch.python import forget_own_models, here, own_folder
 from hpcfed.launch.sweep.command import (
     check_own_code,
+    check_prune,
     define_sweep,
     describe_sweep,
+    folder_of,
+    is_open,
     refuse_search,
     search_by_optuna,
     start,
@@ -51,6 +54,7 @@ def sweep(
     launcher: str = "",
     search: str | None = None,
     trials: int | None = None,
+    prune: bool = False,
     **fields: Any,
 ) -> list[Run]:
     """Run all combinations of values of fields, and return the runs: `hpcfed sweep` from Python.
@@ -79,6 +83,7 @@ def sweep(
                 "hpcfed.sweep: no field has several values; give a list, as in seed=[0, 1, 2], or "
                 "take hpcfed.run"
             )
+        check_prune(prune, search)
         if search or trials:
             refuse_search(words, below, search, None, False, False)
         spans, n = ranges(words, below), trials or TRIALS
@@ -88,7 +93,11 @@ def sweep(
                     "hpcfed.sweep: search = 'optuna' starts processes, which cannot import "
                     f"{next(iter(call.lent))}; move it into a file of its own, or take 'random'"
                 )
-            search_by_optuna(words, below, place, ranks, launcher, at_once, spans, n)
+            outcomes = search_by_optuna(
+                words, below, place, ranks, launcher, at_once, spans, n, prune
+            )
+            check_outcomes([one for one in outcomes if one.failed or is_open(one)])
+            return find([folder_of(words, below, place)])
         draws = [draw(spans, i) for i in range(n)] if search == "random" else []
         definition = define_sweep(words, below, place, ranks, launcher, draws)
         check_own_code(definition, range(len(definition.runs)), None)
