@@ -129,6 +129,7 @@ SMALL_SETS = (  # of few examples
     *("--algorithm.calibration", "0.5", "--algorithm.alpha", "0.4", "--local.epochs", "2"),
 )
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
+    "central": ("--data.train_limit", "38"),  # in 36 pooled examples all classes are equally many
     "dsgd": STAR,
     "fedtype": SMALL_SETS,
     "fedcovid": ("--algorithm.large", "1", "--algorithm.warmup", "1", "--local.epochs", "2"),
