@@ -51,8 +51,8 @@ SYMBOLS = """
 w is the server's model, w_k that of client k after its training. F_k is the mean loss over client
 k's examples, CE the cross-entropy of a batch, KL(p || q) the divergence of q from a teacher p.
 p_k is a client's weight in the mean; these weights add up to 1. S is the cohort, K the number of
-clients, z a representation; sums and means over k are over the cohort. Other letters are fields of
-the method, or the text below says what they are.
+clients, z a representation; sums and means over k are over the cohort, unless the round says
+otherwise. Other letters are fields of the method, or the text below says what they are.
 """
 HEAD = ("method", "what it does", "models", "also needs", "time")
 

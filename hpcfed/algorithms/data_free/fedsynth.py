@@ -19,10 +19,11 @@ Round:
    update that the examples represent.
 5. The server computes each g_k at w, and averages the models that result.
 
-Deviations: examples and labels are initialised with noise. Wherever a gradient of synthetic
-examples is computed, by client or server, dropout is off and batch normalisation is in eval mode.
-The statistics of batch normalisation, which no gradient carries, are sent as they are, and counted.
-If g = 0 the model does not change.
+Deviations: the cosine is one number more than the paper's message, for the record; it is counted.
+Examples and labels are initialised with noise. Wherever a gradient of synthetic examples is
+computed, by client or server, dropout is off and batch normalisation is in eval mode. The
+statistics of batch normalisation, which no gradient carries, are sent as they are, and counted. If
+g = 0 the model does not change.
 """
 
 from collections.abc import Mapping

@@ -22,10 +22,10 @@ Round:
    has, and trains the mean on them.
 
 Deviations: no examples are made in the first rounds, because an untrained model has no information.
-For a model without batch normalisation only the small square of the values is added to the
-cross-entropy. At the clients synthetic images are rounded to bytes, like those of the data. The
-server's loss gives all classes equal weights. For ZDAS a client sends which classes it has, one bit
-each.
+The small square of the values is added to the loss; for a model without batch normalisation it
+stands alone beside the cross-entropy. `samples` bounds how many examples ZDAC makes of a class. At
+the clients synthetic images are rounded to bytes, like those of the data. The server's loss gives
+all classes equal weights. For ZDAS a client sends which classes it has, one bit each.
 """
 
 from collections.abc import Mapping

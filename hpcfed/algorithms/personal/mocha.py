@@ -5,8 +5,9 @@ Clients ascend the dual by coordinates.
 Smith et al. (Federated Multi-Task Learning), NeurIPS 2017, arXiv:1705.10467, algorithm 1 and
 section 3.3; compared with the authors' code (gingsmith/fmtl).
 
-W and B have one column per client, w_k and b_k. Sigma = Omega^-1, hinge(c) = max(0, 1 - c), and a_i
-is the dual variable of example i. A client goes over its examples:
+W and B have one column per client, w_k and b_k. The objective is over all clients. Sigma =
+Omega^-1, hinge(c) = max(0, 1 - c), and a_i is the dual variable of example i. A client goes over
+its examples:
     a <- y clip(lam n (1 - y x.(w_k + rho dw)) / (Sigma_kk rho |x|^2) + y a, 0, 1),
     dw += Sigma_kk da x / (lam n).
 It sends db_k = sum da x / n. With rho = max_k sum_s |Sigma_ks| / Sigma_kk the dual never falls.
