@@ -548,7 +548,14 @@ COMMANDS = {
     "status": command(
         "hpcfed.report.status:status",
         "show the progress of runs",
-        PLACES,
+        argument(
+            "runs",
+            type=Path,
+            metavar="RUN",
+            nargs="*",
+            default=[Path("runs")],
+            help="folder of a run or sweep, a results.h5, or a folder of these; default: runs",
+        ),
         JSON,
         argument("--tag", metavar="TAG", help="only runs with this tag (`hpcfed run --tag`)"),
     ),

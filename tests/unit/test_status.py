@@ -208,3 +208,10 @@ def test_runs_are_found_by_their_tags_and_shown_with_their_notes(tmp_path):
     assert "tags" not in [str(column.header) for column in status([tmp_path / "c"]).columns]
     with pytest.raises(ConfigError, match="--tag smal: no run has it; tags here: final, small"):
         status([tmp_path], tag="smal")
+
+
+def test_without_a_name_status_shows_the_runs_below_the_folder_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["status"]) == 2 and "runs: there is no such" in capsys.readouterr().err
+    written(results(Path("runs/a"), 1), 1)
+    assert cli.main(["status"]) == 0 and "runs/a" in capsys.readouterr().out
