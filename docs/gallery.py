@@ -35,6 +35,8 @@ JOBS = {  # folder: its job
         "13",
         "--checkpoint.keep",
         "4",
+        "--evaluate.metrics",
+        "ece",
     ],
     "fedasync": ["jobs/methods/fedasync.toml", *SMALL],
     "swift": [
