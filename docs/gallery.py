@@ -59,7 +59,7 @@ DRAWN = {
     "staleness": ["fedasync"],
     "topology": ["swift"],
 }
-ELSEWHERE = {"halved"}  # FedHeNN's, of runs that take longer
+ELSEWHERE = {"halved", "scaling"}  # of FedHeNN's longer runs; of runs on several numbers of ranks
 
 
 def main() -> None:
