@@ -13,8 +13,9 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.cases import MACHINE, axes, find_cases, with_machine
-from hpcfed.report.formats import FORMATS, Grid, Shown, label_value
+from hpcfed.report.formats import FORMATS, Grid, Shown
 from hpcfed.report.naming import Names, with_titles
+from hpcfed.report.pairs import label_fields
 from hpcfed.results.columns import by_round, phases
 from hpcfed.results.run import Run, folder_at
 
@@ -69,9 +70,8 @@ def points(runs: Sequence[Run]) -> list[Point]:
     fields = [name for name in (*down, *across) if name not in MACHINE]
     jobs: dict[str, dict[tuple[int, int], list[Run]]] = {}
     for run in sorted(timed, key=lambda run: (run.fields[RANKS], run.fields[NODES])):
-        words = zip(fields, run.at(fields), strict=True)
-        job = ", ".join(label_value(field, value) for field, value in words if value)
-        jobs.setdefault(job, {}).setdefault((run.fields[RANKS], run.fields[NODES]), []).append(run)
+        places = jobs.setdefault(label_fields(run, fields), {})
+        places.setdefault((run.fields[RANKS], run.fields[NODES]), []).append(run)
     if all(len(places) == 1 for places in jobs.values()):
         raise ConfigError(
             "scaling: the finished runs of each job have one number of ranks; run it on several, "
@@ -79,10 +79,11 @@ def points(runs: Sequence[Run]) -> list[Point]:
         )
     result = []
     for job, places in jobs.items():
-        (ranks, _), base = next(iter(places.items()))
+        seconds_by_place = {place: seconds_of(group) for place, group in places.items()}
+        (ranks, _), base = next(iter(seconds_by_place.items()))
         for (n, nodes), group in places.items():
-            seconds = seconds_of(group)
-            speedup = seconds_of(base) / seconds
+            seconds = seconds_by_place[n, nodes]
+            speedup = base / seconds
             spent = mean_phases(group)
             result.append(
                 Point(job, n, nodes, seconds, speedup, speedup * ranks / n, spent, tuple(group))
@@ -118,20 +119,21 @@ def grid(measured: Sequence[Point]) -> Grid:
         f"of the same job{phrase}"
     )
     cells = [line(point, shown) for point in measured]
-    fields, said = ["job", RANKS, *nodes], notes(measured)
-    return Grid(caption, "seconds", fields, ["measure"], rows, heads, cells, said, spoken=True)
+    fields = ["job", RANKS, *nodes]
+    remarks = notes(measured)
+    return Grid(caption, "seconds", fields, ["measure"], rows, heads, cells, remarks, spoken=True)
 
 
 def line(point: Point, shown: Sequence[str]) -> list[Shown]:
     """Return the cells of a line."""
-    numbers = {
-        f"{point.seconds:.3g} s": point.seconds,
-        f"{point.speedup:.2f}": point.speedup,
-    }
     shares = [point.efficiency, *(point.phases.get(n, 0.0) / point.seconds for n in shown)]
-    texts = [*numbers.items(), *((f"{share:.0%}", share) for share in shares)]
+    cells = [
+        (f"{point.seconds:.3g} s", point.seconds),
+        (f"{point.speedup:.2f}", point.speedup),
+        *((f"{share:.0%}", share) for share in shares),
+    ]
     n = len(point.runs)
-    return [Shown(text, "", "", number, None, n, n) for text, number in texts]
+    return [Shown(text, "", "", number, None, n, n) for text, number in cells]
 
 
 def notes(measured: Sequence[Point]) -> list[str]:

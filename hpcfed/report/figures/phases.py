@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,12 +91,40 @@ def figure(runs: Sequence[Run]) -> Figure:
     shown = [name for name in LOOKS if any(one.seconds[name].any() for one in timings)]
     for ax, one in zip(axes, timings, strict=True):
         bars(ax, one, shown, leftmost=ax.get_subplotspec().is_first_col())  # type: ignore[union-attr]
-    patches = [
+    plotting.below(drawing, patches(shown), shown)
+    return drawing
+
+
+def patches(shown: Sequence[str]) -> list[Patch]:
+    """Return the legend symbols of these phases."""
+    return [
         Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
         for n in shown
     ]
-    plotting.below(drawing, patches, shown)
-    return drawing
+
+
+def stack(
+    ax: Axes, seconds: Mapping[str, np.ndarray], shown: Sequence[str], width: float, hatched: bool
+) -> np.ndarray:
+    """Draw bars at 0, 1, ... with their phases stacked, and return the heights.
+
+    seconds: of each bar, by phase.  shown: the phases, from the bottom upwards.
+    """
+    height = np.zeros(len(seconds[OTHER]))
+    for name in shown:
+        colour, hatch = LOOKS[name]
+        ax.bar(
+            np.arange(len(height)),
+            seconds[name],
+            width,
+            height,
+            color=colour,
+            hatch=2 * hatch if hatched else "",
+            edgecolor="white",
+            linewidth=0,
+        )
+        height = height + seconds[name]
+    return height
 
 
 def bars(ax: Axes, one: Phases, shown: Sequence[str], leftmost: bool) -> None:
@@ -104,23 +132,11 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], leftmost: bool) -> None:
 
     leftmost: whether the panel is at the left.
     """
-    ranks = np.arange(len(one.seconds[OTHER]))
-    base = np.zeros(len(ranks))
-    for name in shown:
-        colour, hatch = LOOKS[name]
-        ax.bar(
-            ranks,
-            one.seconds[name],
-            0.8 if len(ranks) <= WIDE else 1.0,
-            base,
-            color=colour,
-            hatch=2 * hatch if len(ranks) <= WIDE else "",
-            edgecolor="white",
-            linewidth=0,
-        )
-        base = base + one.seconds[name]
+    ranks = len(one.seconds[OTHER])
+    wide = ranks <= WIDE
+    height = stack(ax, one.seconds, shown, 0.8 if wide else 1.0, hatched=wide)
     plotting.frame(ax, "rank", "seconds per round, mean" if leftmost else "")
     waiting = f"{100 * one.wait_share:.0f} % waiting"
-    plotting.head(ax, f"{one.run.title}: {waiting}, {duration(base.max())}")
-    ax.set_xticks(plotting.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
-    ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
+    plotting.head(ax, f"{one.run.title}: {waiting}, {duration(height.max())}")
+    ax.set_xticks(plotting.places(ranks, 10 if wide else 20))
+    ax.set_xlim(-0.6 if ranks > 2 else -1, ranks - (0.4 if ranks > 2 else 0))

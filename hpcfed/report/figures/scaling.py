@@ -8,13 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from hpcfed.report.cases import with_rounds_done
 from hpcfed.report.colours import looks
 from hpcfed.report.figures import plotting
-from hpcfed.report.figures.phases import HATCHES, LOOKS, OTHER
+from hpcfed.report.figures.phases import HATCHES, LOOKS, OTHER, patches, stack
 from hpcfed.report.scaling import Point, points
 from hpcfed.results.run import Run
 
@@ -44,16 +43,15 @@ def draw(measured: Sequence[Point]) -> Figure:
     finish(time, efficiency, sorted({point.ranks for point in measured}))
     shown = [name for name in LOOKS if any(spent(point).get(name) for point in measured)]
     for ax, (job, members) in zip(bars, jobs.items(), strict=True):
-        stack(ax, members, shown)
+        phases = [spent(point) for point in members]
+        seconds = {name: np.array([one[name] for one in phases]) for name in LOOKS}
+        stack(ax, seconds, shown, 0.7, hatched=True)
+        ax.set_xticks(range(len(members)), [f"{point.ranks:,}" for point in members])
         plotting.frame(ax, "ranks", "seconds per round")
         plotting.head(ax, job if len(jobs) > 1 else "phases, mean over ranks")
-    patches = [
-        Patch(facecolor=LOOKS[name][0], hatch=2 * LOOKS[name][1], edgecolor="white", linewidth=0)
-        for name in shown
-    ]
-    handles = [Line2D([], [], **plotting.style(look)) for look in lines.values()]
-    texts = list(lines) if len(jobs) > 1 else []
-    plotting.below(drawing, [*handles[: len(texts)], *patches], [*texts, *shown])
+    labelled = lines if len(jobs) > 1 else {}
+    handles = [Line2D([], [], **plotting.style(look)) for look in labelled.values()]
+    plotting.below(drawing, [*handles, *patches(shown)], [*labelled, *shown])
     return drawing
 
 
@@ -77,23 +75,3 @@ def spent(point: Point) -> dict[str, float]:
     """Return the seconds of each phase, and those of no phase."""
     other = max(0.0, point.seconds - sum(point.phases.values()))
     return {name: point.phases.get(name, 0.0) for name in HATCHES} | {OTHER: other}
-
-
-def stack(ax: Axes, members: Sequence[Point], shown: Sequence[str]) -> None:
-    """Draw a bar for each number of ranks, with its phases stacked."""
-    base = np.zeros(len(members))
-    for name in shown:
-        colour, hatch = LOOKS[name]
-        seconds = np.array([spent(point)[name] for point in members])
-        ax.bar(
-            range(len(members)),
-            seconds,
-            0.7,
-            base,
-            color=colour,
-            hatch=2 * hatch,
-            edgecolor="white",
-            linewidth=0,
-        )
-        base = base + seconds
-    ax.set_xticks(range(len(members)), [f"{point.ranks:,}" for point in members])
