@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.methods import name_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.optional_imports import import_extra
-from hpcfed.results.run import Run
+from hpcfed.results.run import Run, folder_at
 
 if TYPE_CHECKING:
     import pandas
@@ -125,12 +125,16 @@ def plot(
     size: width and height in inches. The other arguments are those of the command.
     """
     from hpcfed.report.figures import command
+    from hpcfed.report.figures.registry import ALL
+    from hpcfed.report.figures.runs import load_runs
 
-    asked = places(runs)
-    drawings = command.load_and_draw(
-        asked, figure, metric, by_name(names), band, size, title, fonts, as_path(out)
-    )
-    return drawings[0] if len(drawings) == 1 and figure != "all" else drawings
+    paths = places(runs)
+    loaded = load_runs(paths, by_name(names))
+    drawings = command.draw(loaded, figure, metric, band, size, title, fonts)
+    if out:
+        command.write(drawings, loaded, figure, folder_at(paths[0]), as_path(out))
+    pictures = [one for one in drawings.values() if not isinstance(one, ConfigError)]
+    return pictures[0] if len(pictures) == 1 and figure != ALL else pictures
 
 
 def report(
@@ -201,10 +205,11 @@ def to_frame(grid: Grid, pandas: Any) -> pandas.DataFrame:
     index = pandas.Index(grid.labels(), name=grid.corner())
     names = list(fields) if single else pandas.MultiIndex.from_tuples(columns)
     frame = pandas.DataFrame(rows, index=index, columns=names)
-    frame = frame.astype({name: float for name in frame.columns if name_last(name) != "seeds"})
+    numbers = {
+        name: float
+        for name, (*_, field) in zip(frame.columns, columns, strict=True)
+        if field != "seeds"
+    }
+    frame = frame.astype(numbers)
     frame.attrs = {"caption": grid.caption, "notes": list(grid.notes)}
     return frame
-
-
-def name_last(name: Any) -> Any:
-    return name[-1] if isinstance(name, tuple) else name

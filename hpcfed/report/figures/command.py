@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError, first_line, unknown
@@ -43,37 +43,32 @@ def plot(
     `draw`. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
     be drawn or written.
     """
-    loaded, messages = load_runs(runs, names), []
+    loaded = load_runs(runs, names)
     drawings = draw(loaded, figure, metric, band, size, title, fonts)
+    return "\n".join(write(drawings, loaded, figure, folder_at(runs[0]), out, format))
+
+
+def write(
+    drawings: Mapping[str, plotting.Picture | ConfigError],
+    runs: Sequence[Run],
+    figure: str | None,
+    folder: Path,
+    out: Path | None,
+    format: str | None = None,
+) -> list[str]:
+    """Write figures of runs, and return their paths, and notes on omitted ones.
+
+    figure, out, format: as `plot` takes them.  folder: where they are written without out.
+    """
+    messages = []
     for name, drawing in drawings.items():
         if isinstance(drawing, ConfigError):
             messages.append(f"left out: {first_line(drawing)}")
             continue
         bare = len(drawings) == 1 or (not figure and name == "curves")
-        path = place(name, loaded, folder_at(runs[0]), out, format, bare)
+        path = place(name, runs, folder, out, format, bare)
         messages.append(str(plotting.save(drawing, path)))
-    return "\n".join(messages)
-
-
-def load_and_draw(
-    runs: Sequence[Path | Run],
-    figure: str,
-    metric: str | None,
-    names: Names,
-    band: str | None,
-    size: Size,
-    title: str | None,
-    fonts: str | None,
-    out: Path | None,
-) -> list[plotting.Picture]:
-    """Return figures of runs, also written to out if it is given; as `plot`, for Python."""
-    loaded = load_runs(runs, names)
-    drawings = draw(loaded, figure, metric, band, size, title, fonts)
-    pictures = {name: one for name, one in drawings.items() if not isinstance(one, ConfigError)}
-    for name, picture in pictures.items() if out else ():
-        bare = len(drawings) == 1
-        plotting.save(picture, place(name, loaded, folder_at(runs[0]), out, None, bare))
-    return list(pictures.values())
+    return messages
 
 
 def draw(
