@@ -15,13 +15,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.client import Paired
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
+from hpcfed.data.sampling import even_parts
 from hpcfed.training import infer
 from hpcfed.training.batches import inputs
 from hpcfed.training.local import LocalSteps
@@ -108,8 +108,7 @@ def fisher(fed: Federation, client: Client, t: int) -> Params:
     stays as it is.
     """
     skeleton, size = client.skeleton, fed.job.local.batch
-    total, n = skeleton.grad.clone().zero_(), len(fed.public)
-    parts = np.array_split(np.arange(n), -(-n // size))
+    total, parts = skeleton.grad.clone().zero_(), even_parts(len(fed.public), size)
     draws = rng.torch_stream(fed.seed, "fisher", "augment", t, client.id, device=fed.device)
     with (
         client.borrowed(),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.core import rng
+from hpcfed.data.sampling import even_parts
 from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
 from hpcfed.training import engines
@@ -229,7 +228,7 @@ def gradient(
     Raises DivergedError if a loss is not finite.
     """
     start, skeleton, losses = perf_counter(), client.skeleton, []
-    plan = np.array_split(np.arange(client.n), math.ceil(client.n / fed.job.local.batch))
+    plan = even_parts(client.n, fed.job.local.batch)
     draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
     skeleton.model.train()
     skeleton.zero_grad()
