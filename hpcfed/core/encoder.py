@@ -71,6 +71,11 @@ class Encoder:
     scaled: bool = False
     channels: str = CHANNELS[0]
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens of texts, padding and other tokens among them; 0: no texts."""
+        return len(self.tokens) + 2 if self.tokens else 0
+
     def plain(self) -> dict[str, Any]:
         """Return the encoder in JSON types, without what is as by default."""
         usual = Encoder()
@@ -108,7 +113,7 @@ def parse(stored: Any, shape: tuple[int, ...], vocabulary: int) -> Encoder:
     several = isinstance(shape, Shapes)
     if columns and (several or vocabulary or shape != widths or len(set(names)) < len(names)):
         raise DamagedError(f"encoder has {widths[0]} values of {len(names)} columns, not {shape}")
-    if encoder.tokens and (several or len(shape) != 1 or vocabulary != len(encoder.tokens) + 2):
+    if encoder.tokens and (several or len(shape) != 1 or vocabulary != encoder.vocabulary):
         raise DamagedError(f"encoder has {len(encoder.tokens)} tokens, not {vocabulary} less 2")
     return encoder
 

@@ -474,7 +474,8 @@ def _assemble(path: Path, file: File, how: Reading) -> DataSet:
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
             splits, tokens = encode(splits, how.text)
-        facts["encoder"], vocabulary = Encoder(tokens=tokens), len(tokens) + 2
+        facts["encoder"] = encoder = Encoder(tokens=tokens)
+        vocabulary = encoder.vocabulary
     mean, std = ((), ()) if vocabulary else moments(splits[0].x)
     return DataSet(
         path.stem, splits[0], splits[1], classes, mean, std, vocabulary=vocabulary, **facts

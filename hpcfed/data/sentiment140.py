@@ -51,7 +51,7 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
     parts, _ = files.number_users([read(root / file) for file in FILES])
     (train, test), tokens = encode(parts, text)
     encoder = Encoder(tokens=tokens)
-    return DataSet(name, train, test, CLASSES, (), (), len(tokens) + 2, encoder=encoder)
+    return DataSet(name, train, test, CLASSES, (), (), encoder.vocabulary, encoder=encoder)
 
 
 def read(path: Path) -> Split:

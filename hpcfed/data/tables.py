@@ -231,16 +231,13 @@ def to_dataset(
         encoding=how.columns.encoding,
         labels=tuple(role.labels),
     )
-    vocabulary, mean, std = 0, tuple[float, ...](), tuple[float, ...]()
+    mean, std = tuple[float, ...](), tuple[float, ...]()
     if how.columns.text:
         texts = [words(part, how.columns.text) for part in parts]
         splits = [Split(*three) for three in zip(texts, y, users, strict=True)]
         with add_path_to_errors(Path(train.where)):
             (one, two), tokens = encode_texts(splits, how.text)
-        encoder, vocabulary = (
-            replace(encoder, text=how.columns.text, tokens=tokens),
-            len(tokens) + 2,
-        )
+        encoder = replace(encoder, text=how.columns.text, tokens=tokens)
     else:
         columns = tuple(learn(name, parts, how.columns) for name in role.inputs)
         described |= {column.name: describe(column, parts) for column in columns}
@@ -261,7 +258,7 @@ def to_dataset(
     facts["user_names"] = user_names
     if how.groups:
         facts["groups"], facts["group_names"] = groups(parts[1], how.groups)
-    return DataSet(name, one, two, names, mean, std, vocabulary, **facts)
+    return DataSet(name, one, two, names, mean, std, encoder.vocabulary, **facts)
 
 
 def check_numbers(tables: Sequence[Table], role: Roles, how: Reading) -> None:
