@@ -200,9 +200,14 @@ def _open_npz(path: Path, how: Reading) -> File:
             raise DataError(
                 f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez"
             )
-        assert file.zip is not None  # it is open
-        fits(sum(member.file_size for member in file.zip.infolist()), str(path))
+        check_unpacked(path, file)
         return _read(_of_npz(path, file), how)
+
+
+def check_unpacked(path: Path, file: np.lib.npyio.NpzFile) -> None:
+    """Raise DataError if the arrays of an .npz file do not fit into memory."""
+    assert file.zip is not None  # it is open
+    fits(sum(member.file_size for member in file.zip.infolist()), str(path))
 
 
 def _of_npz(path: Path, file: Mapping[str, np.ndarray]) -> Source:
@@ -576,19 +581,15 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 return {"x": file}
-            assert file.zip is not None  # it is open
-            fits(sum(member.file_size for member in file.zip.infolist()), str(path))
+            check_unpacked(path, file)
             return {name: file[name] for name in file}
     with hdf5(path) as opened:
         nodes = Nodes(opened)
-        groups = {name: nodes[name] for name in nodes}
-        places = [
-            place
-            for name, node in groups.items()
-            for place in (
-                [f"{name}/{part}" for part in node] if isinstance(node, h5py.Group) else [name]
-            )
-        ]
+        places: list[str] = []
+        for name in nodes:
+            node = nodes[name]
+            is_group = isinstance(node, h5py.Group)
+            places += [f"{name}/{part}" for part in node] if is_group else [name]
         return {place: whole(nodes[place], f"{path}: {place}") for place in places}
 
 
