@@ -55,16 +55,16 @@ def test_inverse_frequencies_are_those_of_scikit_learn():
 
 
 def test_weights_are_of_the_clients_own_classes_or_of_all():
-    own, shared = (
+    by_client, shared = (
         toy.start(Serial(), toy.given("fedavg", "--local.class_weights", whose)).fed
         for whose in ("client", "all")
     )
-    for client in own.clients.values():
+    for client in by_client.clients.values():
         counts = np.bincount(client.train.labels, minlength=4)
-        assert client.task == replace(own.task, weights=inverse_frequencies(counts))
-    total = inverse_frequencies(own.label_counts.sum(0))
+        assert client.task == replace(by_client.task, weights=inverse_frequencies(counts))
+    total = inverse_frequencies(by_client.label_counts.sum(0))
     assert {client.task.weights for client in shared.clients.values()} == {total}
-    assert own.task == shared.task == Classification()  # by which the models are scored
+    assert by_client.task == shared.task == Classification()  # by which the models are scored
 
 
 def test_balanced_batches_draw_each_class_of_a_client_equally_often():
@@ -75,9 +75,9 @@ def test_balanced_batches_draw_each_class_of_a_client_equally_often():
     each = [shares[y == c].sum() for c in np.unique(y)]
     assert each == pytest.approx([1 / len(each)] * len(each))
     plan = plan_batches(fed, client, 0, client.train, 4, 50, in_steps=False)
-    drawn = np.bincount(y[np.concatenate(plan)], minlength=4)[np.unique(y)]
+    draws = np.bincount(y[np.concatenate(plan)], minlength=4)[np.unique(y)]
     assert len(np.concatenate(plan)) == 50 * len(y)
-    assert drawn / drawn.sum() == pytest.approx([1 / len(each)] * len(each), abs=0.05)
+    assert draws / draws.sum() == pytest.approx([1 / len(each)] * len(each), abs=0.05)
 
 
 def test_weights_that_do_not_fit_the_classes_are_refused():

@@ -39,7 +39,7 @@ def known_in_another_way(method: str) -> list[str]:
     want = plain(method)
     second = Messages(replay_downloads=True, downloads=want.messages.downloads)
     next(rounds_of(method, second, before=change_state))
-    return toy.differences(second.uploads, want.first)
+    return toy.differences(second.uploads, want.round_1_uploads)
 
 
 def change_state(rounds: Rounds) -> None:

@@ -199,7 +199,7 @@ class Plain:
     scale: Scale = field(default_factory=lambda: Scale(1.0))
     downlink: Downlink = field(default_factory=Downlink)
     messages: Messages = field(default_factory=Messages)
-    first: dict[tuple[int, int, str], Any] = field(default_factory=dict)  # uploads of round 1
+    round_1_uploads: dict[tuple[int, int, str], Any] = field(default_factory=dict)
     # what turns made: the parts of uploads, and the bytes of each to all its receivers
     parts: Counter[str] = field(default_factory=Counter)
     sizes: list[int] = field(default_factory=list)
@@ -220,7 +220,7 @@ def plain(method: str) -> Plain:
         transforms = noted.scale, noted.downlink, noted.messages
         for outcome in rounds_of(method, *transforms, before=start):
             if not noted.outcomes:
-                noted.first = dict(noted.messages.uploads)
+                noted.round_1_uploads = dict(noted.messages.uploads)
             noted.outcomes.append(outcome)
     return noted
 

@@ -240,12 +240,12 @@ def test_tables_of_other_libraries_are_read_as_those_of_pandas(tmp_path):
 
 def test_a_loader_is_the_examples_of_its_data_set_in_their_order(tmp_path):
     x, y = torch.tensor(TABLE), torch.tensor(LABELS)
-    whole, part = TensorDataset(x, y), Subset(TensorDataset(x, y), range(10, 30))
-    loader = DataLoader(whole, batch_size=7, shuffle=True, drop_last=True)
-    assert convert(loader).file == convert(whole).file
-    sampled = DataLoader(whole, sampler=SubsetRandomSampler(range(10, 30)))
+    complete, part = TensorDataset(x, y), Subset(TensorDataset(x, y), range(10, 30))
+    loader = DataLoader(complete, batch_size=7, shuffle=True, drop_last=True)
+    assert convert(loader).file == convert(complete).file
+    sampled = DataLoader(complete, sampler=SubsetRandomSampler(range(10, 30)))
     assert convert(sampled).file == convert(part).file == convert((x[10:30], y[10:30])).file
-    clients = [(DataLoader(whole, 8), DataLoader(part, 8)), (part, whole)]
+    clients = [(DataLoader(complete, 8), DataLoader(part, 8)), (part, complete)]
     arrays = [(x, y, x[10:30], y[10:30]), (x[10:30], y[10:30], x, y)]
     assert convert(clients).file == convert(arrays).file
     assert convert([loader, sampled]).fields["clients"] == 2

@@ -71,8 +71,8 @@ def test_a_method_has_one_colour_in_every_figure_and_its_variants_other_dashes(r
     several = looks(["fedprox", "fedprox", "fedavg"])
     assert several[0] == alone[0] and several[1].light == several[0].light
     assert several[1].dash != several[0].dash
-    drawn = lines_of(groups(load_runs(runs)))
-    assert [look.light for look in drawn.values()] == [LIGHT[i] for i in (0, 4, 6)]
+    lines_by_group = lines_of(groups(load_runs(runs)))
+    assert [look.light for look in lines_by_group.values()] == [LIGHT[i] for i in (0, 4, 6)]
 
 
 def test_all_methods_and_nine_variants_of_one_can_be_told_apart():

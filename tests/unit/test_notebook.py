@@ -88,11 +88,11 @@ def test_a_sweep_in_the_process_is_continued_by_the_same_call(tmp_path, monkeypa
             model=build, data=data, clients=2, rounds=1, quiet=True, out="s", **fields
         )
 
-    first = sweep()
-    assert [one.folder.name for one in first] == [
+    runs = sweep()
+    assert [one.folder.name for one in runs] == [
         *("local_seed=0", "local_seed=1", "Lent_strength=2.0_seed=0", "Lent_strength=2.0_seed=1")
     ]
-    times = [one.record.path.stat().st_mtime_ns for one in first]
+    times = [one.record.path.stat().st_mtime_ns for one in runs]
     capsys.readouterr()
     more = sweep(seed=[0, 1, 2])
     assert len(capsys.readouterr().out.splitlines()) == 2  # the new ones

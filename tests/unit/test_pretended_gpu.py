@@ -81,10 +81,10 @@ def mean_on_gpu(n: int) -> tuple[Params, int, int]:
     """Return a mean of n tensors on the host, the waits for it, and the page-locked buffers."""
     values = Params({str(i): torch.full((5, i + 1), i / 3) for i in range(n)})
     with pretended_gpu():
-        there = values.map(lambda value: value.to(GPU))
-        terms = [term for k in range(3) for term in Mean.of(there * (1 / (k + 3)), k + 1.0).terms]
+        on_gpu = values.map(lambda value: value.to(GPU))
+        terms = [term for k in range(3) for term in Mean.of(on_gpu * (1 / (k + 3)), k + 1.0).terms]
         waits, locked = WAITS.count, LOCKED.count
-        mean = mean_of(terms, there, "mean", Serial().sum, device_rows.place)
+        mean = mean_of(terms, on_gpu, "mean", Serial().sum, device_rows.place)
         assert all(value.device == GPU for value in mean.values())
         counts = WAITS.count - waits, LOCKED.count - locked
         return on_host(mean), *counts
@@ -104,18 +104,18 @@ def test_a_mean_of_many_tensors_waits_for_a_gpu_no_more_often_than_one_of_few():
 def test_a_message_of_many_tensors_leaves_a_gpu_with_one_wait_and_the_same_bytes(monkeypatch):
     value = {"list": tensors(7), "mean": Mean.of(Params(a=X), 2.0)}
     with pretended_gpu():
-        there, synchronised = payload.on_device(value, GPU), []
+        on_gpu, synchronised = payload.on_device(value, GPU), []
         monkeypatch.setattr(torch.cuda, "synchronize", synchronised.append)
         waits, locked = WAITS.count, LOCKED.count
-        assert codec.encode(there) == codec.encode(value)
+        assert codec.encode(on_gpu) == codec.encode(value)
         assert WAITS.count == waits and synchronised == [GPU] and LOCKED.count > locked
 
 
 def test_what_exceeds_the_limit_of_page_locked_memory_leaves_a_gpu_without_it(monkeypatch):
     monkeypatch.setattr(payload, "LOCKED", 2 * X.nbytes)
     with pretended_gpu():
-        there, locked = payload.on_device([X, X, X, X], GPU), LOCKED.count
-        assert codec.encode(there) == codec.encode([X, X, X, X])
+        on_gpu, locked = payload.on_device([X, X, X, X], GPU), LOCKED.count
+        assert codec.encode(on_gpu) == codec.encode([X, X, X, X])
         assert LOCKED.count - locked == 2
         payload.host_buffer((100,), torch.float64, GPU)
         assert LOCKED.count - locked == 2
