@@ -10,7 +10,7 @@ import torch
 import hpcfed
 from hpcfed.cli import main
 from hpcfed.data.tables import held_out
-from tests.contract.test_predict import patients, trained
+from tests.contract.test_predict import folder_of_images, patients, trained
 
 INPUTS = ("--columns.inputs", "age,weight,job", "--columns.missing", "fill")
 SICK = ("--columns.label", "sick", "--columns.positive", "yes", *INPUTS)
@@ -67,19 +67,17 @@ def test_held_out_rows_score_the_model_before_and_after_and_do_not_train_it(tmp_
 
 
 @pytest.mark.parametrize(
-    "method, flags, words, trains",
+    "flags, words",
     [
-        ("fedavg", (), ("--how", "head"), "model.head."),
-        ("fedavg", ("--adapt.how", "head", "--evaluate.received"), (), "model.head."),
-        ("fedavg", ("--models.train", "head.*"), (), "model.head."),
+        ((), ("--how", "head")),
+        (("--adapt.how", "head", "--evaluate.received"), ()),
+        (("--models.train", "head.*"), ()),
     ],
 )
-def test_only_what_the_job_or_the_method_personalises_changes(
-    tmp_path, method, flags, words, trains
-):
-    run = trained(tmp_path, patients(tmp_path), *SICK, *flags, method=method)
+def test_only_what_the_job_or_the_command_personalises_changes(tmp_path, flags, words):
+    run = trained(tmp_path, patients(tmp_path), *SICK, *flags)
     changed = differ(adapted(run, site(tmp_path), *words), hpcfed.load_model(run))
-    assert changed and all(name.startswith(trains) for name in changed)
+    assert changed and all(name.startswith("model.head.") for name in changed)
 
 
 def test_with_lora_each_matrix_changes_by_two_of_its_low_ranks(tmp_path):
@@ -114,8 +112,6 @@ def test_a_new_client_has_labels_of_every_task(tmp_path, roles, capsys):
 
 
 def test_new_clients_of_images_have_their_labels_from_folders(tmp_path):
-    from tests.contract.test_predict import folder_of_images
-
     data = folder_of_images(tmp_path)
     run = trained(tmp_path, data, "--models.mix", "cnn")
     model = adapted(run, data / "test", "--epochs", "3")

@@ -26,6 +26,7 @@ from tests.contract import toy
 from tests.contract.models import saved_run
 
 ROWS = 240
+LABELS = ("sick", "grade", "cost", "days", "died", "fever", "cough")
 SMALL = (
     *("--models.mix", "mlp", "--models.d", "8", "--rounds", "2", "--clients", "4"),
     *("--evaluate.common", "--evaluate.batch", "24", "--log.picture", "false"),
@@ -36,10 +37,9 @@ def patients(folder: Path) -> Path:
     """A table with gaps, categories and every type of label; a third of its rows are tests."""
     g = np.random.default_rng(0)
     names = ["id", "age", "weight", "job", "ward", "site", "part"]
-    labels = ["sick", "grade", "cost", "days", "died", "fever", "cough"]
     with open(folder / "patients.csv", "w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow([*names, *labels])
+        rows.writerow([*names, *LABELS])
         for i in range(ROWS):
             age, job = g.integers(20, 90), ("cook", "nurse", "pilot", "01")[g.integers(4)]
             weight = "" if i % 17 == 0 else repr(float(g.normal(70, 9)))
@@ -69,7 +69,6 @@ def trained(folder: Path, name: Path, *words: str, method: str = "fedavg") -> Pa
     return folder / "run"
 
 
-LABELS = ("sick", "grade", "cost", "days", "died", "fever", "cough")
 TASKS = {  # roles of columns, and what the run's answers are, of the columns of predictions
     "binary": (
         ("--columns.label", "sick", "--columns.positive", "yes"),
