@@ -9,9 +9,9 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report.compare import format_signed
-from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View, view_of
-from hpcfed.report.pairs import Comparison, Method, against, methods
+from hpcfed.report.naming import METHOD
+from hpcfed.report.pairs import Comparison, Method, against, label_fields, methods
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run
 
@@ -28,18 +28,18 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     view = view_of([run.record for run in runs if run.finished])
     try:
         cases = [one for one in methods(list(runs)) if one.runs]
-        scores = {one.label: score(one, view) for one in cases}
+        values = {one.label: values_of(one, view) for one in cases}
     except ConfigError:
         return []
-    cases = [one for one in cases if scores[one.label] is not None]
+    cases = [one for one in cases if values[one.label]]
     if not cases:
         return []
-    title = f"test {title_metric(first(cases).main_metric)}"
+    title = f"test {title_metric(a_run(cases[0]).main_metric)}"
     by_data: dict[tuple[str, ...], list[Method]] = {}
     for one in cases:
-        by_data.setdefault(first([one]).at(SETTING), []).append(one)
+        by_data.setdefault(a_run(one).at(SETTING), []).append(one)
     ranked = {
-        data: sorted(members, key=lambda one: scores[one.label] or 0.0, reverse=view.measure.high)
+        data: sorted(members, key=lambda one: np.mean(values[one.label]), reverse=view.measure.high)
         for data, members in by_data.items()
     }
     if len(ranked) > 1:
@@ -50,27 +50,28 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     return [lead(ordered, title, view), margin(ordered[0], ordered[1], view)]
 
 
-def first(cases: Sequence[Method]) -> Run:
-    return next(iter(cases[0].runs.values()))
+def a_run(one: Method) -> Run:
+    """Return a finished run of a method; all of them are alike but for their seeds."""
+    return next(iter(one.runs.values()))
 
 
-def score(one: Method, view: View) -> float | None:
-    """Return the mean over seeds; None if a run has not recorded it."""
+def values_of(one: Method, view: View) -> list[float]:
+    """Return the value of each seed; [] if a run has not recorded it."""
     values = [view.measure.of(run.record)[0] for run in one.runs.values()]
-    return float(np.mean(values)) if all(v is not None for v in values) else None  # type: ignore[arg-type]
+    recorded = [value for value in values if value is not None]
+    return recorded if len(recorded) == len(values) else []
 
 
 def amount(one: Method, view: View) -> str:
     """Return a method's result, with the deviation over its seeds."""
-    values = [view.measure.of(run.record)[0] for run in one.runs.values()]
-    numbers = [value for value in values if value is not None]
+    numbers = values_of(one, view)
     deviation = f" ± {view.number(float(np.std(numbers, ddof=1)))}" if len(numbers) > 1 else ""
     return f"{view.number(float(np.mean(numbers)))}{deviation}"
 
 
 def over(one: Method) -> str:
     """Return over what a result is a mean."""
-    clients = count_noun(first([one]).fields["clients"], "client")
+    clients = count_noun(a_run(one).fields["clients"], "client")
     seeds = len(one.runs)
     return f"mean over {clients}" + (f" and {seeds} seeds" if seeds > 1 else ", one seed")
 
@@ -124,19 +125,13 @@ def of_one(one: Method, title: str, view: View) -> list[str]:
 
 def on_several(ranked: dict[tuple[str, ...], list[Method]], title: str, view: View) -> list[str]:
     """Return the best method on each data set."""
-    differing = [len(set(values)) > 1 for values in zip(*ranked, strict=True)]
-    names = [
-        ", ".join(
-            label_value(field, value)
-            for field, value, differs in zip(SETTING, data, differing, strict=True)
-            if differs
-        )
-        for data in ranked
-    ]
-    winners = [
-        f"{first([members[0]]).at(['algorithm.name'])[0]} on {name} ({amount(members[0], view)})"
-        for name, members in zip(names, ranked.values(), strict=True)
-    ]
+    columns = zip(SETTING, zip(*ranked, strict=True), strict=True)
+    differing = [field for field, values in columns if len(set(values)) > 1]
+    winners = []
+    for best, *_ in ranked.values():
+        run = a_run(best)
+        setting = label_fields(run, differing)
+        winners.append(f"{run.at([METHOD])[0]} on {setting} ({amount(best, view)})")
     return [
         f"By {title} the best methods are {join_few(winners, FEW)}.",
         f"These are {len(ranked)} settings, whose numbers do not compare; the table below has "
