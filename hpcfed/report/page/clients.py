@@ -7,7 +7,7 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from hpcfed.results.columns import (
 )
 from hpcfed.results.run import Run
 from hpcfed.results.trained.export import numbers
+
+if TYPE_CHECKING:
+    from hpcfed.report.figures.groups import Group
 
 MOST = 1_000  # pages
 ALL = "all"
@@ -70,15 +73,12 @@ def choose(clients: str, K: int, names: Sequence[str]) -> list[int]:
 
 def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
     """Return the page of client k."""
-    from hpcfed.report.figures.groups import groups
+    from hpcfed.report.figures.curves import by_line
 
-    own = [run for run in runs if k < run.job["clients"]]
-    metric, by_case = own[0].main_metric, groups(own)
-    several = len({group.panel for group in by_case}) > 1
-    cases = {
-        f"{group.label}; {group.panel}" if several else group.label: group.runs for group in by_case
-    }
-    rows = [line(label, members, k, metric) for label, members in cases.items()]
+    cases = by_line([run for run in runs if k < run.job["clients"]])
+    run = cases[0].runs[0]
+    metric = run.main_metric
+    rows = [line(case.label, case.runs, k, metric) for case in cases]
     title = f"Client {k}" + (f": {names[k]}" if names else "")
     return write.template("client.html").render(
         title=title,
@@ -87,10 +87,10 @@ def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
         version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         metric=title_metric(metric),
-        result=sentences(cases, k, metric),
+        result=sentences({case.label: case.runs for case in cases}, k, metric),
         rows=[["method", title_metric(metric), "place", "before training", "train loss"], *rows],
-        curve=b64encode(curve(own, k, metric)).decode(),
-        labels=labels(own[0], k),
+        curve=b64encode(curve(cases, k, metric)).decode(),
+        labels=labels(run, k),
     )
 
 
@@ -134,41 +134,36 @@ def sentences(cases: Mapping[str, Sequence[Run]], k: int, metric: str) -> list[s
         label: float(np.mean([of_client(run, metric, k) for run in runs]))
         for label, runs in cases.items()
     }
-    known = {label: value for label, value in means.items() if np.isfinite(value)}
-    if not known:
+    finite = {label: value for label, value in means.items() if np.isfinite(value)}
+    if not finite:
         return [f"No {title_metric(metric)} of this client was recorded."]
-    best = (max if is_high(metric) else min)(known, key=lambda label: known[label])
+    best = (max if is_high(metric) else min)(finite, key=lambda label: finite[label])
     everyone = np.mean([np.nanmean(last(r.record, f"clients/{metric}")) for r in cases[best]])
-    which = (
-        f"With {best}, the best of {len(known)} methods for it,"
-        if len(known) > 1
-        else (f"With {best}")
-    )
+    among = f", the best of {len(finite)} methods for it," if len(finite) > 1 else ""
     return [
-        f"{which} this client has a test {title_metric(metric)} of "
-        f"{format_metric(metric, known[best])}.",
+        f"With {best}{among} this client has a test {title_metric(metric)} of "
+        f"{format_metric(metric, finite[best])}.",
         f"The mean over all clients is {format_metric(metric, float(everyone))}.",
     ]
 
 
-def curve(runs: Sequence[Run], k: int, metric: str) -> bytes:
+def curve(cases: Sequence[Group], k: int, metric: str) -> bytes:
     """Return the client's metric over rounds as SVG: a line per method, thin the clients' mean."""
     from hpcfed.report.figures import plotting
-    from hpcfed.report.figures.groups import groups, lines_of
+    from hpcfed.report.figures.groups import lines_of
 
-    by_case = groups(runs)
-    looks = lines_of(by_case)
+    looks = lines_of(cases)
     drawing, [ax] = plotting.panels(1, wide=True, below=plotting.lines(list(looks), plotting.PAGE))
-    for group in by_case:
+    for group in cases:
         shared = set.intersection(
             *(set(rounds_with_values(run.record, f"clients/{metric}")) for run in group.runs)
         )
         t = np.array(sorted(shared), dtype=int)
         values = np.array([column(r.record, f"clients/{metric}")[t] for r in group.runs])
         style = plotting.style(looks[group.label])
-        own = values[:, :, k].mean(0)
-        finite = np.isfinite(own)
-        plotting.line(ax, t[finite] + 1, own[finite], style)
+        client = values[:, :, k].mean(0)
+        finite = np.isfinite(client)
+        plotting.line(ax, t[finite] + 1, client[finite], style)
         if len(t):
             ax.plot(t + 1, np.nanmean(values, (0, 2)), linewidth=0.5, **style)
     plotting.frame(ax, "round", f"test {title_metric(metric)}")
