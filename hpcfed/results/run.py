@@ -166,8 +166,9 @@ class Run:
     @property
     def method(self) -> str:
         """The name of its method in jobs."""
-        fields = self.member[1].fields if self.member and not self.begun else flat(self.job)
-        return fields["algorithm.name"]
+        if self.member and not self.begun:
+            return self.member[1].fields["algorithm.name"]
+        return self.job["algorithm"]["name"]
 
     @property
     def method_title(self) -> str:
