@@ -28,7 +28,7 @@ from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.finetuning import Finetuning
 from hpcfed.models.trained import GLOBAL, About, Trained, assemble_model
-from hpcfed.results.columns import main_metric
+from hpcfed.results.columns import client_names, main_metric
 from hpcfed.results.trained.scoring import OF_NOW, Pieces, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
@@ -60,7 +60,7 @@ class Saved:
         self.source, self.t = source, source.rounds - 1
         self.job = again(change(results.header["job"]), str(run), allowed)
         self.clients = select_clients(clients, self.job.clients)
-        self.names = results.header.get("client_names", [])
+        self.names = client_names(results)
         self.main_metric = main_metric(results)
         self.sources = Sources(self.job, run, results.header.get(record.RUN_ID, ""))
         self.about = inputs(results.header, self.job) | {

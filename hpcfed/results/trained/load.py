@@ -51,6 +51,7 @@ def from_run(
 ) -> Trained | Ensemble:
     """Return the model in the newest undamaged checkpoint of a run."""
     from hpcfed.models.predictions import Ensemble
+    from hpcfed.results.columns import client_names
     from hpcfed.results.trained.from_checkpoint import Saved, from_newest
     from hpcfed.storage import names, record
 
@@ -62,20 +63,20 @@ def from_run(
         return Ensemble(list(saved.models()))
 
     if client is not None:
-        k = number(client, record.recover(run).header.get("client_names", []))
+        k = number(client, client_names(record.recover(run)))
         return from_newest(run, lambda source: Saved(run, source, [k], allowed).model(k))
     return from_newest(run, lambda source: choose(Saved(run, source, None, allowed)))
 
 
-def number(client: int | str, client_names: list[str]) -> int:
-    """Return a client's number. client: this number, or the client's name.
+def number(client: int | str, names: list[str]) -> int:
+    """Return a client's number. client: this number, or the client's name. names: of all clients.
 
     Raises ConfigError for a name that no client has.
     """
-    if client in client_names:
-        return client_names.index(str(client))
+    if client in names:
+        return names.index(str(client))
     try:
         return int(client)
     except ValueError as error:
-        valid = client_names or ["0, 1, 2, ..."]
+        valid = names or ["0, 1, 2, ..."]
         raise ConfigError(unknown("client", str(client), valid)) from error
