@@ -142,23 +142,15 @@ def draw(ax: Axes, result: Reliability, colour: str) -> None:
 def legend(results: Sequence[Reliability]) -> tuple[list[Artist], list[str]]:
     """Return the symbols and texts of the legend, of what is drawn in some panel."""
     dark: dict[str, Any] = {"color": "0.2"}
-    entries: list[tuple[Artist, str]] = [
-        (
-            Line2D([], [], marker="o", markersize=3, **dark),
-            "own models after local training",
-        ),
-        (
-            Line2D(
-                [], [], marker="s", markersize=2.5, linestyle="--", markerfacecolor="white", **dark
-            ),
-            "models received",
-        ),
-        (Line2D([], [], linewidth=0.6, alpha=0.5, **dark), "one client"),
-        (Patch(color="0.88"), "share of the examples"),
-        (Line2D([], [], color=plotting.GREY, linewidth=0.8, linestyle=":"), "calibrated"),
-    ]
-    has_received = any(result.received is not None for result in results)
-    has_clients = any(1 < len(result.counts) <= FEW for result in results)
-    drawn = (True, has_received, has_clients, True, True)
-    shown = [entry for entry, wanted in zip(entries, drawn, strict=True) if wanted]
-    return [handle for handle, _ in shown], [text for _, text in shown]
+    symbols: dict[str, Artist] = {
+        "own models after local training": Line2D([], [], marker="o", markersize=3, **dark)
+    }
+    if any(result.received is not None for result in results):
+        symbols["models received"] = Line2D(
+            [], [], marker="s", markersize=2.5, linestyle="--", markerfacecolor="white", **dark
+        )
+    if any(1 < len(result.counts) <= FEW for result in results):
+        symbols["one client"] = Line2D([], [], linewidth=0.6, alpha=0.5, **dark)
+    symbols["share of the examples"] = Patch(color="0.88")
+    symbols["calibrated"] = Line2D([], [], color=plotting.GREY, linewidth=0.8, linestyle=":")
+    return list(symbols.values()), list(symbols)
