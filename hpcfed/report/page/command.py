@@ -162,7 +162,6 @@ def content(run: Run, choice: curves.Chosen, metric: str, others: Sequence[str])
     return {
         "name": run.name,
         "ids": ids.tolist(),
-        "names": [run.client_names[k] for k in ids] if run.client_names else [],
         "some": some(run, len(ids)),
         "curves": curves.content(record, choice, metric, others),
         "table": tables.clients(record, ids, metric),

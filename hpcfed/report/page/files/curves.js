@@ -92,7 +92,7 @@ function draw(name) {
   const one = PAGE.runs[state.run];
   const clients = one.client ? [...state.clients].map(k => ({
     ...line(one.column[`x_${state.x}`], one.client[name][k]), colour: lookOf(state.run).colour,
-    name: `${one.name}, ${one.names[k] ?? `client ${one.ids[k]}`}`})) : [];
+    name: `${one.name}, ${one.table.name?.[k] ?? `client ${one.ids[k]}`}`})) : [];
   model(`lines-${name}`).data = columns(lines, ["xs", "ys", "colour", "name", "dash"]);
   model(`clients-${name}`).data = columns(clients, ["xs", "ys", "colour", "name"]);
   model(`dots-${name}`).data = columns([...dots(lines, 6), ...dots(clients, 4)], ["x", "y", "colour", "size"]);
