@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from hpcfed.report.figures.groups import Group
 
 MOST = 1_000  # pages
+POLICY = (  # what the browser may load: no scripts, and nothing from elsewhere
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 ALL = "all"
 
 
@@ -82,6 +86,7 @@ def render(runs: Sequence[Run], k: int, names: Sequence[str], back: str) -> str:
     title = f"Client {k}" + (f": {names[k]}" if names else "")
     return write.template("client.html").render(
         title=title,
+        policy=write.markup(POLICY),
         style=write.markup(write.part("page.css")),
         back=back,
         version=__version__,

@@ -55,12 +55,13 @@ def section(name: str, **words: Any) -> str:
 
 @cache
 def template(name: str) -> Any:
-    """Return a template that escapes its values as text."""
-    from jinja2 import Environment
+    """Return a template that escapes its values as text, and may include others."""
+    from jinja2 import Environment, FunctionLoader
 
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        part(name)
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(part)
     )
+    return environment.get_template(name)
 
 
 @cache
