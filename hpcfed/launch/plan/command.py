@@ -268,7 +268,9 @@ def basis(trial: Costs, run: Path | None, largest: Cluster) -> list[str]:
         "server, and memory besides weights"
     ]
     if largest.ranks > 1:
-        lines.append("computed: placement of clients, waits, and messages from --network")
+        lines.append(
+            "computed: placement of clients, waits, and messages from --latency and --bandwidth"
+        )
     if largest.gpus:
         lines += [
             "assumed: each rank of the short run had a GPU of its own; ranks that share one take "
