@@ -73,9 +73,7 @@ class Pool:
         self.sweep, self.at_once, self.asked = sweep, at_once, False
         self.hopeless = hopeless
         self.pruned: set[str] = set()  # names of runs
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}  # by name of the run
-        self.going: list[subprocess.Popen[bytes]] = []
-        self.active: list[Member] = []  # the runs of these processes
+        self.active: list[tuple[Member, subprocess.Popen[bytes]]] = []
         self.shares: SimpleQueue[str | None] = SimpleQueue()  # of the GPUs, one for each place
         for gpus in shares(usable(sweep), at_once) if at_once > 1 else [None]:
             self.shares.put(gpus)
@@ -96,7 +94,7 @@ class Pool:
     def rounds(self) -> list[str]:
         """Return the progress of the active runs, from their last output."""
         texts = []
-        for run in list(self.active):
+        for run, _ in list(self.active):
             log = names.log_file(self.sweep.folder, run.name)
             said = RUNNING.findall(tail(log, LAST).rpartition("\n$ ")[2]) if log.is_file() else []
             done = said[-1] if said else f"0/{run.fields['rounds']}"
@@ -105,15 +103,16 @@ class Pool:
 
     def prune(self) -> None:
         """Ask active runs that are hopeless to stop; a sweep never continues them."""
-        for run in list(self.active) if self.hopeless else ():
-            process = self.processes.get(run.name)
-            if process and run.name not in self.pruned and self.hopeless and self.hopeless(run):
+        if self.hopeless is None:
+            return
+        for run, process in list(self.active):
+            if run.name not in self.pruned and self.hopeless(run):
                 self.pruned.add(run.name)
                 process.send_signal(signal.SIGUSR1)
 
     def ask(self, number: int, _: object) -> None:
         hurry, self.asked = self.asked, True
-        for process in list(self.going):
+        for _, process in list(self.active):
             process.send_signal(number if hurry else signal.SIGUSR1)
 
     def one(self, i: int) -> Outcome:
@@ -144,23 +143,18 @@ class Pool:
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus)
-        self.processes[run.name] = process
-        self.active.append(run)
+        self.active.append((run, process))
         try:
             status = self.through(process)
         finally:
-            self.active.remove(run)
-            del self.processes[run.name]
+            self.active.remove((run, process))
         return self.print_outcome(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a run and return its exit status, by the convention of shells."""
-        self.going.append(process)
         if self.asked:  # before it could be told
             process.send_signal(signal.SIGUSR1)
-        status = process.wait()
-        self.going.remove(process)
-        return as_shells_count(status)
+        return as_shells_count(process.wait())
 
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """Return the outcome for an exit status; all but success is recorded beside the log."""
