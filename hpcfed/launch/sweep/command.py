@@ -34,7 +34,7 @@ from hpcfed.launch.sweep.grid import (
     varied,
 )
 from hpcfed.launch.sweep.launch import continuing, is_finished, launcher, own_code
-from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, is_pruned, runs_at_once
+from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, is_pruned, runs_at_once
 from hpcfed.launch.sweep.search import TRIALS, Range, Trial, Values, draw, is_hopeless, propose
 from hpcfed.report.choose import score, score_by_round
 from hpcfed.storage import names
@@ -82,7 +82,8 @@ def sweep(
                 words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n, prune
             )
             failed = any(outcome.failed for outcome in outcomes)
-            return RESUME_ME if any(map(is_open, outcomes)) else FAULT if failed else DONE
+            unfinished = any(outcome.unfinished for outcome in outcomes)
+            return RESUME_ME if unfinished else FAULT if failed else DONE
         draws = [draw(spans, i) for i in range(n)]
     else:
         draws = []
@@ -264,22 +265,17 @@ def search_by_optuna(
         if open_:
             hopeless = Judge(spans, trials_of(definition, tried[:i]), definition) if prune else None
             outcomes += Pool(definition, at_once or runs_at_once(definition), hopeless).run(open_)
-            if any(map(is_open, outcomes)):
+            if any(outcome.unfinished for outcome in outcomes):
                 break
     return outcomes
-
-
-def is_open(outcome: Outcome) -> bool:
-    """Return whether a run has not been started, or was interrupted and can be resumed."""
-    return outcome.status in (LEFT, RESUME_ME, BUSY)
 
 
 def known_trials(definition: Sweep, spans: Mapping[str, Range]) -> list[Values]:
     """Return the trials of a sweep, in the order in which they were proposed."""
     trials: list[Values] = []
+    fields = {name: f"--{field_of(name)}" for name in spans}
     for run in definition.runs:
         flags = dict(zip(run.words[::2], run.words[1::2], strict=False))
-        fields = {name: f"--{field_of(name)}" for name in spans}
         values = {name: flags[word] for name, word in fields.items() if word in flags}
         if len(values) == len(spans) and values not in trials:
             trials.append(values)
@@ -446,10 +442,10 @@ def all_of(definition: Sweep, places: int) -> int:
     print(printable(describe_sweep(definition, places)), flush=True)
     outcomes = Pool(definition, places).run(range(len(definition.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
-    open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
+    unfinished = [outcome for outcome in outcomes if outcome.unfinished]
     print_outcomes(failed, "failed; their output is in " + str(definition.folder / "logs"))
-    print_outcomes(open_, f"not finished; continue with {continuing(definition)}")
-    return FAULT if failed else RESUME_ME if open_ else DONE
+    print_outcomes(unfinished, f"not finished; continue with {continuing(definition)}")
+    return FAULT if failed else RESUME_ME if unfinished else DONE
 
 
 def print_outcomes(outcomes: list[Outcome], what: str) -> None:

@@ -52,7 +52,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.status not in (DONE, RESUME_ME, BUSY, LEFT)
+        return self.status != DONE and not self.unfinished
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has not been started, or was interrupted and can be resumed."""
+        return self.status in (RESUME_ME, BUSY, LEFT)
 
 
 class Pool:

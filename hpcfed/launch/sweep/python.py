@@ -28,7 +28,6 @@ from hpcfed.launch.sweep.command import (
     define_sweep,
     describe_sweep,
     folder_of,
-    is_open,
     refuse_search,
     search_by_optuna,
     start,
@@ -96,7 +95,7 @@ def sweep(
             outcomes = search_by_optuna(
                 words, below, place, ranks, launcher, at_once, spans, n, prune
             )
-            check_outcomes([one for one in outcomes if one.failed or is_open(one)])
+            check_outcomes(outcomes)
             return find([folder_of(words, below, place)])
         draws = [draw(spans, i) for i in range(n)] if search == "random" else []
         definition = define_sweep(words, below, place, ranks, launcher, draws)
@@ -222,5 +221,5 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
         lines = [f"  {join_few(names, 4)}: {line}" for line, names in reasons.items()]
         head = f"hpcfed.sweep: {n} of {len(outcomes)} runs failed; {AGAIN}"
         raise HpcfedError("\n".join([head, *lines]))
-    if any(one.status != DONE for one in outcomes):
+    if any(one.unfinished for one in outcomes):
         raise KeyboardInterrupt(f"not all runs are finished; {AGAIN}")
