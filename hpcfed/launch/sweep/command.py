@@ -70,9 +70,7 @@ def sweep(
     Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
     its run. With submit, returns the text to be printed.
     """
-    for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
-        if number is not None and number < 1:
-            raise ConfigError(f"sweep: {name} {number}: give at least 1")
+    check_counts(ranks, at_once, trials)
     check_prune(prune, search)
     if search or trials:
         refuse_search(words, overlays or (), search, task, submit, dry_run)
@@ -188,6 +186,13 @@ def folder_of(words: Sequence[str], overlays: Sequence[Path], out: Path | None) 
         files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
     )
     return out or Path("runs") / "-".join(["sweep", name, *(path.stem for path in overlays)])
+
+
+def check_counts(ranks: int | None, at_once: int | None, trials: int | None) -> None:
+    """Raise ConfigError for a number below 1."""
+    for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
+        if number is not None and number < 1:
+            raise ConfigError(f"sweep: {name} {number}: give at least 1")
 
 
 def check_prune(prune: bool, search: str | None) -> None:

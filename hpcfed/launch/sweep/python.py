@@ -23,6 +23,7 @@ from hpcfed.engine.fault_tolerance.supervise import onward
 from hpcfed.launch.given import SHORT, Call, check_importable, is_data, job_of, nested
 from hpcfed.launch.python import forget_own_models, here, own_folder
 from hpcfed.launch.sweep.command import (
+    check_counts,
     check_own_code,
     check_prune,
     define_sweep,
@@ -82,6 +83,7 @@ def sweep(
                 "hpcfed.sweep: no field has several values; give a list, as in seed=[0, 1, 2], or "
                 "take hpcfed.run"
             )
+        check_counts(ranks, at_once, trials)
         check_prune(prune, search)
         if search or trials:
             refuse_search(words, below, search, None, False, False)
