@@ -98,7 +98,7 @@ def page(name: str) -> str:
     cls, entry = ALGORITHMS[name].load(), ALGORITHMS[name]
     first, rest = lines(name)[0], "\n".join(lines(name)[1:])
     equations = EQUATIONS.search(rest)
-    source, found, deviations = EQUATIONS.sub("", rest).partition("Deviations:")
+    source, heading, deviations = EQUATIONS.sub("", rest).partition("Deviations:")
     code_ = Path(inspect.getfile(cls)).read_text()
     return joined(
         f"# {title(name)}",
@@ -106,7 +106,7 @@ def page(name: str) -> str:
         f'`algorithm.name = "{name}"`',
         method(equations, issubclass(cls, Peers)) if equations else "",
         joined("## Source", prose(source)) if source.strip() else "",
-        joined("## Deviations", sentence(prose(deviations.strip()))) if found else "",
+        joined("## Deviations", sentence(prose(deviations.strip()))) if heading else "",
         joined("## What it runs with", conditions(cls())),
         joined("## Parameters", prose(cls.__doc__), fields(cls)),
         joined("## Traffic", traffic(name)),

@@ -161,8 +161,8 @@ def plain_part(value: Any) -> Any:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is None or not isinstance(value, torch_data.DataLoader):
         return value
-    whole = (torch_data.SequentialSampler, torch_data.RandomSampler)
-    if isinstance(value.sampler, whole) or not hasattr(value.dataset, "__len__"):
+    samplers_of_all = (torch_data.SequentialSampler, torch_data.RandomSampler)
+    if isinstance(value.sampler, samplers_of_all) or not hasattr(value.dataset, "__len__"):
         return value.dataset
     return torch_data.Subset(value.dataset, sorted(set(value.sampler)))
 

@@ -411,7 +411,8 @@ def check_same_jobs(definition: Sweep, tasks: Sequence[int], allowed: Sequence[s
     allowed: methods and models outside hpcfed that the user names; others are refused before they
     are imported.
     """
-    only = Importable(allowed, f"sweep: {names.sweep_file(definition.folder)}", *3 * ["--own"])
+    where = f"sweep: {names.sweep_file(definition.folder)}"
+    only = Importable(allowed, where, method="--own", model="--own", metric="--own")
     for run in (definition.runs[i] for i in tasks):
         if not is_finished(definition, run):
             check_same_job(run, job_of([*definition.words, *run.words], only), definition.folder)

@@ -160,8 +160,8 @@ def method_flags(call: Call, items: Sequence[Any]) -> list[str]:
             choices = {key: v if isinstance(v, list) else [v] for key, v in item.items()}
         for values in product(*choices.values()):
             one = dict(zip(choices, values, strict=True))
-            given = one if isinstance(item, Mapping) else item
-            table = call.plain(nested({"algorithm": given}))["algorithm"]
+            method = one if isinstance(item, Mapping) else item
+            table = call.plain(nested({"algorithm": method}))["algorithm"]
             texts = {key: format_flag_value(as_list(v)) for key, v in table.items()}
             methods.setdefault(texts.pop("name", ""), []).append(texts)
     words = ["--algorithm.name", ",".join(methods)] if any(methods) else []
