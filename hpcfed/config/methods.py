@@ -351,11 +351,15 @@ def spelling(name: str) -> str:
 
 def name_of(cls: type) -> str:
     """Return a method's name in jobs by its class: a registered one, or "module:Class"."""
-    module = cls.__module__
-    if not all(part.isidentifier() for part in module.split(".")):  # as runpy's <run_path>
-        module = "__main__"
-    target = f"{module}:{cls.__name__}"
+    target = f"{module_of(cls)}:{cls.__name__}"
     return next((name for name, entry in ALGORITHMS.items() if entry.target == target), target)
+
+
+def module_of(target: Any) -> str:
+    """Return the module of a class or function; __main__ if that has no name for imports."""
+    module = getattr(target, "__module__", None) or ""
+    is_name = all(part.isidentifier() for part in module.split("."))  # not runpy's <run_path>
+    return module if is_name else "__main__"
 
 
 def place(name: str) -> int:

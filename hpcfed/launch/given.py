@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from hpcfed.config.layers import merge
 from hpcfed.config.load import Given
-from hpcfed.config.methods import ALGORITHMS, name_of
+from hpcfed.config.methods import ALGORITHMS, module_of, name_of
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.wording import join_few
 from hpcfed.data import datasets
@@ -87,9 +87,7 @@ class Call:
         if isinstance(thing, type) and (registry_name := name_of(thing)) in ALGORITHMS:
             return registry_name
         target = getattr(thing, "func", thing)  # of a functools.partial, its function
-        module = getattr(target, "__module__", None) or ""
-        if not all(part.isidentifier() for part in module.split(".")):  # as runpy's <run_path>
-            module = "__main__"
+        module = module_of(target)
         last = getattr(target, "__qualname__", type(target).__name__).rpartition(".")[2]
         short = last if last.isidentifier() else "given"
         name = f"{module}:{short}"
