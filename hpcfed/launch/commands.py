@@ -2,6 +2,7 @@
 
 Arguments of several commands are constants; those of a single command are defined with it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_arg
 def argument(*names: str, **options: Any) -> Argument:
     """Return one argument of a command, as ArgumentParser.add_argument takes it."""
     return names, options
+
+
+def select(arguments: Sequence[Argument], *names: str) -> tuple[Argument, ...]:
+    """Return the arguments with these first names, in the order that they have."""
+    return tuple(each for each in arguments if each[0][0] in names)
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,8 @@ PAGE = argument(
 WORDS = argument(
     "words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ..."
 )
-PLACES = argument(
-    "runs",
-    type=Path,
-    metavar="RUN",
-    nargs="+",
-    help="folder of a run or sweep, a results.h5, or a folder of these",
-)
+PLACE = "folder of a run or sweep, a results.h5, or a folder of these"
+PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help=PLACE)
 VALUES = (
     "last (round; default), last:10, best, before (local training), received (the server's next "
     "model), final and final_received (the same after the method's last step), pooled (over all "
@@ -305,14 +306,10 @@ COMPARE = (
         action="store_true",
         help="also compare runs with other rounds, data, partitions or clients",
     ),
-    *(
-        option
-        for option in TABLE
-        if option[0][0] in ("--value", "--metric", "--percent", "--format", "-o", "--names")
-    ),
+    *select(TABLE, "--value", "--metric", "--percent", "--format", "-o", "--names"),
 )
 SCALING = (
-    *(option for option in TABLE if option[0][0] in ("--format", "--names")),
+    *select(TABLE, "--format", "--names"),
     argument(
         "-o",
         "--out",
@@ -554,7 +551,7 @@ COMMANDS = {
             metavar="RUN",
             nargs="*",
             default=[Path("runs")],
-            help="folder of a run or sweep, a results.h5, or a folder of these; default: runs",
+            help=f"{PLACE}; default: runs",
         ),
         JSON,
         argument("--tag", metavar="TAG", help="only runs with this tag (`hpcfed run --tag`)"),
