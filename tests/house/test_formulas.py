@@ -1,27 +1,18 @@
 """Each method's docstring has its objective, its server's step and its round, and they parse."""
 
 import re
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.documentation import documentation_module
 
 
 @pytest.fixture
-def docs(monkeypatch):
-    """docs/methods.py, whose modules are called as others of the tests are."""
-    modules = {path.stem for path in (ROOT / "docs").glob("*.py")}
-    for name in modules:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    yield import_module("methods")
-    for name in modules:
-        sys.modules.pop(name, None)
+def docs():
+    with documentation_module("methods") as module:
+        yield module
 
 
 def test_every_method_has_formulas_that_parse_and_a_round_of_three_to_five_lines(docs):

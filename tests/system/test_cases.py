@@ -1,10 +1,8 @@
 """Each worked case of the documentation runs and ends in a figure."""
 
-import sys
-from importlib import import_module
-
 import pytest
 
+from tests.documentation import documentation_module
 from tests.mpirun import ROOT
 from tests.system.test_readme import SMALL_MACHINE
 
@@ -21,17 +19,11 @@ PRINTED = {  # what the page of a case must show of its own
 
 @pytest.fixture
 def cases(monkeypatch):
-    """docs/cases.py, whose modules are called as others of the tests are."""
-    modules = {path.stem for path in (ROOT / "docs").glob("*.py")}
-    for name in modules:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     monkeypatch.setenv("MPLBACKEND", "Agg")
     for name, value in SMALL_MACHINE.items():
         monkeypatch.setenv(name, value)
-    yield import_module("cases")
-    for name in modules:
-        sys.modules.pop(name, None)
+    with documentation_module("cases") as module:
+        yield module
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "index"])

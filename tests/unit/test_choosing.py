@@ -1,28 +1,17 @@
 """The documentation's page for choosing a method has all of them, with what was measured."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.documentation import documentation_module
 
 
 @pytest.fixture
-def choosing(monkeypatch):
-    """docs/choosing.py, whose modules are called as others of the tests are."""
-    modules = {path.stem for path in (ROOT / "docs").glob("*.py")}
-    for name in modules:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import choosing
-
-    yield choosing
-    for name in modules:
-        sys.modules.pop(name, None)
+def choosing():
+    with documentation_module("choosing") as module:
+        yield module
 
 
 def test_every_method_has_its_own_guide_and_a_row(choosing):
