@@ -166,6 +166,12 @@ def test_a_sweep_of_one_value_is_refused_in_the_words_of_python():
         hpcfed.sweep(algorithm="fedavg", rounds=2)
 
 
+@pytest.mark.parametrize("name", ["ranks", "at_once", "trials"])
+def test_a_sweep_refuses_numbers_below_one(name):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} 0: give at least 1"):
+        hpcfed.sweep(seed=[0, 1], **{name: 0})
+
+
 def test_what_is_no_run_is_one_message():
     with pytest.raises(ConfigError, match="a int; give paths of runs or sweeps"):
         hpcfed.table([3])

@@ -326,6 +326,7 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
         seconds, basis = seconds + report["clusters"], report["basis"]
     two, four = seconds
     assert f"measured, in {run} on a GPU" in basis[0]
+    assert any(line.endswith("messages from --latency and --bandwidth") for line in basis)
     assert any(line.startswith("assumed: each rank of the short run") for line in basis)
     assert "no plan for GPUs has been compared with measured rounds yet" in basis
     assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients

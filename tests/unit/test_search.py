@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed.core.errors import ConfigError
-from hpcfed.launch.sweep import command, search
+from hpcfed.core.errors import ConfigError, HpcfedError
+from hpcfed.core.exit_status import DONE, FAULT
+from hpcfed.launch.sweep import command, python, search
 from hpcfed.launch.sweep.grid import define
-from hpcfed.launch.sweep.pool import Pool
+from hpcfed.launch.sweep.pool import Outcome, Pool
 from hpcfed.launch.sweep.search import Range, Trial, draw, parse
 from hpcfed.report.table import table
 from hpcfed.results.state import member
@@ -156,6 +157,14 @@ def test_a_search_by_optuna_from_python_returns_its_trials(tmp_path, monkeypatch
         out="s",
     )
     assert len({run.header["job"]["local"]["lr"] for run in runs}) == len(runs) == 2
+
+
+def test_a_failed_search_from_python_counts_all_of_its_runs(tmp_path, monkeypatch):
+    runs = define([*WORDS, "--seed", "0,1"], tmp_path / "s", 1, "").runs
+    outcomes = [Outcome(runs[0], DONE, "done"), Outcome(runs[1], FAULT, "failed")]
+    monkeypatch.setattr(python, "search_by_optuna", lambda *_: outcomes)
+    with pytest.raises(HpcfedError, match="1 of 2 runs failed"):
+        hpcfed.sweep(local={"lr": "log:0.001..0.1"}, search="optuna", out=tmp_path / "s")
 
 
 def test_optuna_learns_from_the_trials_before():
