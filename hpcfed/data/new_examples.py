@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from hpcfed.data import columns, files, image_folder, table
 from hpcfed.data.dataset import Reading
 from hpcfed.data.sampling import even_parts
 from hpcfed.data.table import FEW, Table
-from hpcfed.data.text import encode_new
+from hpcfed.data.text import codes_of, encode_new
 from hpcfed.data.user_arrays import readable
 
 ADVICE = "check the path, or write it again"
@@ -129,6 +130,11 @@ class Examples:
         roles = Columns(encoding=encoder.encoding, missing_words=encoder.missing_words)
         return Reading(columns=roles, channels=encoder.channels)
 
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The numbers of the tokens of texts, which all batches share."""
+        return codes_of(self.encoder.tokens)
+
     def csv(self, file: Any, where: str, size: int) -> Iterator[Table]:
         """Return the tables of an open CSV file; only columns of numbers are read as numbers."""
         numeric = {c.name for c in self.encoder.columns if not c.words}
@@ -157,7 +163,7 @@ class Examples:
             )
         if encoder.tokens:
             texts = [text or "" for text in part[encoder.text or TEXT]]
-            return encode_new(texts, encoder.tokens, self.shape[0])
+            return encode_new(texts, self.codes, self.shape[0])
         for column in encoder.columns:
             self.check_gaps(part, column)
         return columns.encode(part, encoder.columns)
@@ -221,7 +227,7 @@ class Examples:
     def tokens_of(self, x: Any) -> Any:
         """Return texts as rows of tokens, and anything else as it is."""
         if isinstance(x, np.ndarray) and x.dtype == object:
-            return encode_new(x, self.encoder.tokens, self.shape[0])
+            return encode_new(x, self.codes, self.shape[0])
         return x
 
     def checked(self, x: Any, where: str, others: Mapping[str, np.ndarray]) -> Any:

@@ -46,7 +46,12 @@ def numbers(texts: Iterable[list[str]], size: int) -> dict[str, int]:
     """
     counts = Counter(token for text in texts for token in text)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
-    return {token: i for i, token in enumerate(ranked[: size - 2], start=2)}
+    return codes_of(ranked[: size - 2])
+
+
+def codes_of(tokens: Sequence[str]) -> dict[str, int]:
+    """Return the number of each token, from 2 on."""
+    return {token: i for i, token in enumerate(tokens, start=2)}
 
 
 def rows(texts: Sequence[list[str]], codes: dict[str, int], length: int) -> np.ndarray:
@@ -75,7 +80,6 @@ def encode(splits: Sequence[Split], text: Text) -> tuple[list[Split], tuple[str,
     return coded, tuple(codes)
 
 
-def encode_new(texts: Iterable[str], tokens: Sequence[str], length: int) -> np.ndarray:
-    """Return texts as rows of this length, [n, length], int32. tokens: numbered from 2."""
-    codes = {token: i for i, token in enumerate(tokens, start=2)}
+def encode_new(texts: Iterable[str], codes: dict[str, int], length: int) -> np.ndarray:
+    """Return texts as rows of this length, [n, length], int32. codes: as by `codes_of`."""
     return rows([tokenise(text) for text in texts], codes, length)
