@@ -20,7 +20,7 @@ from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.wording import join_few
 from hpcfed.data import image_folder, tables
 from hpcfed.data.dataset import COLUMNS, DataSet, Reading
-from hpcfed.data.table import Table, from_arrow, known
+from hpcfed.data.table import Table, check_columns, from_arrow
 from hpcfed.data.user_arrays import fits
 
 START = "hf:"
@@ -185,9 +185,9 @@ def of_images(
     columns = tables.label_columns(parsed[0], how, task)
     role = tables.Roles(columns, how.columns.client, (), task)
     if column := how.columns.client:
-        known(parsed[0], "client", column)
+        check_columns(parsed[0], "client", column)
     for table in parsed:
-        known(table, "label", *columns)
+        check_columns(table, "label", *columns)
     classes = names_of(library, train, columns)
     y, names, task = tables.labels(parsed, role, how, classes)
     users, user_names = tables.clients(parsed, how.columns.client)

@@ -19,7 +19,7 @@ from hpcfed.core.paths import regular
 from hpcfed.core.wording import count_noun
 from hpcfed.data.dataset import DataSet, Reading, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.table import Table, known, read_table
+from hpcfed.data.table import Table, check_columns, read_table
 from hpcfed.data.tables import clients, held_out, positive_last
 from hpcfed.data.user_arrays import fits
 from hpcfed.tasks import Task
@@ -155,7 +155,7 @@ def clients_of(place: Path, files: list[Path], column: str) -> Table:
             f"and {column}"
         )
     table = read_table(path, Reading())
-    known(table, "client", column)
+    check_columns(table, "client", column)
     if NAME not in table.names:
         raise DataError(f"{path}: has no column {NAME}, which names the images")
     at = {str(name): row for row, name in enumerate(table[NAME])}

@@ -360,7 +360,7 @@ def is_frame(value: Any) -> bool:
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
-def known(table: Table, what: str, *names: str) -> None:
+def check_columns(table: Table, what: str, *names: str) -> None:
     """Raise DataError for a name that is not a column of the table.
 
     what: the field that gives the name.

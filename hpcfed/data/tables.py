@@ -21,11 +21,11 @@ from hpcfed.data.sampling import apportion, take
 from hpcfed.data.table import (
     FEW,
     Table,
+    check_columns,
     first_word,
     gaps,
     kind_name,
     kinds,
-    known,
     looks_like_number,
     read_table,
 )
@@ -70,7 +70,7 @@ def read(path: Path, how: Reading) -> DataSet:
 def label_column(table: Table, wanted: str) -> str:
     """Return the name of the column of labels; raises DataError if there is none."""
     if wanted:
-        known(table, "label", wanted)
+        check_columns(table, "label", wanted)
         return wanted
     candidates = [name for name in table.names if name.lower() in LABELS]
     if len(candidates) == 1:
@@ -153,7 +153,7 @@ def label_columns(table: Table, how: Reading, task: Task | None) -> dict[str, st
         value = getattr(how.columns, name)
         value = label_column(table, value) if name == "label" else value
         names = [value] if isinstance(value, str) else value
-        known(table, name, *names)
+        check_columns(table, name, *names)
         columns |= dict.fromkeys(names, words)
     return columns
 
@@ -169,9 +169,9 @@ def roles(table: Table, how: Reading, stated: str = "") -> Roles:
     labels = label_columns(table, how, task)
     for what in ("client", "test", "text"):
         if name := getattr(c, what):
-            known(table, what, name)
+            check_columns(table, what, name)
     for what in ("inputs", "ignore", "one_hot"):
-        known(table, what, *getattr(c, what))
+        check_columns(table, what, *getattr(c, what))
     apart = {*labels, c.client, c.test, *c.ignore} - {""}
     inputs = (c.text,) if c.text else c.inputs or tuple(n for n in table.names if n not in apart)
     if wrong := [name for name in inputs if name in apart - {c.client}]:
@@ -372,7 +372,7 @@ def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> T
 
     Raises DataError for gaps if they are to be refused, and for infinite values.
     """
-    known(table, "inputs", *role.labels, *role.inputs)
+    check_columns(table, "inputs", *role.labels, *role.inputs)
     columns = set(table.names)
     used = [name for name in role.used if name in columns]
     for name in used:
