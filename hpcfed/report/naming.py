@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.config import methods
@@ -28,7 +28,7 @@ def find_named(
     runs = sorted(find(paths, required), key=lambda run: methods.place(run.method))
     chosen = parse(names)
     keys = {key: methods.registered_name(key) for key in chosen}
-    titles = method_titles({run.method: None for run in runs})
+    titles = method_titles(run.method for run in runs)
     data = data_names(run.fields for run in runs if DATA in run.fields)
     usable = {*titles, *map(methods.spelling, titles), *data, *data.values()}
     for key in keys:
@@ -44,10 +44,8 @@ def find_named(
                 f"{twice[0]!r}; give each its own name"
             )
     for run in runs:
-        run.method_label, run.data_label = (
-            titles[run.method],
-            data.get(run.fields.get(DATA, ""), ""),
-        )
+        run.method_label = titles[run.method]
+        run.data_label = data.get(run.fields.get(DATA, ""), "")
     return runs
 
 
@@ -65,7 +63,7 @@ def parse(names: Names) -> dict[str, str]:
     return {key.strip(): text.strip() for key, _, text in pairs}
 
 
-def method_titles(names: Mapping[str, None]) -> dict[str, str]:
+def method_titles(names: Iterable[str]) -> dict[str, str]:
     """Return the spelling of each method; of two users' classes with one name the full names."""
     titles = {name: methods.spelling(name) for name in names}
     count = Counter(titles.values())
