@@ -152,6 +152,11 @@ def test_a_figure_is_displayed_by_a_notebook_and_its_fonts_are_embedded_in_pdf(r
         hpcfed.plot(runs, "labels", band="seeds")
 
 
+def test_no_figure_is_without_the_display_in_a_notebook():
+    modules = (Path(hpcfed.__file__).parent / "report/figures").glob("*.py")
+    assert [path.name for path in modules if " Figure(" in path.read_text("utf-8")] == []
+
+
 def test_a_page_is_written_whether_its_package_is_loaded_or_not(runs, tmp_path):
     code = (
         "import hpcfed; a = hpcfed.report({0!r}, out={1!r}); import hpcfed.report.table;"

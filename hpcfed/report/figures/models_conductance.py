@@ -154,7 +154,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     width = plotting.PAGE if across > 1 else plotting.COLUMN + BAR
     side = (width - BAR) / across
     heights = [LOW * side, side]
-    drawing = Figure(figsize=(width, blocks * (sum(heights) + 1.2)), layout="constrained")
+    drawing = plotting.Picture(figsize=(width, blocks * (sum(heights) + 1.2)), layout="constrained")
     axes = drawing.subplots(2 * blocks, across, squeeze=False, height_ratios=blocks * heights)
     grid = axes.reshape(blocks, 2, across).swapaxes(1, 2).reshape(-1, 2)
     for two in grid[len(tables) :]:

@@ -122,7 +122,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     across = max(map(len, rows))
     width = max(plotting.COLUMN, min(plotting.PAGE, 2.2 * across + 1.0))
     side = (width - 1.0) / across
-    drawing = Figure(figsize=(width, len(rows) * (2 * side + 0.6)), layout="constrained")
+    drawing = plotting.Picture(figsize=(width, len(rows) * (2 * side + 0.6)), layout="constrained")
     ratios = [side] * across + [THIN]  # the last column has the colour scales
     axes = drawing.subplots(2 * len(rows), across + 1, squeeze=False, width_ratios=ratios)
     before = None
