@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from hpcfed.config.sections import Columns
 from hpcfed.core.encoder import Column, Encoder
 from hpcfed.core.errors import DataError
-from hpcfed.core.shapes import Shapes
+from hpcfed.core.shapes import Shapes, each, parts
 from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data import columns, files, image_folder, table
 from hpcfed.data.dataset import Reading
@@ -100,8 +101,8 @@ class Examples:
             with table.open_text(path, reading.columns.encoding) as file:
                 yield from map(self.of_table, self.csv(file, str(path), size))
         elif path.suffix == ".parquet":
-            parts = table.parquet_parts(path, reading.missing_words, size)
-            yield from map(self.of_table, parts)
+            tables = table.parquet_parts(path, reading.missing_words, size)
+            yield from map(self.of_table, tables)
         elif path.suffix == TEXTS:
             with table.open_text(path, reading.columns.encoding) as file:
                 texts = [line.rstrip("\r\n") for line in file]
@@ -208,7 +209,7 @@ class Examples:
     ) -> Iterator[Batch]:
         """Yield arrays in parts. others: further arrays, one of which may pass through."""
         x = self.checked(x, where, others)
-        n = x.n if isinstance(x, Table) else len(next(iter(x.values())) if is_several(x) else x)
+        n = x.n if isinstance(x, Table) else len(parts(x)[0])
         if not n:
             raise DataError(f"{where}: holds no examples")
         for name in self.copies:
@@ -219,7 +220,7 @@ class Examples:
                 part = replace(x.take(rows), start=int(rows[0]))
                 batch = Batch({ROW: rows + 1}, self.encode(part))
             else:
-                cut = {name: v[rows] for name, v in x.items()} if is_several(x) else x[rows]
+                cut = each(x, itemgetter(rows))
                 batch = Batch({ROW: rows + 1}, self.tokens_of(cut))
             batch.ids.update({name: as_ids(others[name][rows]) for name in self.copies})
             yield batch
@@ -234,12 +235,13 @@ class Examples:
         """Return arrays in the form in which data sets have them; raises DataError."""
         shape, channels = self.shape, self.encoder.channels
         if isinstance(shape, Shapes):
-            if not is_several(x) or set(x) != set(shape.names):
-                names = join_few(list(x), FEW) if is_several(x) else "one array"
+            several = isinstance(x, Mapping)
+            if not several or set(x) != set(shape.names):
+                names = join_few(list(x), FEW) if several else "one array"
                 raise DataError(
                     f"{where}: {names}, but the model takes {join_few(shape.names, FEW)}"
                 )
-            parts = {
+            arrays = {
                 part.name: files.as_inputs(
                     np.asarray(x[part.name]),
                     f"{where}: {part.name}",
@@ -250,8 +252,8 @@ class Examples:
                 for part in shape
             }
             for name, part, _ in shape:
-                check_shape(parts[name], part, f"{where}: {name}")
-            return parts
+                check_shape(arrays[name], part, f"{where}: {name}")
+            return arrays
         array = np.asarray(x)
         if self.encoder.columns:
             return self.as_table(array, where, others)
@@ -309,11 +311,6 @@ class Examples:
 def is_input(name: str) -> bool:
     """Return whether an array of a file has inputs."""
     return name.partition("/")[0] in ("x", "text", "images", "features")
-
-
-def is_several(x: Any) -> bool:
-    """Return whether inputs have several modalities."""
-    return isinstance(x, Mapping)
 
 
 def check_shape(x: np.ndarray, shape: tuple[int, ...], where: str) -> None:
