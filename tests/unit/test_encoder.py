@@ -15,6 +15,7 @@ from PIL import Image
 from hpcfed.config.sections import Columns
 from hpcfed.core.encoder import Column, Encoder, parse
 from hpcfed.core.errors import DamagedError, DataError
+from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.data.dataset import DataSet, Reading, Text
 from hpcfed.data.datasets import load
 from hpcfed.data.new_examples import Examples
@@ -192,6 +193,22 @@ def test_images_are_read_as_the_training_images_were(tmp_path, size):
     Image.new("RGB", (4, 6)).save(tmp_path / "red.png")
     with pytest.raises(DataError, match="has colours, but the model takes grey images"):
         encoded(data, tmp_path / "red.png")
+
+
+def test_arrays_of_several_modalities_are_cut_alike_or_refused():
+    shape = Shapes([Modality("table", (3,)), Modality("motion", (2, 4))])
+    x = {"table": np.arange(15.0).reshape(5, 3), "motion": np.arange(40.0).reshape(5, 2, 4)}
+    batches = list(Examples(x, Encoder(), shape).batches(2))
+    assert [batch.ids["row"].tolist() for batch in batches] == [[1, 2], [3, 4], [5]]
+    for name, values in x.items():
+        assert np.concatenate([batch.x[name] for batch in batches]).tolist() == values.tolist()
+    for other, message in (
+        ({"table": x["table"]}, "table, but the model takes table, motion"),
+        (x["table"], "one array, but the model takes table, motion"),
+        (x | {"motion": x["table"]}, r"motion: examples of shape \[3\], but .* takes \[2, 4\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            list(Examples(other, Encoder(), shape).batches(2))
 
 
 COLUMN = {"name": "a", "categories": ["x", "y"], "fill": 0.0, "commas": False}
