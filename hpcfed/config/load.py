@@ -63,7 +63,8 @@ class Importable:
 
     names: "module:attribute", as the user names them.
     where: what names the others, for the message.
-    method, model, metric: the flags by which the user names a method, a model or a metric.
+    method, model, metric, callback: the flags by which the user names a method, a model, a metric
+        or the function of on_round.
     """
 
     names: Collection[str]
@@ -71,6 +72,7 @@ class Importable:
     method: str
     model: str
     metric: str
+    callback: str
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def resolve(
     if only := sources.only:
         refuse_import(models_of(job), only.names, only.where, only.model)
         refuse_import(job.evaluate.metrics, only.names, only.where, only.metric)
-        refuse_import([job.on_round], only.names, only.where, "--on-round")
+        refuse_import([job.on_round], only.names, only.where, only.callback)
     return Resolved(job, job._layers, words.files)
 
 
@@ -204,7 +206,12 @@ def layers_of(
     if resume and not only:
         names = user_names([*upper, *named])
         only = Importable(
-            names, f"resume: {below_name(resume)}", "--algorithm.name", MODELS, METRICS
+            names,
+            f"resume: {below_name(resume)}",
+            method="--algorithm.name",
+            model=MODELS,
+            metric=METRICS,
+            callback="--on-round",
         )
     if only:
         refuse_import([name], only.names, only.where, only.method)

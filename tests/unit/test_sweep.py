@@ -245,6 +245,11 @@ HOSTILE = {  # what a sweep's file may not make hpcfed do: changes of the file, 
     "launcher": ({"launcher": "touch ran"}, "name it yourself: --launcher 'touch ran'"),
     "method": ({"words": ["--algorithm.name", "evil:Mine"]}, "names evil:Mine: .*--own evil:Mine"),
     "model": ({"words": ["--models.mix", "evil:Mine"]}, "names evil:Mine: .*--own evil:Mine"),
+    "metric": (
+        {"words": ["--evaluate.metrics", "evil:Mine"]},
+        "names evil:Mine: .*--own evil:Mine",
+    ),
+    "callback": ({"words": ["--on-round", "evil:Mine"]}, "names evil:Mine: .*--own evil:Mine"),
     "job file": ({"words": ["evil.toml"]}, "names evil:Mine: .*--own evil:Mine"),
     "directory": ({"directory": "{folder}/s"}, "may find modules to import; go there first: cd "),
 }
@@ -268,9 +273,11 @@ def test_the_file_of_a_sweep_starts_no_program_that_the_user_does_not_name(
 
 
 def test_a_sweep_with_code_of_the_users_says_how_it_is_continued(tmp_path, monkeypatch):
-    run = Member("a", [], {"algorithm.name": "mine:Mine", "models.mix": ["mine:A+mlp", "hf:b"]})
+    fields = {"algorithm.name": "mine:Mine", "models.mix": ["mine:A+mlp", "hf:b"]}
+    run = Member("a", [], {**fields, "on_round": "mine:show"})
     sweep = Sweep(Path("s"), [], "", 2, "srun -l", (run,))
-    assert continuing(sweep) == ("hpcfed sweep --launcher 'srun -l' --own mine:Mine --own mine:A s")
+    own = "--own mine:Mine --own mine:A --own mine:show"
+    assert continuing(sweep) == f"hpcfed sweep --launcher 'srun -l' {own} s"
 
 
 @pytest.fixture

@@ -412,7 +412,9 @@ def check_same_jobs(definition: Sweep, tasks: Sequence[int], allowed: Sequence[s
     are imported.
     """
     where = f"sweep: {names.sweep_file(definition.folder)}"
-    only = Importable(allowed, where, method="--own", model="--own", metric="--own")
+    only = Importable(
+        allowed, where, method="--own", model="--own", metric="--own", callback="--own"
+    )
     for run in (definition.runs[i] for i in tasks):
         if not is_finished(definition, run):
             check_same_job(run, job_of([*definition.words, *run.words], only), definition.folder)

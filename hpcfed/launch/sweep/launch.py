@@ -75,15 +75,17 @@ def continuing(sweep: Sweep, *options: str) -> str:
 
 
 def own_code(run: Member) -> Iterator[str]:
-    """Yield the methods, models and metrics outside hpcfed that a run's job names."""
+    """Yield the methods, models, metrics and callbacks outside hpcfed that a run's job names."""
     fields = run.fields
-    models = (
+    names = (
+        fields.get("algorithm.name"),
         *fields.get("models.mix", ()),
         fields.get("models.proxy"),
         fields.get("models.server"),
         *fields.get("evaluate.metrics", ()),
+        fields.get("on_round"),
     )
-    for name in (fields.get("algorithm.name"), *models):
+    for name in names:
         yield from outside(name)
 
 
