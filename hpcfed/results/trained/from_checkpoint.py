@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcfed.algorithms.base import architecture, is_plain, keeps_weights, shares_all
-from hpcfed.clients.client import Client, Clients
+from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
 from hpcfed.config.job import Job
@@ -112,7 +112,8 @@ class Saved:
                 f"{self.source.path}: {self.method.name} has no global model that clients share; "
                 f"take one client's (client) or the ensemble of all"
             )
-        fed, client = self.fed, self.new_client(self.job.clients)
+        fed = self.fed
+        client = Owner(self.job.clients, fed.architectures[0], self.sources, fed.store)
         with convert_unfit_errors(self.source.path):
             self.method.receive(client, self.method.offer(fed, client, self.state))
             client.model.eval()
@@ -120,10 +121,6 @@ class Saved:
                 parts = pieces(fed, client, self.method, self.state)
         counted = f"rounds/{self.main_metric}_common"
         return self.assemble(parts, GLOBAL, counted)
-
-    def new_client(self, k: int) -> Client:
-        """Return a client that the run does not have, with the model from which it would start."""
-        return Owner(k, self.fed.architectures[0], self.sources, self.fed.store)
 
     def model(self, k: int) -> Trained:
         """Return client k's model.
