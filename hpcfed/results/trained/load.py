@@ -63,7 +63,8 @@ def from_run(
         return Ensemble(list(saved.models()))
 
     if client is not None:
-        k = number(client, client_names(record.recover(run)))
+        # a number needs no names, for which the results would be read once more
+        k = client if isinstance(client, int) else number(client, client_names(record.recover(run)))
         return from_newest(run, lambda source: Saved(run, source, [k], allowed).model(k))
     return from_newest(run, lambda source: choose(Saved(run, source, None, allowed)))
 
