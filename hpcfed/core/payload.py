@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def host_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     For a GPU it is page-locked, up to LOCKED bytes: the GPU then reads and writes it directly, and
     a copy may run while the host continues. torch keeps such memory for later buffers.
     """
-    locked = device.type == "cuda" and 0 < math.prod(shape) * dtype.itemsize <= LOCKED
+    locked = device.type == "cuda" and 0 < prod(shape) * dtype.itemsize <= LOCKED
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=locked)
 
 

@@ -49,6 +49,5 @@ class EarlyStop:
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Restore the state that `to_tree` returned."""
-        if "early_stop" in tree:
-            best, t, waited = np.array(tree["early_stop"]).tolist()
-            self.best, self.round, self.waited = best, int(t), int(waited)
+        self.best, t, waited = np.array(tree["early_stop"]).tolist()
+        self.round, self.waited = int(t), int(waited)
