@@ -58,14 +58,14 @@ def plan(
     from hpcfed.launch.plan.costs import differing_fields
 
     counts = numbers(nodes)
-    job = load(words, read_job)
-    trial, demand = costs_and_demand(job, costs, words)
     if latency < 0 or bandwidth <= 0:
         raise ConfigError(
             f"plan: --latency {latency:g} is at least 0 microseconds, and --bandwidth "
             f"{bandwidth:g} above 0 Gbit/s"
         )
     network = Network(1e-6 * latency, 1e9 / 8 * bandwidth)
+    job = load(words, read_job)
+    trial, demand = costs_and_demand(job, costs, words)
     clusters = [
         cluster(job, trial, n, gpus_per_node, cores_per_node, ranks_per_node, network)
         for n in counts
