@@ -32,7 +32,7 @@ from hpcfed.config.edges import Edges
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import rng
-from hpcfed.core.errors import DivergedError
+from hpcfed.core.errors import ConfigError, DivergedError, everywhere
 from hpcfed.core.params import Params, Per, Term
 from hpcfed.core.payload import nbytes
 from hpcfed.federation.exchange import Exchange
@@ -166,6 +166,18 @@ def measure(fed: Federation) -> Measured:
     return MEASURED[fed]
 
 
+def check_sealed(fed: Federation) -> None:
+    """Raise ConfigError, on all ranks, for a method that reads uploads which the job hides.
+
+    The trial shows it, before anything is trained.
+    """
+    if fed.rule and fed.rule.seals:
+        try:
+            measure(fed).traffic(0)
+        except ConfigError as error:
+            raise everywhere(error) from None
+
+
 def on_line(bytes_: Mapping[int, Bytes], number: int) -> Bytes | None:
     """Return the bytes for a number of classes if each class costs the same; else None.
 
@@ -258,6 +270,7 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
     federation.trial, federation.transforms = True, fed.transforms
+    federation.rule = fed.rule.fresh() if fed.rule else None
     federation.exchange = Counting(
         federation.comm, clients, [0] * len(ids), cpu, federation.clock, federation.replay
     )

@@ -19,6 +19,7 @@ from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.layers import Layer, origin
 from hpcfed.config.limits import FileName, Limited, Names, PositiveInt
+from hpcfed.config.privacy import Privacy
 from hpcfed.config.sections import (
     Checkpoint,
     Columns,
@@ -134,6 +135,7 @@ class Job(Limited):
     selection: Selection = Selection()
     system: System = System()
     edges: Edges = Edges()
+    privacy: Privacy = Privacy()
     evaluate: Evaluate = Evaluate()
     adapt: Adapt = Adapt()
     checkpoint: Checkpoint = Checkpoint()

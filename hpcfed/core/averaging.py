@@ -64,17 +64,25 @@ class Quotients:
         """Divide a section of totals by its weights; where the weight is 0, keep the old value."""
         if i < self.first:
             return
-        j, stop = i - self.first, start + len(total)
-        weight = self.weights[j % self.first]
-        full = np.broadcast_to(weight, self.means[j].shape)
-        weight = weight.reshape(()) if weight.size == 1 else full.flat[start:stop]
+        weight = self.weight(i, start, len(total))
         positive = weight > 0
         if positive.all():  # the usual case: a division without a mask takes a third of the time
             np.divide(total, weight, out=total)
             return
         np.divide(total, weight, out=total, where=positive)
-        old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
-        np.copyto(total, _numpy(old), where=~positive)
+        np.copyto(total, self.old(i, start, len(total)), where=~positive)
+
+    def weight(self, i: int, start: int, n: int) -> np.ndarray:
+        """Return the weights of n totals of array i from flat position `start`: one, or [n]."""
+        j = i - self.first
+        weight = self.weights[j % self.first]
+        full = np.broadcast_to(weight, self.means[j].shape)
+        return weight.reshape(()) if weight.size == 1 else full.flat[start : start + n]
+
+    def old(self, i: int, start: int, n: int) -> np.ndarray:
+        """Return the n values that the means of array i replace, from flat position `start`."""
+        value = list(self.keep.values())[i - self.first].detach().reshape(-1)
+        return _numpy(value[start : start + n])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat vector in the shapes of the means."""

@@ -153,7 +153,8 @@ class Synchronous:
     def to_tree(self) -> Row:
         learnt = {"choice": self.fed.choice.to_tree()} if self.fed.choice.learns else {}
         edges = {"edges": self.edges.to_tree()} if self.edges else {}
-        return {"now": self.now} | learnt | edges
+        rule = {"rule": self.fed.rule.to_tree()} if self.fed.rule else {}
+        return {"now": self.now} | learnt | edges | rule
 
     def from_tree(self, tree: Row) -> None:
         self.now = tree["now"]
@@ -161,6 +162,8 @@ class Synchronous:
             self.edges.from_tree(tree["edges"])
         if self.fed.choice.learns:
             self.fed.choice.from_tree(tree["choice"])
+        if self.fed.rule:
+            self.fed.rule.from_tree(tree["rule"])
 
 
 @dataclass(frozen=True)

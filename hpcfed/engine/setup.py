@@ -14,6 +14,7 @@ from hpcfed.clients.client import Client, Clients, PopulationClient, Shard
 from hpcfed.clients.store import ClientStore
 from hpcfed.core.architecture import Architecture
 from hpcfed.federation.federation import Federation, SharedData
+from hpcfed.federation.transforms import install
 from hpcfed.machine import speeds
 from hpcfed.machine.assignment import place
 from hpcfed.machine.device_choice import choose_device, resident_bytes
@@ -88,6 +89,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     )
     if choice.warning:
         fed.warnings.say(choice.warning)
+    install(fed)
     return fed
 
 

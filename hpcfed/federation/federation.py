@@ -20,6 +20,7 @@ from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.participants import Participants
 from hpcfed.federation.placement import Placement
 from hpcfed.federation.replay_log import ReplayLog
+from hpcfed.federation.sealed import MeanRule, check_open, sealed_parts
 from hpcfed.federation.tallies import Tallies
 from hpcfed.federation.turns import Turns
 from hpcfed.federation.upload import Transform, Uplink, Upload
@@ -92,7 +93,8 @@ class Federation:
     - what the server makes of it, and moves between ranks: `mean`, `gather`, `each`, `at_root`,
       `from_root`;
     - the server's own work: `on_root` in one piece, `spread` in several;
-    - changes of all uploads and downloads, in the order in which they are made: `transforms`.
+    - changes of all uploads and downloads, in the order in which they are made: `transforms`; and
+      what stands in the place of the exact mean: `rule`.
 
     The engine uses these parts: `comm`, `uplink` (the way of uploads), `exchange` (moves values),
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
@@ -147,6 +149,7 @@ class Federation:
         self.clock = Clock()
         self.warnings = Warnings(comm)
         self.transforms: list[Transform] = []
+        self.rule: MeanRule | None = None
         self.uplink = Uplink(self)
         self.replay = ReplayLog()
         self.tallies = Tallies()
@@ -327,7 +330,8 @@ class Federation:
         state. When a round is repeated, a completed turn is not done again; its upload is reused.
         Changes that a round makes to clients outside of turns are undone and made again.
         What is yielded is what the server has: the upload's only part, or a dict of its parts,
-        after all transforms.
+        after all transforms. If the job hides single uploads (`rule`), these parts are sealed, and
+        only `mean` can use them.
         Raises DivergedError, which names client and tensor, for a value that is nan or infinite.
         together: the same work for several clients at once (`Turns.grouping`). It returns None for
         clients that cannot be trained together; each of them then works alone.
@@ -336,6 +340,7 @@ class Federation:
         it at their next exchange, and repeat the round, in which it has no turn.
         """
         uploads: dict[int, Upload] = {}
+        waits = self.uplink.waits
         cohort = [k for k in cohort if task not in self.replay.left.get(k, ())]
         for group in self.turns.grouping(cohort) if together else [[k] for k in cohort]:
             clients = self.mine(group)
@@ -350,12 +355,12 @@ class Federation:
                             results.append(work(client, *arguments))
                     turn.values = list(map(self.uplink.send, clients, results))
             for k, upload in turn.uploads():
-                if self.transforms:
+                if waits:
                     uploads[k] = upload
                 else:
-                    yield k, upload.value
-        if self.transforms:
-            yield from self.uplink.received(uploads)
+                    yield k, self.uplink.received(k, upload)
+        if waits:
+            yield from self.uplink.received_together(uploads)
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Return the epochs or steps, as the job counts, that the client does in this round."""
@@ -410,6 +415,8 @@ class Federation:
                 name: self.mean([(k, parts[name]) for k, parts in pairs], values, per)
                 for name, values in keep.items()
             }
+        if self.rule:
+            return self.rule.mean(self, sealed_parts(uploads, self.rule), keep, per)
         terms: list[Term] = []
         for k, part in uploads:
             if not isinstance(part, Mean):
@@ -424,6 +431,7 @@ class Federation:
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Return all clients' values by id, on all ranks; collective; counts no bytes."""
+        check_open(by_client.values())
         return self.exchange.gather(by_client)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
@@ -432,6 +440,7 @@ class Federation:
         Collective; counts no bytes. Meant for computations on pairs of clients.
         by_client: values of this rank's clients. A client without a value is left out.
         """
+        check_open(by_client.values())
         return self.exchange.each(by_client)
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
@@ -439,6 +448,7 @@ class Federation:
 
         Collective; counts no bytes.
         """
+        check_open(by_client.values())
         return self.exchange.at_root(by_client)
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:

@@ -1,23 +1,25 @@
 """Upload: what a client sends, and `Uplink`, the one way in which it reaches the server.
 
 A client's turn (`Federation.run`, `Federation.stream`) returns an `Upload`, or None if the client
-sends nothing. Inside the turn each part of it passes the transforms of the federation, is examined
-for nan, and is counted. What comes through is written into the replay log, and is what the server
-has of the client: `run` and `stream` return it, and `mean`, `gather` and the moves between ranks
-take it as it is and count nothing.
+sends nothing. Inside the turn the upload passes the transforms of the federation, is examined for
+nan, and is counted. What comes through is written into the replay log, and is what the server has
+of the client: `run` and `stream` return it, and `mean`, `gather` and the moves between ranks take
+it as it is and count nothing. If the server may know only means of uploads, `run` and `stream`
+return sealed parts (`sealed.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfed.comm import codec
 from hpcfed.core import user_code
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.payload import map_tensors, nbytes, not_finite
+from hpcfed.federation.sealed import Sealed
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
+T = TypeVar("T")
 Part = Any  # of an upload: a Mean, Params, a tensor, or dicts and lists of tensors
 ALONE = ""  # name of the part of an upload that has only one
 
@@ -39,11 +42,15 @@ class Upload:
     update; by default none: the part is an update already, or no update. For several parts, a dict
     by the part's name. Transforms that need it (compression, clipping) get it; it is not sent.
     receivers: number of clients to which the upload goes; each of them gets all bytes.
+    sizes: bytes of the parts that travel encoded, by name; transforms set them.
+    updates: names of the parts that a transform has replaced by their updates, part - relative_to.
     """
 
     parts: Mapping[str, Part]
     relative_to: Mapping[str, Any]
     receivers: int
+    sizes: Mapping[str, int]
+    updates: frozenset[str]
 
     def __init__(
         self, part: Part = None, /, *, relative_to: Any = None, receivers: int = 1, **parts: Part
@@ -57,6 +64,8 @@ class Upload:
         object.__setattr__(self, "parts", {ALONE: part} if part is not None else parts)
         object.__setattr__(self, "relative_to", references)
         object.__setattr__(self, "receivers", receivers)
+        object.__setattr__(self, "sizes", {})
+        object.__setattr__(self, "updates", frozenset())
 
     def __getitem__(self, name: str) -> Part:
         return self.parts[name]
@@ -66,48 +75,71 @@ class Upload:
         """The only part, or all parts by name."""
         return self.parts[ALONE] if ALONE in self.parts else dict(self.parts)
 
-    def replaced(self, parts: Mapping[str, Part]) -> Upload:
-        """Return the upload with other values of its parts, and without references."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one message: of all parts as they travel."""
+        return sum(self.sizes.get(name, nbytes(part)) for name, part in self.parts.items())
+
+    def changed(
+        self,
+        parts: Mapping[str, Part],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        updates: Iterable[str] = (),
+    ) -> Upload:
+        """Return the upload with other values of some parts, as a transform makes them.
+
+        sizes: bytes of the parts that travel encoded, by name.
+        updates: names of parts that are now part - relative_to.
+        """
         upload = copy(self)
-        object.__setattr__(upload, "parts", parts)
+        object.__setattr__(upload, "parts", {**self.parts, **parts})
+        object.__setattr__(upload, "sizes", {**self.sizes, **(sizes or {})})
+        object.__setattr__(upload, "updates", self.updates | frozenset(updates))
+        return upload
+
+    def without_references(self) -> Upload:
+        """Return the upload without the values to which its parts are relative."""
+        upload = copy(self)
         object.__setattr__(upload, "relative_to", {})
         return upload
 
     def on_device(self, device: torch.device) -> Upload:
-        return self.replaced(map_tensors(dict(self.parts), lambda tensor: tensor.to(device)))
+        return self.changed(map_tensors(dict(self.parts), lambda tensor: tensor.to(device)))
 
 
-class Transform(Protocol):
-    """A change of all uploads and downloads: compression, noise, clipping, a mask, an attack.
+class Transform:
+    """A change of all uploads and downloads: compression, clipping, noise, an attack.
 
-    client: it may keep state from round to round in `client.memory`.
-    name: of the part; "" if the upload has only one.
+    It changes nothing by default. What it keeps of a client from round to round is in
+    `client.memory`, never in its own fields: a trial uses the same object for other clients.
     """
 
-    def upload(
-        self, fed: Federation, client: Client, name: str, part: Part, reference: Any
-    ) -> tuple[Part, int | None]:
-        """Return what the server receives of a part of a client's upload, and its bytes.
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        """Return what the server receives of a client's upload (`Upload.changed`).
 
         It is called inside the client's turn.
-        reference: `Upload.relative_to` of the part, or None.
-        The bytes are None if the part travels as its tensors are.
         """
+        return upload
 
-    def download(self, fed: Federation, client: Client, value: Any) -> tuple[Any, int | None]:
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
         """Return what the client receives of a value that the server sends, and its bytes.
 
         It is called inside the client's turn. The bytes are None if the value travels as it is.
         """
+        return value, None
 
-    def received(
-        self, fed: Federation, name: str, parts: list[tuple[int, Part]]
-    ) -> list[tuple[int, Part]]:
-        """Return what the server computes with, of a part of this rank's uploads, by client.
 
-        It is called after the turns of `run` or `stream`. Collective: all ranks call it for the
-        same names, also those without clients.
+class CohortTransform(Transform):
+    """A transform that needs the uploads of all clients of a round, such as an attack in common."""
+
+    def received(self, fed: Federation, uploads: dict[int, Upload]) -> dict[int, Upload]:
+        """Return what the server computes with, of this rank's uploads, by client.
+
+        It is called after the turns of `run` or `stream`. Collective: all ranks call it, also those
+        without clients.
         """
+        return uploads
 
 
 class Uplink:
@@ -129,23 +161,11 @@ class Uplink:
                 f"{user_code.caller()}the turn of client {client.id} returns a "
                 f"{type(upload).__name__}; return Upload(...), or None if nothing is sent"
             )
-        parts, size = {}, 0
-        for name, part in upload.parts.items():
-            parts[name], bytes_ = self._transformed(client, name, part, upload.relative_to)
-            size += bytes_
-        self._examine(client, parts)
-        self._fed.tallies[client.id].up += upload.receivers * size
-        return upload.replaced(parts)
-
-    def _transformed(
-        self, client: Client, name: str, part: Part, references: Mapping[str, Any]
-    ) -> tuple[Part, int]:
-        """Return a part after all transforms, and its bytes."""
-        bytes_: int | None = None
         for transform in self._fed.transforms:
-            part, size = transform.upload(self._fed, client, name, part, references.get(name))
-            bytes_ = bytes_ if size is None else size
-        return part, nbytes(part) if bytes_ is None else bytes_
+            upload = transform.upload(self._fed, client, upload)
+        self._examine(client, upload.parts)
+        self._fed.tallies[client.id].up += upload.receivers * upload.nbytes
+        return upload.without_references()
 
     def _examine(self, client: Client, parts: Mapping[str, Part]) -> None:
         """Raise DivergedError if a value of a client's upload is not finite."""
@@ -159,34 +179,42 @@ class Uplink:
             error.client = client.id
             raise error
 
-    def received(self, uploads: dict[int, Upload]) -> Iterator[tuple[int, Any]]:
-        """Iterate over client and what the server has of its upload: its only part, or a dict.
+    @property
+    def waits(self) -> bool:
+        """Whether the server receives no upload before all turns are done."""
+        return any(isinstance(transform, CohortTransform) for transform in self._fed.transforms)
 
-        Collective: the transforms take the uploads of all turns together.
+    def received_together(self, uploads: dict[int, Upload]) -> Iterator[tuple[int, Any]]:
+        """Iterate over client and what the server has of its upload; collective.
+
+        uploads: of all turns of this rank's clients.
         """
-        for name in self._names(uploads):
-            pairs = [(k, upload[name]) for k, upload in uploads.items() if name in upload.parts]
-            for transform in self._fed.transforms:
-                pairs = transform.received(self._fed, name, pairs)
-            for k, part in pairs:
-                uploads[k] = uploads[k].replaced({**uploads[k].parts, name: part})
+        for transform in self._fed.transforms:
+            if isinstance(transform, CohortTransform):
+                uploads = transform.received(self._fed, uploads)
         for k, upload in uploads.items():
-            yield k, upload.value
+            yield k, self.received(k, upload)
 
-    def _names(self, uploads: Mapping[int, Upload]) -> list[str]:
-        """Return the names of parts in uploads of all ranks; collective."""
-        comm = self._fed.comm
-        mine = sorted({name for upload in uploads.values() for name in upload.parts})
-        return sorted({name for names in comm.gather({comm.rank: mine}).values() for name in names})
+    def received(self, k: int, upload: Upload) -> Any:
+        """Return what the server has of client k's upload: its only part, or a dict of parts."""
+        rule = self._fed.rule
+        if rule is None or not rule.seals:
+            return upload.value
+        sealed = {
+            name: Sealed(k, part, name in upload.updates, rule)
+            for name, part in upload.parts.items()
+        }
+        return sealed.get(ALONE, sealed)
 
 
 def _to_plain(upload: Upload) -> list[Any]:
-    return [dict(upload.parts), upload.receivers]
+    return [dict(upload.parts), upload.receivers, sorted(upload.updates)]
 
 
 def _from_plain(plain: list[Any]) -> Upload:
-    parts, receivers = plain
-    return Upload(parts[ALONE], receivers=receivers) if ALONE in parts else Upload(**parts)
+    parts, receivers, updates = plain
+    upload = Upload(parts[ALONE], receivers=receivers) if ALONE in parts else Upload(**parts)
+    return upload.changed({}, updates=updates)
 
 
 codec.register(Upload, "upload", _to_plain, _from_plain)

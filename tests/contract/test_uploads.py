@@ -22,7 +22,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import map_tensors, nbytes, tensors
 from hpcfed.core.shapes import each
 from hpcfed.engine.rounds import Rounds
-from hpcfed.federation.upload import Upload
+from hpcfed.federation.upload import Transform, Upload
 from tests.contract import toy
 
 # in which no client sends anything: they train alone, or the server does it all
@@ -33,33 +33,35 @@ WORDS = ("--rounds", "3", "--evaluate.every", "1000", "--evaluate.before", "fals
 
 
 @dataclass
-class Scale:
+class Scale(Transform):
     """Multiplies the values of all uploads, and notes them."""
 
     factor: float
     name: str | None = None  # of the only part that is changed; None: all
     seen: list[tuple[int, str, int]] = field(default_factory=list)  # client, part, bytes
 
-    def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
-        self.seen.append((client.id, name, nbytes(part)))
-        if reference is not None:
-            check_reference(part, reference)
-        same = self.factor == 1 or self.name not in (None, name)
-        return (part if same else scaled(part, self.factor)), None
+    def upload(self, fed, client, upload: Upload) -> Upload:
+        self.seen += [(client.id, name, nbytes(part)) for name, part in upload.parts.items()]
+        for name, reference in upload.relative_to.items():
+            if reference is not None:
+                check_reference(upload.parts[name], reference)
+        if self.factor == 1:
+            return upload
+        return upload.changed({n: self.change(upload.parts[n]) for n in self.names(upload)})
 
-    def download(self, fed, client, value: Any) -> tuple[Any, None]:
-        return value, None
+    def names(self, upload: Upload) -> list[str]:
+        return [name for name in upload.parts if self.name in (None, name)]
 
-    def received(self, fed, name: str, parts: list) -> list:
-        return parts
+    def change(self, part: Any) -> Any:
+        return scaled(part, self.factor)
 
 
 class Power(Scale):
     """Multiplies by a power of two, which the inverse undoes exactly; not whole numbers."""
 
-    def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
+    def change(self, part: Any) -> Any:
         integers = {id(v) for _, v in tensors(part) if not v.is_floating_point()}
-        return (part if integers else scaled(part, self.factor)), None
+        return part if integers else scaled(part, self.factor)
 
 
 def scaled(part: Any, factor: float) -> Any:
@@ -78,7 +80,7 @@ def check_reference(part: Any, reference: Any) -> None:
 
 
 @dataclass
-class Messages:
+class Messages(Transform):
     """Notes what clients send and receive, or replaces it by what they did in another run.
 
     uploads, downloads: values by client, number of the message, and part.
@@ -92,8 +94,11 @@ class Messages:
     replaced: int = 0
     counts: Counter[tuple[str, int, str]] = field(default_factory=Counter)
 
-    def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
-        return self._pass("up", client.id, name, part, self.uploads, self.replay_uploads), None
+    def upload(self, fed, client, upload: Upload) -> Upload:
+        log, replay = self.uploads, self.replay_uploads
+        return upload.changed(
+            {n: self._pass("up", client.id, n, v, log, replay) for n, v in upload.parts.items()}
+        )
 
     def download(self, fed, client, value: Any) -> tuple[Any, None]:
         return self._pass("down", client.id, "", value, self.downloads, self.replay_downloads), None
@@ -108,9 +113,6 @@ class Messages:
         log[k, number, name] = deepcopy(value)
         return value
 
-    def received(self, fed, name: str, parts: list) -> list:
-        return parts
-
 
 def plain_value(part: Any) -> Any:
     """The values of a part, without their positions."""
@@ -118,7 +120,7 @@ def plain_value(part: Any) -> Any:
 
 
 @dataclass
-class Downlink:
+class Downlink(Transform):
     """Multiplies what clients receive, and notes what they receive and send.
 
     number: of the only download of each client that is changed, unevenly, from 0; None: none.
@@ -130,9 +132,9 @@ class Downlink:
     telling: dict[int, list[bool]] = field(default_factory=lambda: defaultdict(list))  # has values
     uploads: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
-    def upload(self, fed, client, name: str, part: Any, reference: Any) -> tuple[Any, None]:
-        self.uploads[client.id].append(deepcopy(part))
-        return part, None
+    def upload(self, fed, client, upload: Upload) -> Upload:
+        self.uploads[client.id] += map(deepcopy, upload.parts.values())
+        return upload
 
     def download(self, fed, client, value: Any) -> tuple[Any, None]:
         number = len(self.sizes[client.id])
@@ -140,9 +142,6 @@ class Downlink:
         self.telling[client.id].append(any(map(has_values, (v for _, v in tensors(value)))))
         value = uneven(value) if number == self.number else value
         return (value if self.factor == 1 else multiplied(value, self.factor)), None
-
-    def received(self, fed, name: str, parts: list) -> list:
-        return parts
 
 
 def has_values(tensor: Any) -> bool:

@@ -1,0 +1,114 @@
+"""What the server has of an upload of which it may know nothing but a mean over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpcfed.comm import codec
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Mean, Params, Per, Term
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+
+
+class MeanRule:
+    """What stands in the place of the exact mean of uploads.
+
+    It is the same on all ranks. What it keeps from round to round is saved in checkpoints.
+    seals: whether the server may know nothing of uploads but what this rule makes of them.
+    hidden_by: the setting of the job that seals them, for messages.
+    """
+
+    seals = True
+    hidden_by = ""
+
+    def mean(
+        self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
+    ) -> Params:
+        """Return what the server gets in the place of `fed.mean`; collective.
+
+        parts: of this rank's clients, by client.
+        """
+        raise NotImplementedError
+
+    def fresh(self) -> MeanRule:
+        """Return a rule of the same settings and without history, for a trial."""
+        return self
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return what a checkpoint saves."""
+        return {}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        """Restore what `to_tree` returned."""
+
+
+class Sealed:
+    """A part of an upload without values: only `fed.mean` opens it.
+
+    Whatever else is done with it raises ConfigError, so that no code reads an upload that the job
+    hides from the server.
+    client: its id.
+    """
+
+    __slots__ = ("__part", "__rule", "client", "is_update")
+
+    def __init__(self, client: int, part: Any, is_update: bool, rule: MeanRule) -> None:
+        self.client, self.is_update = client, is_update
+        self.__part, self.__rule = part, rule
+
+    def terms_for(self, rule: MeanRule) -> tuple[Term, ...]:
+        """Return the values and weights for the rule that sealed them."""
+        if rule is not self.__rule or not isinstance(self.__part, Mean):
+            self._refuse()
+        return self.__part.terms
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise refusal(self.__rule)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        sealed = next(
+            value for value in [*args, *(kwargs or {}).values()] if isinstance(value, cls)
+        )
+        sealed._refuse()
+
+    __getitem__ = __iter__ = __len__ = __bool__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __eq__ = __lt__ = __float__ = __int__ = __reduce_ex__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+def refusal(rule: MeanRule) -> ConfigError:
+    """Return the error for a method that reads what the job hides."""
+    return ConfigError(
+        f"{rule.hidden_by} hides what single clients send, but this method's server computes with "
+        f"it and not only with weighted means\n  take privacy.by = 'local', or a method whose "
+        f"server only averages, such as fedavg, fedclassavg or fedproto"
+    )
+
+
+def check_open(values: Iterable[Any]) -> None:
+    """Raise ConfigError if one of these values, which the server moves or reads, is sealed."""
+    for value in values:
+        for part in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(part, Sealed):
+                part._refuse()
+
+
+codec.register(Sealed, "sealed", Sealed._refuse, Sealed._refuse)
+
+
+def sealed_parts(parts: Iterable[tuple[int, Any]], rule: MeanRule) -> list[tuple[int, Sealed]]:
+    """Return the parts of uploads by client. Raises ConfigError for values that no client sent."""
+    pairs = list(parts)
+    if rule.seals and not all(isinstance(part, Sealed) for _, part in pairs):
+        raise refusal(rule)
+    return pairs
