@@ -1,0 +1,233 @@
+"""LightSecAgg: masks that are coded, so that their sum is recovered in one step.
+
+So et al., MLSys 2022, arXiv:2109.14236. The work of the server does not depend on who drops out.
+
+Each client cuts its mask z_k into U - T pieces, appends T random ones, and gives each client j the
+value at point j of the polynomial that has these pieces as its coefficients. It sends x_k + z_k.
+Each of U clients then gives the server the sum of the shares of those that have sent; these are
+values of the sum of the polynomials, whose first U - T coefficients are the sum of the masks. T
+clients together learn nothing about the mask of another one.
+
+A sum in this code lives in a field. It is that of two primes of 31 bits, so that the integers of a
+sum (below 2**53) are recovered exactly, and a value takes 8 bytes as it does modulo 2**64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from hpcfed.federation.transforms.secure import field
+from hpcfed.federation.transforms.secure.attendance import Attendance
+from hpcfed.federation.transforms.secure.costs import ANSWERS, INPUTS, KEYS, SHARES, Cost, bits
+from hpcfed.federation.transforms.secure.keys import (
+    KEY,
+    WORD,
+    agree,
+    public_key,
+    seal,
+    stream_words,
+    unseal,
+)
+from hpcfed.federation.transforms.secure.pairwise import CHANNEL, Gather
+
+
+class CodedMember:
+    """A client in one secure sum.
+
+    words: values in the sum.
+    piece: values in a piece of its mask.
+    pieces: of which the last `random` ones are noise.
+    draw: returns random bytes.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        words: int,
+        piece: int,
+        pieces: int,
+        random: int,
+        draw: Callable[[int], bytes],
+    ) -> None:
+        self.k, self._words, self._piece = k, words, piece
+        self._pieces, self._masks = pieces, pieces - random
+        self._private, self._seed = draw(KEY), draw(KEY)
+        self._channels: dict[int, bytes] = {}  # keys agreed with the other clients
+        self._sum = np.zeros((2, piece), np.uint64)  # of the shares of those that have sent
+
+    def advertise(self) -> bytes:
+        return public_key(self._private)
+
+    def agree(self, keys: Mapping[int, bytes]) -> None:
+        """Agree on a key with each of the other clients. keys: what they advertise."""
+        self._channels = {j: agree(self._private, key, CHANNEL) for j, key in keys.items()}
+
+    def shares(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the shares of the mask, [2, n, piece] uint32.
+
+        rows: for each prime the powers of the receivers' points, [n, pieces].
+        """
+        both = [
+            field.product(row, self._draw_pieces(i, self._pieces), p)
+            for i, (row, p) in enumerate(zip(rows, field.PRIMES, strict=True))
+        ]
+        return np.stack(both).astype(np.uint32)
+
+    def send(self, j: int, share: np.ndarray) -> bytes:
+        """Return the share of client j, [2, piece] uint32, sealed for it."""
+        return seal(self._channels[j], self.k, share.tobytes())
+
+    def receive(self, j: int, sealed: bytes) -> np.ndarray:
+        """Return the share that client j has sent, [2, piece] uint32.
+
+        Raises ValueError for a message that was changed on its way.
+        """
+        return np.frombuffer(unseal(self._channels[j], j, sealed), np.uint32).reshape(2, -1)
+
+    def add(self, share: np.ndarray) -> None:
+        """Add the share of a client that has sent its masked values to what k answers."""
+        self._sum += share
+
+    def mask(self, values: np.ndarray) -> np.ndarray:
+        """Return values, [m] int64, plus the mask, as residues [2, m] uint32."""
+        masked = field.residues(values)
+        for i, (row, p) in enumerate(zip(masked, field.PRIMES, strict=True)):
+            row += self._draw_pieces(i, self._masks).reshape(-1)[: len(values)]
+            row %= np.uint64(p)
+        return masked.astype(np.uint32)
+
+    def answer(self) -> np.ndarray:
+        """Return the sum of the shares of the clients that have sent, [2, piece] uint32."""
+        both = [row % np.uint64(p) for row, p in zip(self._sum, field.PRIMES, strict=True)]
+        return np.stack(both).astype(np.uint32)
+
+    def _draw_pieces(self, i: int, n: int) -> np.ndarray:
+        """Return the first n pieces of the mask modulo prime i, [n, piece] uint64."""
+        key = stream_words(self._seed, KEY // WORD * (i + 1))[-KEY // WORD :].tobytes()
+        words = stream_words(key, n * self._piece).reshape(n, self._piece)
+        return words % np.uint64(field.PRIMES[i])
+
+
+class CodedSum:
+    """One secure sum of the clients of all ranks; each rank does the work of its own clients.
+
+    words: values in the sum.
+    survivors: clients of which the server needs an answer, U.
+    colluding: clients that together learn nothing, T < U.
+    The other parameters are those of `PairwiseSum`.
+    """
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        words: int,
+        survivors: int,
+        colluding: int,
+        mine: Collection[int],
+        draw: Callable[[int], Callable[[int], bytes]],
+        gather: Gather,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.attendance, self.words, self._gather = attendance, words, gather
+        self.survivors, self.masks = survivors, survivors - colluding
+        self._rank, self._ranks = share
+        self.piece = piece_of(words, survivors, colluding)
+        self.members = {
+            k: CodedMember(k, words, self.piece, survivors, colluding, draw(k))
+            for k in attendance.keys
+            if k in mine
+        }
+        self.costs = {k: Cost() for k in self.members}
+        self._points = {k: i + 1 for i, k in enumerate(attendance.keys)}
+
+    def prepare(self, stages: int = INPUTS) -> None:
+        """Do the stages before masked values are sent, or less of them; collective."""
+        clients, members = self.attendance.keys, self.members
+        keys = self._gather({k: member.advertise() for k, member in members.items()})
+        for k in members:
+            self.costs[k].up[KEYS] = len(keys[k])
+            self.costs[k].down[KEYS] = sum(len(keys[j]) for j in clients if j != k)
+        if stages <= SHARES:
+            return
+        for k, member in members.items():
+            member.agree({j: key for j, key in keys.items() if j != k})
+        points = list(self._points.values())
+        rows = [field.powers(points, self.survivors, p) for p in field.PRIMES]
+        sharers = [k for k in self.attendance.shares if k in members]
+        counts = self._gather({self._rank: len(sharers)})
+        for i in range(max(counts.values())):  # all ranks at once, one client of each
+            self._share(sharers[i : i + 1], rows)
+
+    def _share(self, sharers: Sequence[int], rows: Sequence[np.ndarray]) -> None:
+        """Send the shares of the masks of at most one client of each rank; collective."""
+        senders, receivers = set(self.attendance.inputs), set(self.attendance.shares)
+        sent: dict[int, dict[int, bytes]] = {}
+        for k in sharers:
+            member, shares = self.members[k], self.members[k].shares(rows)
+            pairs = zip(self.attendance.keys, shares.swapaxes(0, 1), strict=True)
+            sent[k] = {j: member.send(j, share) for j, share in pairs if j != k}
+            self.costs[k].up[SHARES] = sum(map(len, sent[k].values()))
+            if k in senders:
+                member.add(shares[:, self._points[k] - 1])
+        for k, messages in self._gather(sent).items():
+            for j, member in self.members.items():
+                if j == k or j not in receivers:
+                    continue
+                self.costs[j].down[SHARES] += len(messages[j])
+                share = member.receive(k, messages[j])
+                if k in senders:
+                    member.add(share)
+
+    def masked(self, k: int, values: np.ndarray) -> np.ndarray:
+        """Return what client k of this rank sends for its values, [m] uint64: [2, m] uint32."""
+        masked = self.members[k].mask(values.view(np.int64))
+        self.costs[k].up[INPUTS] = masked.nbytes
+        self.costs[k].down[INPUTS] = bits(len(self.attendance.keys))
+        return masked
+
+    def unmask(self, total: np.ndarray) -> np.ndarray:
+        """Subtract this rank's part of the sum of masks from its sum, in place; collective.
+
+        total: [2, m] uint64, the sum of this rank's masked values.
+        Raises ValueError if answers contradict each other, as far as more clients than necessary
+        have given one.
+        """
+        answers = self._answers()
+        receivers = sorted(answers)
+        points = [self._points[j] for j in receivers]
+        for i, p in enumerate(field.PRIMES):
+            values = np.stack([answers[j][i] for j in receivers])
+            decode = field.inverse_powers(points[: self.survivors], p)
+            check(decode, values, points, self.survivors, p)
+            for piece in range(self._rank, self.masks, self._ranks):
+                start = piece * self.piece
+                part = total[i, start : start + self.piece]
+                mask = field.product(decode[piece : piece + 1], values[: self.survivors], p)
+                part += np.uint64(p) - mask[0, : len(part)]
+        return total
+
+    def _answers(self) -> dict[int, np.ndarray]:
+        """Return the sum of shares that each client gives the server; collective."""
+        mine = [k for k in self.attendance.answers if k in self.members]
+        sent = {k: self.members[k].answer() for k in mine}
+        for k in mine:
+            self.costs[k].up[ANSWERS] = sent[k].nbytes
+        return self._gather(sent)
+
+
+def check(
+    decode: np.ndarray, values: np.ndarray, points: Sequence[int], survivors: int, p: int
+) -> None:
+    """Raise ValueError if the first answer that is not necessary contradicts the others."""
+    if len(points) == survivors:
+        return
+    row = field.product(field.powers(points[survivors : survivors + 1], survivors, p), decode, p)
+    if (field.product(row, values[:survivors], p)[0] != values[survivors]).any():
+        raise ValueError("secure aggregation: the answers of clients contradict each other")
+
+
+def piece_of(words: int, survivors: int, colluding: int) -> int:
+    """Return the values of a piece of a mask, which is cut into survivors - colluding pieces."""
+    return -(-words // (survivors - colluding))

@@ -1,0 +1,168 @@
+"""What a secure sum costs: bytes of each message by stage, and seconds of clients and server.
+
+The bytes are those of the tables of Bonawitz et al., CCS 2017 (SecAgg; SecAgg+ with neighbours in
+place of all others) and So et al., MLSys 2022 (LightSecAgg), with the sizes of the messages here
+and without headers: a message's order says whose key or share comes when.
+
+Seconds are counts of operations times what they take on one core of a server (`Speeds`). They are
+not measured during a run, so that virtual time is the same on all machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcfed.federation.transforms.secure.attendance import STAGES, Attendance
+from hpcfed.federation.transforms.secure.keys import KEY, TAG, WORD
+from hpcfed.federation.transforms.secure.shamir import SHARE
+
+KEYS, SHARES, INPUTS, ANSWERS = range(len(STAGES))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the parts of messages."""
+
+    key: int = KEY
+    share: int = SHARE
+    tag: int = TAG
+    value: float = WORD
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds of the operations of secure sums on one core; `slowdown` applies to clients alone."""
+
+    agreement: float = 46e-6  # X25519 and HKDF
+    byte: float = 1 / 0.8e9  # of a mask stream, made and added
+    share_product: float = 0.25e-6  # of two numbers of 521 bits, modulo p
+    field_product: float = 0.5e-9  # of two numbers of 31 bits, modulo p, within a matrix product
+    slowdown: float = 1.0
+
+
+@dataclass
+class Cost:
+    """Bytes that a client sends and receives by stage, and its seconds of computation."""
+
+    up: list[int] = field(default_factory=lambda: [0] * len(STAGES))
+    down: list[int] = field(default_factory=lambda: [0] * len(STAGES))
+    seconds: float = 0.0
+
+
+def pairwise_cost(
+    attendance: Attendance,
+    graph: Mapping[int, Sequence[int]],
+    words: int,
+    stages: int = len(STAGES),
+    sizes: Sizes = Sizes(),
+) -> dict[int, Cost]:
+    """Return the bytes of each client in SecAgg or SecAgg+.
+
+    words: values in the sum.
+    stages: how many are done before the sum ends or fails.
+    """
+    costs = {k: Cost() for k in attendance.keys}
+    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    for k, cost in costs.items():
+        peers = [len(clients.intersection(graph[k])) for clients in present]
+        cost.up[KEYS] = 2 * sizes.key
+        cost.down[KEYS] = 2 * sizes.key * peers[KEYS]
+        sealed = 2 * sizes.share + sizes.tag
+        if stages > SHARES and k in present[SHARES]:
+            cost.up[SHARES] = sealed * peers[KEYS]
+            cost.down[SHARES] = sealed * peers[SHARES]
+        if stages > INPUTS and k in present[INPUTS]:
+            cost.up[INPUTS] = int(words * sizes.value)
+            cost.down[INPUTS] = bits(1 + len(graph[k]))
+        if stages > ANSWERS and k in present[ANSWERS]:
+            cost.up[ANSWERS] = sizes.share * (1 + peers[SHARES])
+    return costs
+
+
+def coded_cost(
+    attendance: Attendance,
+    words: int,
+    piece: int,
+    stages: int = len(STAGES),
+    sizes: Sizes = Sizes(),
+) -> dict[int, Cost]:
+    """Return the bytes of each client in LightSecAgg.
+
+    piece: values in a share of a mask.
+    """
+    costs = {k: Cost() for k in attendance.keys}
+    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    others = [len(clients) - 1 for clients in present]
+    for k, cost in costs.items():
+        cost.up[KEYS] = sizes.key
+        cost.down[KEYS] = sizes.key * others[KEYS]
+        sealed = int(piece * sizes.value) + sizes.tag
+        if stages > SHARES and k in present[SHARES]:
+            cost.up[SHARES] = sealed * others[KEYS]
+            cost.down[SHARES] = sealed * others[SHARES]
+        if stages > INPUTS and k in present[INPUTS]:
+            cost.up[INPUTS] = int(words * sizes.value)
+            cost.down[INPUTS] = bits(len(attendance.keys))
+        if stages > ANSWERS and k in present[ANSWERS]:
+            cost.up[ANSWERS] = int(piece * sizes.value)
+    return costs
+
+
+def bits(n: int) -> int:
+    """Return the bytes of n bits, with which the server says who has sent masked values."""
+    return -(-n // 8)
+
+
+def add_pairwise_seconds(
+    costs: Mapping[int, Cost],
+    attendance: Attendance,
+    graph: Mapping[int, Sequence[int]],
+    t: int,
+    words: int,
+    speeds: Speeds,
+) -> float:
+    """Add the seconds of clients in SecAgg or SecAgg+ to their costs; return the server's."""
+    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    stream = words * WORD * speeds.byte
+    server = 0.0
+    for k, cost in costs.items():
+        peers = [len(clients.intersection(graph[k])) for clients in present]
+        seconds = 0.0
+        if k in present[SHARES]:
+            seconds += peers[KEYS] * speeds.agreement
+            seconds += 2 * (1 + peers[KEYS]) * t * speeds.share_product
+        if k in present[INPUTS]:
+            seconds += peers[SHARES] * speeds.agreement + (1 + peers[SHARES]) * stream
+            server += stream + 4 * t * t * speeds.share_product
+        elif k in present[SHARES] and peers[INPUTS]:
+            server += peers[INPUTS] * (speeds.agreement + stream)
+            server += 4 * t * t * speeds.share_product
+        cost.seconds += seconds * speeds.slowdown
+    return server
+
+
+def add_coded_seconds(
+    costs: Mapping[int, Cost],
+    attendance: Attendance,
+    survivors: int,
+    piece: int,
+    words: int,
+    speeds: Speeds,
+) -> float:
+    """Add the seconds of clients in LightSecAgg to their costs; return the server's.
+
+    survivors: shares by which the server decodes, which is also the number of pieces of a mask.
+    """
+    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    n = len(attendance.keys)
+    for k, cost in costs.items():
+        seconds = 0.0
+        if k in present[SHARES]:
+            seconds += (n - 1) * speeds.agreement + 2 * survivors * piece * WORD * speeds.byte
+            seconds += 2 * n * survivors * piece * speeds.field_product
+            seconds += 2 * (n - 1) * piece * WORD * speeds.byte  # sealed and unsealed
+        if k in present[INPUTS]:
+            seconds += words * WORD * speeds.byte
+        cost.seconds += seconds * speeds.slowdown
+    return 2 * survivors * survivors * piece * speeds.field_product
