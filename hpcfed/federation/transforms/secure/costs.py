@@ -10,14 +10,20 @@ not measured during a run, so that virtual time is the same on all machines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hpcfed.federation.transforms.secure.attendance import STAGES, Attendance
+from hpcfed.federation.transforms.secure.attendance import (
+    ANSWERS,
+    INPUTS,
+    KEYS,
+    SHARES,
+    STAGES,
+    Attendance,
+)
+from hpcfed.federation.transforms.secure.graph import Graph
 from hpcfed.federation.transforms.secure.keys import KEY, TAG, WORD
 from hpcfed.federation.transforms.secure.shamir import SHARE
-
-KEYS, SHARES, INPUTS, ANSWERS = range(len(STAGES))
 
 
 @dataclass(frozen=True)
@@ -52,30 +58,31 @@ class Cost:
 
 def pairwise_cost(
     attendance: Attendance,
-    graph: Mapping[int, Sequence[int]],
+    graph: Graph,
     words: int,
-    stages: int = len(STAGES),
+    clients: Iterable[int],
+    last: int = ANSWERS,
     sizes: Sizes = Sizes(),
 ) -> dict[int, Cost]:
-    """Return the bytes of each client in SecAgg or SecAgg+.
+    """Return the bytes of these clients in SecAgg or SecAgg+.
 
     words: values in the sum.
-    stages: how many are done before the sum ends or fails.
+    last: number of the last stage before the sum ends or fails.
     """
-    costs = {k: Cost() for k in attendance.keys}
-    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    present = attendance.sets
+    costs = {k: Cost() for k in clients if k in present[KEYS]}
     for k, cost in costs.items():
-        peers = [len(clients.intersection(graph[k])) for clients in present]
+        peers = [graph.count(k, stage) for stage in present]
         cost.up[KEYS] = 2 * sizes.key
         cost.down[KEYS] = 2 * sizes.key * peers[KEYS]
         sealed = 2 * sizes.share + sizes.tag
-        if stages > SHARES and k in present[SHARES]:
+        if last >= SHARES and k in present[SHARES]:
             cost.up[SHARES] = sealed * peers[KEYS]
             cost.down[SHARES] = sealed * peers[SHARES]
-        if stages > INPUTS and k in present[INPUTS]:
+        if last >= INPUTS and k in present[INPUTS]:
             cost.up[INPUTS] = int(words * sizes.value)
-            cost.down[INPUTS] = bits(1 + len(graph[k]))
-        if stages > ANSWERS and k in present[ANSWERS]:
+            cost.down[INPUTS] = bits(1 + peers[KEYS])
+        if last >= ANSWERS and k in present[ANSWERS]:
             cost.up[ANSWERS] = sizes.share * (1 + peers[SHARES])
     return costs
 
@@ -84,27 +91,28 @@ def coded_cost(
     attendance: Attendance,
     words: int,
     piece: int,
-    stages: int = len(STAGES),
+    clients: Iterable[int],
+    last: int = ANSWERS,
     sizes: Sizes = Sizes(),
 ) -> dict[int, Cost]:
-    """Return the bytes of each client in LightSecAgg.
+    """Return the bytes of these clients in LightSecAgg.
 
     piece: values in a share of a mask.
     """
-    costs = {k: Cost() for k in attendance.keys}
-    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
-    others = [len(clients) - 1 for clients in present]
+    present = attendance.sets
+    costs = {k: Cost() for k in clients if k in present[KEYS]}
+    others = [len(stage) - 1 for stage in present]
     for k, cost in costs.items():
         cost.up[KEYS] = sizes.key
         cost.down[KEYS] = sizes.key * others[KEYS]
         sealed = int(piece * sizes.value) + sizes.tag
-        if stages > SHARES and k in present[SHARES]:
+        if last >= SHARES and k in present[SHARES]:
             cost.up[SHARES] = sealed * others[KEYS]
             cost.down[SHARES] = sealed * others[SHARES]
-        if stages > INPUTS and k in present[INPUTS]:
+        if last >= INPUTS and k in present[INPUTS]:
             cost.up[INPUTS] = int(words * sizes.value)
             cost.down[INPUTS] = bits(len(attendance.keys))
-        if stages > ANSWERS and k in present[ANSWERS]:
+        if last >= ANSWERS and k in present[ANSWERS]:
             cost.up[ANSWERS] = int(piece * sizes.value)
     return costs
 
@@ -117,17 +125,20 @@ def bits(n: int) -> int:
 def add_pairwise_seconds(
     costs: Mapping[int, Cost],
     attendance: Attendance,
-    graph: Mapping[int, Sequence[int]],
+    graph: Graph,
     t: int,
     words: int,
     speeds: Speeds,
 ) -> float:
-    """Add the seconds of clients in SecAgg or SecAgg+ to their costs; return the server's."""
-    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    """Add the seconds of clients in SecAgg or SecAgg+ to their costs; return the server's.
+
+    costs: of all clients. The sum does not fail.
+    """
+    present = attendance.sets
     stream = words * WORD * speeds.byte
     server = 0.0
     for k, cost in costs.items():
-        peers = [len(clients.intersection(graph[k])) for clients in present]
+        peers = [graph.count(k, stage) for stage in present]
         seconds = 0.0
         if k in present[SHARES]:
             seconds += peers[KEYS] * speeds.agreement
@@ -152,9 +163,10 @@ def add_coded_seconds(
 ) -> float:
     """Add the seconds of clients in LightSecAgg to their costs; return the server's.
 
+    costs: of all clients. The sum does not fail.
     survivors: shares by which the server decodes, which is also the number of pieces of a mask.
     """
-    present = [set(attendance.stage(i)) for i in range(len(STAGES))]
+    present = attendance.sets
     n = len(attendance.keys)
     for k, cost in costs.items():
         seconds = 0.0

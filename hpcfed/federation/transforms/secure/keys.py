@@ -115,7 +115,7 @@ def add_streams(values: np.ndarray, streams: Sequence[Stream]) -> None:
     sources = [encryptor(key) for key, _ in streams]
     zeros = bytes(CHUNK * WORD)
     words = np.empty(CHUNK + BLOCK // WORD, np.uint64)  # a cipher wants room for one more block
-    target = memoryview(words).cast("B")
+    target = words.view(np.uint8)
     for start in range(0, len(values), CHUNK):
         chunk = values[start : start + CHUNK]
         n = len(chunk)

@@ -15,14 +15,21 @@ the masks that k should have cancelled. Of no client does the server get both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from hpcfed.federation.transforms.secure import shamir
-from hpcfed.federation.transforms.secure.attendance import Attendance
-from hpcfed.federation.transforms.secure.costs import ANSWERS, INPUTS, KEYS, SHARES, Cost, bits
+from hpcfed.federation.transforms.secure.attendance import (
+    ANSWERS,
+    INPUTS,
+    KEYS,
+    SHARES,
+    Attendance,
+)
+from hpcfed.federation.transforms.secure.costs import Cost, bits
+from hpcfed.federation.transforms.secure.graph import Graph
 from hpcfed.federation.transforms.secure.keys import (
     KEY,
     Stream,
@@ -87,7 +94,7 @@ class Member:
 
         sealed: the shares that the neighbours have sent.
         senders: clients that have sent masked values. Of these it is the share of the seed, of the
-        others that of the private key.
+        others the share of the private key.
         Raises ValueError for a message that was changed on its way.
         """
         for j, message in sealed.items():
@@ -108,7 +115,7 @@ class PairwiseSum:
 
     The server is a copy on every rank, and all copies share the removal of masks.
 
-    graph: the neighbours of each client.
+    words: values in the sum.
     t: number of shares that give a secret.
     mine: clients of this rank.
     draw: client -> a function that returns random bytes, the same wherever the client is.
@@ -119,43 +126,50 @@ class PairwiseSum:
     def __init__(
         self,
         attendance: Attendance,
-        graph: Mapping[int, Sequence[int]],
+        words: int,
+        graph: Graph,
         t: int,
         mine: Collection[int],
         draw: Callable[[int], Callable[[int], bytes]],
         gather: Gather,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        self.attendance, self.graph, self.t, self._gather = attendance, graph, t, gather
+        self.attendance, self.words, self._gather = attendance, words, gather
+        self.graph, self.t = graph, t
         self._rank, self._ranks = share
         self.members = {k: Member(k, t, draw(k)) for k in attendance.keys if k in mine}
         self.costs = {k: Cost() for k in self.members}  # bytes of the messages, as they pass
         self._keys: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}
 
-    def prepare(self, stages: int = INPUTS) -> None:
-        """Do the stages before masked values are sent, or less of them; collective."""
+    def prepare(self, last: int = SHARES) -> None:
+        """Do the stages before masked values are sent, or only the first; collective.
+
+        last: number of the last stage.
+        """
         members, costs = self.members, self.costs
         self._keys = self._gather({k: member.advertise() for k, member in members.items()})
         for k in members:
             costs[k].up[KEYS] = len(self._keys[k])
-            costs[k].down[KEYS] = sum(len(self._keys[j]) for j in self._among(k, "keys"))
-        if stages <= SHARES:
+            costs[k].down[KEYS] = sum(len(self._keys[j]) for j in self._among(k, KEYS))
+        if last < SHARES:
             return
         mine = [k for k in self.attendance.shares if k in members]
-        sent = {
-            k: members[k].share({j: self._keys[j] for j in self._among(k, "keys")}) for k in mine
-        }
+        sent = {k: members[k].share({j: self._keys[j] for j in self._among(k, KEYS)}) for k in mine}
         self._sealed = self._gather(sent)
         for k in mine:
             costs[k].up[SHARES] = sum(map(len, sent[k].values()))
-            costs[k].down[SHARES] = sum(len(self._sealed[j][k]) for j in self._among(k, "shares"))
+            costs[k].down[SHARES] = sum(len(self._sealed[j][k]) for j in self._among(k, SHARES))
+
+    def empty(self) -> np.ndarray:
+        """Return the sum of no masked values, [m] uint64."""
+        return np.zeros(self.words, np.uint64)
 
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
         """Return what client k of this rank sends for its values, [m] uint64; works in place."""
-        masked = self.members[k].mask(values, self._among(k, "shares"))
+        masked = self.members[k].mask(values, self._among(k, SHARES))
         self.costs[k].up[INPUTS] = masked.nbytes
-        self.costs[k].down[INPUTS] = bits(1 + len(self.graph[k]))
+        self.costs[k].down[INPUTS] = bits(1 + len(self._among(k, KEYS)))
         return masked
 
     def unmask(self, total: np.ndarray) -> np.ndarray:
@@ -166,12 +180,12 @@ class PairwiseSum:
         Raises ValueError for a share or a message that is wrong.
         """
         answers = self._answers()
-        senders = set(self.attendance.inputs)
+        senders = self.attendance.sets[INPUTS]
         streams: list[Stream] = []
         for i, k in enumerate(self.attendance.shares):
             if i % self._ranks != self._rank:
                 continue
-            receivers = [j for j in self._among(k, "inputs") if k not in senders]
+            receivers = [j for j in self._among(k, INPUTS) if k not in senders]
             if k in senders or receivers:
                 shares = {j + 1: by_client[k] for j, by_client in answers.items() if k in by_client}
                 secret = shamir.join(shares, self.t)
@@ -183,17 +197,21 @@ class PairwiseSum:
         add_streams(total, streams)
         return total
 
+    def integers(self, total: np.ndarray) -> np.ndarray:
+        """Return the values, [m] int64, of their sum over all ranks without masks."""
+        return total.view(np.int64)
+
     def _answers(self) -> dict[int, dict[int, bytes]]:
         """Return the shares that each client gives the server, by client; collective."""
         mine = [k for k in self.attendance.answers if k in self.members]
         sent = {}
         for k in mine:
-            sealed = {j: self._sealed[j][k] for j in self._among(k, "shares")}
-            sent[k] = self.members[k].answer(sealed, self.attendance.inputs)
+            sealed = {j: self._sealed[j][k] for j in self._among(k, SHARES)}
+            sent[k] = self.members[k].answer(sealed, self.attendance.sets[INPUTS])
             self.costs[k].up[ANSWERS] = sum(map(len, sent[k].values()))
         return self._gather(sent)
 
-    def _among(self, k: int, stage: str) -> list[int]:
+    def _among(self, k: int, stage: int) -> list[int]:
         """Return the neighbours of client k that have completed a stage."""
-        present = set(getattr(self.attendance, stage))
-        return [j for j in self.graph[k] if j in present]
+        present = self.attendance.sets[stage]
+        return [j for j in self.graph.neighbours(k) if j in present]
