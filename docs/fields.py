@@ -3,7 +3,8 @@
 from pydantic import BaseModel
 from text import anchored, code, joined, prose, table
 
-from hpcfed.config.fields import format_flag_value
+from hpcfed.config.fields import format_flag_value, is_part, table_names
+from hpcfed.config.fields import section as part_at
 from hpcfed.config.job import FREE, Job
 from hpcfed.report.catalogue import parameter
 from hpcfed.storage.fields import covers
@@ -31,25 +32,19 @@ ALGORITHM = """
 
 def page() -> str:
     """The whole page: first the fields without a table, then each table."""
-    parts = {name: f for name, f in Job.model_fields.items() if is_part(f.annotation)}
-    top = [name for name in Job.model_fields if name not in (*parts, "algorithm")]
-    tables = [section(name, f.annotation) for name, f in parts.items()]
-    return joined(INTRO, "## The run itself", fields(Job, "", top), ALGORITHM, *tables)
-
-
-def is_part(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    top = fields(Job, "", without=("algorithm",))
+    tables = [section(name, part_at(Job, name.split("."))) for name in table_names(Job)]
+    return joined(INTRO, "## The run itself", top, ALGORITHM, *tables)
 
 
 def section(name: str, part: type[BaseModel]) -> str:
-    return joined(
-        f"## {name}", prose(part.__doc__), fields(part, f"{name}.", list(part.model_fields))
-    )
+    return joined(f"## {name}", prose(part.__doc__), fields(part, f"{name}."))
 
 
-def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
-    """The fields of one table of the job."""
-    return table(HEAD, (row(prefix, parameter(part, name)) for name in names))
+def fields(part: type[BaseModel], prefix: str, without: tuple[str, ...] = ()) -> str:
+    """The fields of one table of the job; tables inside it have their own."""
+    names = [n for n, field in part.model_fields.items() if not is_part(field.annotation)]
+    return table(HEAD, (row(prefix, parameter(part, n)) for n in names if n not in without))
 
 
 def row(prefix: str, facts: dict) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ class Shard:
     in `only`.
     y: labels of all examples of the split, in the form of their task.
     rows: [n], positions in `x` and `y`.
+    ids: [n], numbers of the examples in a split of which other ranks have the others; default:
+    rows.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Shard:
         rows: np.ndarray,
         device: torch.device,
         only: Collection[str] | None = None,
+        ids: np.ndarray | None = None,
     ):
         if only is not None:
             x = {name: part for name, part in x.items() if name in only}
         self.x, self.rows, self.device = x, rows, device
+        self.ids = rows if ids is None else ids
         self.labels = y[rows]  # [n, ...], on the host; of classes [n], int64
         self._resident: Inputs | None = None
         self._resident_labels: tuple[np.ndarray, Tensor] | None = None  # on the host, the device
@@ -76,6 +80,7 @@ class Shard:
         """Return the shard of the examples at these positions."""
         part = copy(self)
         part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
+        part.ids = self.ids[which]
         part._resident_labels = None
         return part
 
@@ -144,7 +149,7 @@ def concat_shards(shards: Sequence[Shard]) -> Shard:
         else:
             result.x = np.concatenate([s.x[s.rows] for s in shards])
         result.rows = np.arange(sum(map(len, shards)))
-    result.labels = np.concatenate([s.labels for s in shards])
+    result.labels, result.ids = np.concatenate([s.labels for s in shards]), result.rows
     result._resident = join(s.resident for s in shards) if result.gathers_on_device else None
     result._resident_labels = None
     return result
@@ -268,25 +273,25 @@ class Client:
         self.skeleton.assign(values)
 
 
-class PopulationClient(Client):
-    """A client of a large population, which makes its examples at their first use.
+class LazyClient(Client):
+    """A client that makes its examples at their first use.
 
     Such a client may receive a model long before it trains, or only its state may be needed.
-    data: makes its training and test examples.
+    data: makes its training and test examples, and those that it holds out.
     """
 
     def __init__(
         self,
         id: int,
         architecture: str,
-        data: Callable[[], tuple[Shard, Shard]],
+        data: Callable[[], tuple[Shard, Shard, Shard | None]],
         store: ClientStore,
     ):
         self.id, self.architecture, self.store = id, architecture, store
-        self.validation, self._data = None, data
+        self._data = data
 
     @cached_property
-    def _examples(self) -> tuple[Shard, Shard]:
+    def _examples(self) -> tuple[Shard, Shard, Shard | None]:
         return self._data()
 
     @property
@@ -296,6 +301,10 @@ class PopulationClient(Client):
     @property
     def test(self) -> Shard:  # type: ignore[override]  # a field there
         return self._examples[1]
+
+    @property
+    def validation(self) -> Shard | None:  # type: ignore[override]  # a field there
+        return self._examples[2]
 
 
 class Clients(Mapping[int, Client]):

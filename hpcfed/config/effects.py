@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from hpcfed.config.conditions import Check, Scope, UsedIf, conditions, value_text
+from hpcfed.config.fields import is_part
 from hpcfed.config.layers import STORED, Layer, has
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import flat
@@ -42,13 +43,11 @@ class Effects:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.stated: dict[str, list[tuple[Scope, UsedIf]]] = {}
-        tables = {name: getattr(job, name) for name in type(job).model_fields}
-        for table, section in tables.items():
-            if isinstance(section, BaseModel):
-                scope = Scope(type(section), type(job), f"{table}.")
-                for name, parts in conditions(type(section)).items():
-                    entries = self.stated.setdefault(scope.path(name), [])
-                    entries += [(scope, condition) for condition in parts]
+        for table, section in tables(job):
+            scope = Scope(type(section), type(job), f"{table}.")
+            for name, parts in conditions(type(section)).items():
+                entries = self.stated.setdefault(scope.path(name), [])
+                entries += [(scope, condition) for condition in parts]
 
     def idle(self, path: str, within: frozenset[str] = frozenset()) -> Idle | None:
         """Return why a field has no effect, None if it has one.
@@ -94,6 +93,15 @@ class Effects:
         for part in path.split("."):
             value = getattr(value, part)
         return value
+
+
+def tables(part: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Yield all tables of a job with their dotted names, each before those inside it."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            yield f"{prefix}{name}", value
+            yield from tables(value, f"{prefix}{name}.")
 
 
 def refuse_idle_fields(job: Job) -> None:
@@ -146,13 +154,11 @@ def has_field(layer: Layer, name: str) -> bool:
 
 def defaults(job: Job) -> dict[str, Any]:
     """Return the defaults of the fields of the job's sections, by name."""
-    sections = {name: getattr(job, name) for name in type(job).model_fields}
     return {
         f"{section}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
-        for section, values in sections.items()
-        if isinstance(values, BaseModel)
+        for section, values in tables(job)
         for name, field in type(values).model_fields.items()
-        if not field.is_required()
+        if not field.is_required() and not is_part(field.annotation)
     } | {
         f"local.{name}": to_jsonable_python(value)
         for name, value in job.algorithm.local_defaults.items()

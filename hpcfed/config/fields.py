@@ -34,6 +34,15 @@ def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
+def table_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted names of all tables, each before those inside it."""
+    names = []
+    for name, info in model.model_fields.items():
+        if is_part(info.annotation):
+            names += [prefix + name, *table_names(info.annotation, f"{prefix}{name}.")]
+    return names
+
+
 def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
     """Return the table of the job that a path names; None if there is none."""
     current: Any = model

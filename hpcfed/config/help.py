@@ -18,7 +18,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.conditions import meaning
-from hpcfed.config.fields import field_names, format_flag_value, is_part, kind_of
+from hpcfed.config.fields import (
+    field_names,
+    format_flag_value,
+    is_part,
+    kind_of,
+    table_names,
+)
 from hpcfed.config.fields import section as class_at
 from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
 from hpcfed.config.layers import PREFIX, Layer, origin
@@ -122,8 +128,7 @@ def cut(text: str, most: int) -> str:
 
 def tables() -> list[str]:
     """Return the names of a job's tables, and `job` for the fields outside all tables."""
-    parts = [name for name, field in Job.model_fields.items() if is_part(field.annotation)]
-    return [TOP, "algorithm", *parts]
+    return [TOP, "algorithm", *table_names(Job)]
 
 
 def about(topic: str, words: CommandLine, stored: Stored, width: int) -> str:
@@ -162,19 +167,18 @@ def method(name: str, words: CommandLine, stored: Stored, width: int) -> str:
 def section(shown: Command, name: str, width: int) -> str:
     """Return the help for all fields of a table of the job."""
     part: type[BaseModel] = type(shown.job)
-    names = [n for n, info in part.model_fields.items() if not is_part(info.annotation)]
     prefix = ""
     if name == TOP:
         head = "fields outside tables:"
     else:
-        part = table_at(part, [name])
-        names, prefix = list(part.model_fields), f"{name}."
+        part, prefix = table_at(part, name.split(".")), f"{name}."
         text = (
             f"method {shown.job.algorithm.name} (more: hpcfed show {shown.job.algorithm.name})"
             if name == "algorithm"
             else " ".join((part.__doc__ or "").split()).rstrip(".")
         )
         head = f"[{name}] {text}:"
+    names = [n for n, info in part.model_fields.items() if not is_part(info.annotation)]
     rows = [entry(prefix + n, value(shown.job, prefix + n), part, n, width) for n in names]
     return "\n".join([textwrap.fill(head, width), "", *rows])
 

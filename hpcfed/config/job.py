@@ -16,6 +16,7 @@ from hpcfed.config.adapt import Adapt
 from hpcfed.config.conditions import check_conditions
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
+from hpcfed.config.fields import section, table_names
 from hpcfed.config.files import read_preset
 from hpcfed.config.layers import Layer, origin
 from hpcfed.config.limits import FileName, Limited, Names, PositiveInt
@@ -208,9 +209,9 @@ class Job(Limited):
         return plain | {"training": self.training.model_dump() if stacked else EXACT}
 
 
-for part in Job.model_fields.values():
-    if isinstance(part.annotation, type) and issubclass(part.annotation, Section):
-        check_conditions(part.annotation, Job)
+for table in table_names(Job):
+    if part := section(Job, table.split(".")):
+        check_conditions(part, Job)
 
 
 def algorithm_model(name: str) -> type[Section]:

@@ -320,11 +320,11 @@ def check_environment(environ: Mapping[str, str]) -> None:
         # on Linux another name, which other nodes would not get
         if name != name.upper():
             raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
-        table_name, *others = name.removeprefix(PREFIX).lower().split("__")
-        if table_name not in Job.model_fields:
-            raise ConfigError(f"environment variable {name}: {no_field(table_name, Job)}")
-        table = table_name == "algorithm" or section(Job, [table_name])
-        if others and not (table and len(others) == 1):
+        path = name.removeprefix(PREFIX).lower().split("__")
+        if path[0] not in Job.model_fields:
+            raise ConfigError(f"environment variable {name}: {no_field(path[0], Job)}")
+        above = path[:-1]
+        if above and above != ["algorithm"] and not section(Job, above):
             raise ConfigError(
-                f"environment variable {name}: {table_name} has no such fields; see --help all"
+                f"environment variable {name}: {'.'.join(above)} has no such fields; see --help all"
             )

@@ -4,17 +4,18 @@ The text under a field is its line in `--help`.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Gt, Le
 from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
+    model_validator,
 )
 from pydantic import NonNegativeFloat as NonNegative
 
-from hpcfed.config.conditions import SET, UNSET, field, other_than
+from hpcfed.config.conditions import SET, UNSET, above, at_most, field, other_than
 from hpcfed.config.limits import (
     Count,
     FileName,
@@ -39,6 +40,62 @@ class Section(Limited):
 # the data are divided among clients, who do not make their own; by a partition drawn here
 DIVIDED = {"name": other_than("synthetic")}
 DRAWN = {"name": other_than("synthetic"), "partition_file": None}
+OF_IMAGES = {"data.name": other_than("synthetic")}
+
+
+class Shift(Section):
+    """How the images of clients differ (feature skew), in training and in tests.
+
+    Rotation comes before colour, colour before noise.
+    """
+
+    rotation_groups: Annotated[int, Gt(0), Le(4)] = field(1, used_if=OF_IMAGES)
+    """1, 2 or 4: client k has all its images turned by k modulo this number of equal parts of a
+    circle (IFCA).
+    """
+    reuse: bool = field(False, used_if={"rotation_groups": above(1)})
+    """Each group of rotation_groups has all training images, so that an image is in each group
+    once; otherwise an image is in one group.
+    """
+    degrees: tuple[Annotated[float, Field(ge=-360, le=360)], ...] = field(
+        (), used_if={**OF_IMAGES, "rotation_groups": at_most(1)}
+    )
+    """Client k's images are rotated to the left by the k-th of these angles (modulo length); pixels
+    from outside are black.
+    """
+    hue_groups: PositiveInt = field(1, used_if=OF_IMAGES)
+    """The hue of client k's images is moved by k modulo this number of equal parts of the colour
+    circle; three channels.
+    """
+    noise: NonNegative = field(0.0, used_if=OF_IMAGES)
+    """Sigma: Gaussian noise on pixels of 0..1, which is stronger the higher the client's number
+    (NIID-Bench); drawn once per image, not cut off at 0 and 1.
+    """
+    noise_of: Literal["std", "variance"] = field("std", used_if="noise")
+    """What sigma is: the standard deviation of the last of K clients, and sigma k / (K - 1) that of
+    client k (the authors' code); or a variance, sigma (k + 1) / K that of client k (the paper).
+    """
+
+    @property
+    def copies(self) -> int:
+        """How many times the training images are used."""
+        return self.rotation_groups if self.reuse else 1
+
+    @property
+    def active(self) -> bool:
+        """Whether any image changes."""
+        return bool(
+            self.rotation_groups > 1 or any(self.degrees) or self.hue_groups > 1 or self.noise
+        )
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        if self.rotation_groups == 3:
+            raise ValueError(
+                "rotation_groups = 3: images are turned by quarters of a circle; give 1, 2 or 4, "
+                "or set degrees = [0, 120, 240]"
+            )
+        return self
 
 
 class Data(Section):
@@ -170,6 +227,8 @@ class Data(Section):
     """
     tokens: PositiveInt = 32
     """Text: length of an example; longer texts are cut, shorter ones filled up."""
+    shift: Shift = Shift()
+    """Table `[data.shift]`: how the images of clients differ."""
 
 
 class Columns(Section):

@@ -78,6 +78,22 @@ def load_for(job: Job, name: str) -> DataSet:
     return load(name, job.data.root, job.data.download, reading(job, name))
 
 
+def load_clients(job: Job) -> DataSet:
+    """Load the data that a job's clients have, with the modalities that it uses.
+
+    If groups of clients reuse the images, the training split has a copy for each.
+    Raises as `load`, and ConfigError for settings of modalities or images that other data have.
+    """
+    from hpcfed.data import modalities, shift  # they import torch
+
+    data = load_for(job, job.data.name)
+    modalities.check_idle(data, job.modalities)
+    if data.modalities:
+        data = modalities.select(data, job.modalities)
+    shift.check(job.data.shift, data)
+    return shift.repeat(data, job.data.shift.copies)
+
+
 def reading(job: Job, name: str) -> Reading:
     """Return a job's settings for reading a data set that it names."""
     data = job.data

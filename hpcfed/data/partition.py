@@ -50,15 +50,16 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     if settings.partition_file is not None:
         return _from_file(settings.partition_file, data, clients, settings.public)
     check_groups(data, settings)
-    strata = data.strata
+    copies = settings.shift.copies
+    strata = data.strata[: len(data.train.y) // copies]
     apart = public(strata, settings.public, stream(seed, "public"))
-    pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
+    pool = np.setdiff1d(np.arange(len(strata)), apart)
     tail = stream(seed, "imbalance")
     pool = pool[long_tail(strata[pool], settings.imbalance, tail)]
     pool = pool[limit(strata[pool], settings.train_limit, stream(seed, "limit"))]
     pool = _frequent(data.train, pool, settings)
-    train = tuple(np.sort(pool[part]) for part in _draw(data, pool, settings, clients, seed))
-    tests = data.task.strata(data.test.y)
+    train = tuple(_share_out(data, pool, settings, clients, seed))
+    strata, tests = data.strata, data.task.strata(data.test.y)
     if settings.partition == "natural" and data.own_tests:
         test = tuple(_of_users(data, part) for part in train)
     else:
@@ -119,8 +120,38 @@ def check_groups(data: DataSet, settings: Data) -> None:
         )
 
 
-def _draw(data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: int) -> ClientRows:
-    """Return the clients' shares of the pool, as indices into the pool."""
+def _share_out(
+    data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: int
+) -> ClientRows:
+    """Return the rows of each client, sorted.
+
+    If groups of clients reuse the images, the clients of each group share all of the pool: those of
+    group g have rows of the g-th copy of the training split.
+    """
+    copies = settings.shift.copies
+    if clients < copies:
+        raise ConfigError(
+            f"data.shift.reuse: each of the {copies} groups needs a client, but the job has "
+            f"{clients}; set clients = {copies} or more"
+        )
+    images = len(data.train.y) // copies
+    train = [pool[:0]] * clients
+    for group in range(copies):
+        members, key = range(group, clients, copies), [group] if group else []
+        for k, part in zip(
+            members, _draw(data, pool, settings, len(members), seed, *key), strict=True
+        ):
+            train[k] = np.sort(pool[part]) + group * images
+    return train
+
+
+def _draw(
+    data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: int, *key: int
+) -> ClientRows:
+    """Return the clients' shares of the pool, as indices into the pool.
+
+    key: ends the names of the random streams.
+    """
     train, strata = data.train, data.strata
     scheme = find("partition", settings.partition, PARTITIONS)
     if not 1 <= clients <= len(pool):
@@ -138,7 +169,7 @@ def _draw(data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: i
         labels = np.unique(train.users[pool], return_inverse=True)[1]
     values = [getattr(settings, name) for name in scheme.fields]
     values = [read_shares(value) if isinstance(value, Path) else value for value in values]
-    parts = scheme.load()(labels, clients, *values, stream(seed, "partition"))
+    parts = scheme.load()(labels, clients, *values, stream(seed, "partition", *key))
     for k, part in enumerate(parts):
         if not len(part):
             raise DataError(
@@ -146,7 +177,7 @@ def _draw(data: DataSet, pool: np.ndarray, settings: Data, clients: int, seed: i
                 f"{settings.partition!r} "
                 f"with seed {seed}; take fewer clients, a larger alpha or another seed"
             )
-    parts = schemes.halve(parts, settings.halve, stream(seed, "halve"))
+    parts = schemes.halve(parts, settings.halve, stream(seed, "halve", *key))
     return schemes.sort_by_labels(parts, strata[pool]) if settings.sort_clients else parts
 
 

@@ -49,6 +49,10 @@ class Partition:
         """Training examples of all clients."""
         return np.concatenate(self.train)
 
+    def tests(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the test examples of all clients: the client of each, and its row, [n] each."""
+        return np.repeat(np.arange(len(self.test)), self.test_sizes), np.concatenate(self.test)
+
     def counts(self, labels: np.ndarray, task: Task, outputs: int) -> np.ndarray:
         """Return the number of training examples of each client and output (class), [K, C].
 

@@ -68,9 +68,14 @@ def set_names(job: Job) -> list[str]:
 
 def read(job: Job) -> list[DataSet]:
     """Read the job's data sets, with the modalities that it uses."""
-    sets = [datasets.load_for(job, name) for name in set_names(job)]
-    modalities.check_idle(sets[0], job.modalities)
-    return [modalities.select(data, job.modalities) if data.modalities else data for data in sets]
+    other = job.data.public_source
+    return [datasets.load_clients(job), *([public_data(job, other)] if other else [])]
+
+
+def public_data(job: Job, name: str) -> DataSet:
+    """Read the data set of the public examples, with the modalities that the job uses."""
+    data = datasets.load_for(job, name)
+    return modalities.select(data, job.modalities) if data.modalities else data
 
 
 def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
@@ -122,6 +127,8 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         else None,
         checksums,
         run_id,
+        shift=job.data.shift,
+        seed=job.seed,
     )
     rehearse(job, decided)
     return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))

@@ -109,7 +109,10 @@ def need(facts: World, fed: Federation) -> Need:
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
     n = len(buffers(fed.job.local))  # moments; the gradient is the step's
     x = parts(facts.data.train.x)
-    example = sum(part.itemsize * math.prod(part.shape[1:]) for part in x)  # bytes
+    # bytes; with noise, images are float32
+    example = sum(
+        (VALUE if facts.shift.noise else part.itemsize) * math.prod(part.shape[1:]) for part in x
+    )
     weights = 0 if fed.store.stateless else sum(flat[fed.architectures[k]] for k in mine)
     if fed.job.local.keep_optimiser:
         weights += n * sum(flat[fed.architectures[k]] for k in mine)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hpcfed.clients.client import Client, Clients, PopulationClient, Shard
+from hpcfed.clients.client import Client, Clients, LazyClient, Shard, concat_shards
 from hpcfed.clients.store import ClientStore
 from hpcfed.core.architecture import Architecture
 from hpcfed.federation.federation import Federation, SharedData
@@ -57,7 +57,6 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         placement = place(world.costs.tolist(), comm.size, fast)
     counts = world.partition.counts(data.train.y, data.task, len(data.classes))
     store.weighted_task = weighted_task(job, data, counts)
-    rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
     fed = Federation(
         job=job,
         comm=comm,
@@ -73,7 +72,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         classes=len(data.classes),
         data=SharedData(
             public=Shard(world.open.x, world.open.y, world.public, device),
-            test=Shard(data.test.x, data.test.y, rows, device),
+            test=world.common_test(comm.rank, comm.size, device),
             test_sizes=world.partition.test_sizes,
             metrics=world.metrics,
             groups=data.groups,
@@ -122,12 +121,10 @@ def weighted_task(
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Return client k without weights; the store makes or loads them."""
-    if world.many:
-        data = partial(world.client_data, k, device)
-        return PopulationClient(k, world.architectures[k], data, store)
-    return Client(
-        k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device)
-    )
+    if world.makes_examples:
+        return LazyClient(k, world.architectures[k], partial(world.client_data, k, device), store)
+    train, test, validation = world.client_data(k, device)
+    return Client(k, world.architectures[k], train, test, store, validation)
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
@@ -137,6 +134,14 @@ def make_pool_client(world: World, store: ClientStore, device: torch.device, job
     """
     base = Architecture.parse(world.architectures[0]).only(())
     architecture = str(base.full if job.algorithm.accepts == "widths" else base)
-    train, test, rows = world.data.train, world.data.test, world.partition.everything
+    train, test = world.data.train, world.data.test
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
-    return Client(job.clients, architecture, Shard(train.x, train.y, rows, device), nothing, store)
+    if not world.shift.active:
+        everything = Shard(train.x, train.y, world.partition.everything, device)
+        return Client(job.clients, architecture, everything, nothing, store)
+
+    def examples() -> tuple[Shard, Shard, None]:
+        shards = [world.client_data(k, device)[0] for k in range(job.clients)]
+        return concat_shards(shards), nothing, None
+
+    return LazyClient(job.clients, architecture, examples, store)

@@ -6,10 +6,10 @@ Rank 0 makes it (`hpcfed.engine.decide`), it is sent once, and each rank builds 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from hpcfed.clients.client import Shard
 from hpcfed.clients.edges import EdgeMap
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.traces import Trace
+from hpcfed.config.sections import Shift
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition
+from hpcfed.data.shift import images_of, of_client
 from hpcfed.data.synthetic import Synthetic
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class World:
     edges: edge server of each client, if there are edge servers.
     checksums: of the files of weights that models start from, by architecture.
     run_id: the identity of the run that is resumed; "": a new one.
+    shift: how the images of clients differ.  seed: of the run.
     warnings: about job and data, one line each.
     """
 
@@ -61,18 +64,13 @@ class World:
     checksums: Mapping[str, str] = field(default_factory=dict)
     run_id: str = ""
     warnings: tuple[str, ...] = ()
+    shift: Shift = field(default_factory=Shift)
+    seed: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one example, or `Shapes` for several modalities."""
         return self.data.shape
-
-    def validation(self, k: int, device: torch.device) -> Shard | None:
-        """Return the validation examples that client k holds out, or None without validation."""
-        if not self.held_out:
-            return None
-        train, modalities = self.data.train, self.held.own[k] if self.held else None
-        return Shard(train.x, train.y, self.held_out[k], device, modalities)
 
     @property
     def rows(self) -> Partition:
@@ -85,18 +83,56 @@ class World:
         """Whether this is a population, whose clients make their own examples."""
         return isinstance(self.partition, Synthetic)
 
-    def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
-        """Return the training and test examples of client k."""
+    @property
+    def makes_examples(self) -> bool:
+        """Whether clients have examples of their own in memory, not rows of the shared splits."""
+        return self.many or self.shift.active
+
+    def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard, Shard | None]:
+        """Return client k's training and test examples, and those it holds out for validation."""
         if isinstance(self.partition, Synthetic):
             train, test = (
                 Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
             )
-            return train, test
-        splits, rows = self.data, self.partition
+            return train, test, None
+        rows = self.partition
         modalities, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
-        return Shard(splits.train.x, splits.train.y, rows.train[k], device, trained), Shard(
-            splits.test.x, splits.test.y, rows.test[k], device, modalities
+        validation = self.held_out[k] if self.held_out else None
+        return (
+            self.shard(k, "train", rows.train[k], device, trained),
+            self.shard(k, "test", rows.test[k], device, modalities),
+            None if validation is None else self.shard(k, "train", validation, device, modalities),
         )
+
+    def shard(
+        self,
+        k: int,
+        part: Literal["train", "test"],
+        rows: np.ndarray,
+        device: torch.device,
+        only: Collection[str] | None = None,
+    ) -> Shard:
+        """Return these rows of a split as client k has them.  only: its modalities."""
+        split = getattr(self.data, part)
+        if not self.shift.active:
+            return Shard(split.x, split.y, rows, device, only)
+        images = of_client(self.shift, k, len(self.architectures))(split.x, rows, self.seed, part)
+        return Shard(images, split.y[rows], np.arange(len(rows)), device)
+
+    def common_test(self, rank: int, ranks: int, device: torch.device) -> Shard:
+        """Return this rank's part of the test split on which the server's model is evaluated.
+
+        If the images of clients differ, this split has the test examples of all clients.
+        """
+        test = self.data.test
+        if not self.shift.active:
+            return Shard(test.x, test.y, np.arange(rank, len(test.y), ranks), device)
+        owners, rows = self.rows.tests()
+        ids = np.arange(rank, len(rows), ranks)
+        images = images_of(
+            self.shift, len(self.architectures), self.seed, test.x, owners[ids], rows[ids]
+        )
+        return Shard(images, test.y[rows[ids]], np.arange(len(ids)), device, ids=ids)
 
     def to_tree(self) -> dict[str, Any]:
         """Return all but the data sets as plain values, to be sent to other ranks.
@@ -139,6 +175,8 @@ class World:
             "costs": expand(tree["costs"], job.clients),
             "profiles": Profiles(**profiles),
             "folder": Path(tree["folder"]),
+            "shift": job.data.shift,
+            "seed": job.seed,
             "held": modalities and Held(*(from_codes(one, job.clients) for one in modalities)),
             "edges": edges and EdgeMap(**edges),
         }

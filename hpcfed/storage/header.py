@@ -197,7 +197,10 @@ def check_fields(fields: Fields) -> None:
     for name in FIELDS:
         if name in fields:
             *above, last = name.split(".")
-            (tables.setdefault(above[0], {}) if above else tables)[last] = fields[name]
+            table = tables
+            for part in above:
+                table = table.setdefault(part, {})
+            table[last] = fields[name]
     try:
         Job.model_validate(tables)
     except ValidationError as error:

@@ -100,15 +100,15 @@ def common(fed: Federation, predict: Predict) -> float:
             drew = has_drawn()
         if drew:
             parts = []
-            for i, row in enumerate(test.rows.tolist()):
+            for i, row in enumerate(test.ids.tolist()):
                 with rng.scoped(fed.seed, "evaluate", "common", row, device=fed.device):
                     parts += answer(fed, predict, test.pick(np.array([i])))
             answers = [concat(parts)] if parts else []
     fed.exchange.wait("common metric")
-    of_ranks = fed.comm.gather({fed.comm.rank: (test.rows, answers)})
-    rows = np.concatenate([rows for rows, answers in of_ranks.values() if answers])
+    of_ranks = fed.comm.gather({fed.comm.rank: (test.ids, answers)})
+    ids = np.concatenate([ids for ids, answers in of_ranks.values() if answers])
     everything = concat([one for _, answers in of_ranks.values() for one in answers])
-    order = np.argsort(rows)
+    order = np.argsort(ids)
     return task.compute([task.main], {name: of[order] for name, of in everything.items()})[0]
 
 

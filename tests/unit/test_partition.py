@@ -1,6 +1,5 @@
 """Partitions: disjoint, reproducible, of the promised size and skew; errors name the value."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -46,29 +45,9 @@ def of_sizes(n: int, clients: int) -> list[int]:
     return [n // clients] * (clients - 1) + [n - n // clients * (clients - 1)]
 
 
-@dataclass(frozen=True)
-class Job:
-    partition: str = "dirichlet"
-    sizes: str = "equal"
-    alpha: float = 0.5
-    classes_per_client: int = 2
-    partition_by: str = "label"
-    client_sizes: tuple[int, ...] = ()
-    class_choice: str = "random"
-    distribution: Path | None = None
-    preassigned: int = 0
-    rescale: bool = True
-    shards_per_client: int = 2
-    spread: float = 1.0
-    imbalance: float = 1.0
-    sort_clients: bool = False
-    halve: float = 0.0
-    least: int = 0
-    missing_labels: float = 0.0
-    train_limit: int | None = None
-    test_share: float = 0.3
-    public: int = 0
-    partition_file: Path | None = None
+def settings(partition: str = "dirichlet", **fields) -> Data:
+    """The settings of [data] with these fields, whose values may be out of range."""
+    return Data().model_copy(update={"partition": partition} | fields)
 
 
 def data(labels=LABELS, users=None, test=None) -> DataSet:
@@ -251,18 +230,18 @@ def test_partitions_by_class_may_go_by_a_column_instead_of_the_label(tmp_path):
     column = np.arange(3000) % 6 * 7
     toy = data(users=column)
     part = split(
-        toy, Job("pathological", class_choice="deterministic", partition_by="client"), 6, 0
+        toy, settings("pathological", class_choice="deterministic", partition_by="client"), 6, 0
     )
     for k, rows in enumerate(part.train):
         assert set(column[rows]) == {7 * k, 7 * ((k + 1) % 6)}
     with pytest.raises(DataError, match="data.partition_by is 'client', but these data name no"):
-        split(data(), Job(partition_by="client"), 5, 0)
+        split(data(), settings(partition_by="client"), 5, 0)
 
 
 def test_shares_are_read_from_a_file(tmp_path):
     (tmp_path / "shares.csv").write_text("1,2\n3,1\n")
     labels = np.repeat([0, 1], 40)
-    job = Job("distribution", distribution=tmp_path / "shares.csv")
+    job = settings("distribution", distribution=tmp_path / "shares.csv")
     part = split(data(labels), job, 2, 0)
     assert part.counts(labels, Classification(), 2).sum(0).tolist() == [40, 40]
     (tmp_path / "shares.csv").write_text("1,x\n")
@@ -310,7 +289,7 @@ def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_o
     assert len(np.unique(rows)) == len(rows)
     assert np.bincount(UNEVEN[sampling.long_tail(UNEVEN, 100, G)])[4] == 1  # 7 / 100, at least one
     toy = data(labels)
-    part = split(toy, Job("iid", imbalance=100, train_limit=500), 4, seed=3)
+    part = split(toy, settings("iid", imbalance=100, train_limit=500), 4, seed=3)
     assert part.counts(toy.train.y, Classification(), 5).sum(0).tolist() == [
         343,
         109,
@@ -321,9 +300,10 @@ def test_a_long_tail_keeps_all_of_the_first_class_and_a_geometric_share_of_the_o
 
 
 def test_sorted_clients_are_the_same_ones_in_the_order_of_their_labels():
-    job = Job("classes", classes_per_client=2)
+    job = settings("classes", classes_per_client=2)
     random, ordered = (
-        split(data(), replace(job, sort_clients=sort), 20, seed=5).train for sort in (False, True)
+        split(data(), job.model_copy(update={"sort_clients": sort}), 20, seed=5).train
+        for sort in (False, True)
     )
     key = {
         tuple(part): (np.bincount(LABELS[part]).argmax(), LABELS[part].mean()) for part in random
@@ -358,7 +338,7 @@ def test_small_clients_are_tested_on_one_example_and_unknown_classes_on_none():
 def test_a_partition_keeps_training_and_public_examples_apart(name):
     K = 6 if name in ("square", "exponential") else 20
     sizes = {"client_sizes": (90,) * 20} if name == "sizes" else {}
-    job = Job(name, public=500, train_limit=2000, halve=0.5, **sizes)
+    job = settings(name, public=500, train_limit=2000, halve=0.5, **sizes)
     toy = data(users=np.arange(3000) % 25)
     part = split(toy, job, K, seed=1)
     rows = np.concatenate([*part.train, part.public])
@@ -374,43 +354,48 @@ def test_a_partition_keeps_training_and_public_examples_apart(name):
 @pytest.mark.parametrize("name", [n for n, scheme in PARTITIONS.items() if scheme.complete])
 def test_a_complete_partition_covers_every_example_once(name):
     K = 6 if name in ("square", "exponential") else 20
-    part = split(data(users=np.arange(3000) % 25), Job(name), K, seed=3)
+    part = split(data(users=np.arange(3000) % 25), settings(name), K, seed=3)
     assert np.array_equal(np.sort(np.concatenate(part.train)), np.arange(3000))
 
 
 @pytest.mark.parametrize(
     "job, clients, error, words",
     [
-        (Job("dirichlett"), 5, ConfigError, "did you mean 'dirichlet'"),
-        (Job(alpha=0.0), 5, ConfigError, "data.alpha is 0.0"),
+        (settings("dirichlett"), 5, ConfigError, "did you mean 'dirichlet'"),
+        (settings(alpha=0.0), 5, ConfigError, "data.alpha is 0.0"),
         (
-            Job("classes", classes_per_client=11),
+            settings("classes", classes_per_client=11),
             5,
             ConfigError,
             "is 11, but the data have 10 classes",
         ),
-        (Job("sizes"), 5, ConfigError, "data.client_sizes has 0 sizes"),
-        (Job("sizes", client_sizes=(9,)), 5, ConfigError, "client_sizes has 1 sizes"),
-        (Job("sizes", client_sizes=(601,) * 5), 5, ConfigError, "3005 examples in all"),
-        (Job("exponential"), 20, DataError, "client 0 of 20 gets no training example"),
-        (Job("pathological", classes_per_client=11), 5, ConfigError, "data have 10 classes"),
+        (settings("sizes"), 5, ConfigError, "data.client_sizes has 0 sizes"),
+        (settings("sizes", client_sizes=(9,)), 5, ConfigError, "client_sizes has 1 sizes"),
+        (settings("sizes", client_sizes=(601,) * 5), 5, ConfigError, "3005 examples in all"),
+        (settings("exponential"), 20, DataError, "client 0 of 20 gets no training example"),
+        (settings("pathological", classes_per_client=11), 5, ConfigError, "data have 10 classes"),
         (
-            Job("pathological", class_choice="deterministic", classes_per_client=10),
+            settings("pathological", class_choice="deterministic", classes_per_client=10),
             400,
             ConfigError,
             "400 clients hold class 0, which has 300",
         ),
-        (Job("distribution"), 5, ConfigError, "a multiple of 10 clients"),
-        (Job("distribution", preassigned=200), 10, ConfigError, "200 beforehand"),
-        (Job("distribution", preassigned=2, rescale=False), 10, ConfigError, "no effect"),
-        (Job("shards", shards_per_client=1000), 5, ConfigError, "5000 shards of 3000 examples"),
-        (Job("quantity", spread=-1.0), 5, ConfigError, "data.spread is -1.0"),
-        (Job(halve=1.5), 5, ConfigError, "data.halve is 1.5"),
-        (Job(), 3001, DataError, "3001 clients cannot share 3000 examples"),
-        (Job(), 0, DataError, "0 clients"),
-        (Job(public=3000), 5, DataError, "data.public is 3000"),
-        (Job("natural"), 5, DataError, "name no users"),
-        (Job(sizes="free", alpha=0.001), 300, DataError, "client [0-9]+ of 300 .* seed 4"),
+        (settings("distribution"), 5, ConfigError, "a multiple of 10 clients"),
+        (settings("distribution", preassigned=200), 10, ConfigError, "200 beforehand"),
+        (settings("distribution", preassigned=2, rescale=False), 10, ConfigError, "no effect"),
+        (
+            settings("shards", shards_per_client=1000),
+            5,
+            ConfigError,
+            "5000 shards of 3000 examples",
+        ),
+        (settings("quantity", spread=-1.0), 5, ConfigError, "data.spread is -1.0"),
+        (settings(halve=1.5), 5, ConfigError, "data.halve is 1.5"),
+        (settings(), 3001, DataError, "3001 clients cannot share 3000 examples"),
+        (settings(), 0, DataError, "0 clients"),
+        (settings(public=3000), 5, DataError, "data.public is 3000"),
+        (settings("natural"), 5, DataError, "name no users"),
+        (settings(sizes="free", alpha=0.001), 300, DataError, "client [0-9]+ of 300 .* seed 4"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_value(job, clients, error, words):
@@ -419,9 +404,9 @@ def test_impossible_settings_are_refused_with_the_value(job, clients, error, wor
 
 
 def test_a_saved_partition_is_the_same_again(tmp_path):
-    part = split(data(), Job(public=10), 20, seed=5)
+    part = split(data(), settings(public=10), 20, seed=5)
     part.save(tmp_path / "p.h5")
-    back = split(data(), Job(partition_file=tmp_path / "p.h5"), 20, seed=6)
+    back = split(data(), settings(partition_file=tmp_path / "p.h5"), 20, seed=6)
     assert equal(part.train + part.test, back.train + back.test)
     assert np.array_equal(part.public, back.public) and [p.name for p in tmp_path.iterdir()] == [
         "p.h5"
@@ -454,7 +439,7 @@ def small(train=((0, 1), (2,)), test=((0,), (0, 1)), public=(3,)) -> Partition:
 def test_a_partition_file_that_cannot_be_is_refused(tmp_path, part, words):
     part.save(tmp_path / "p.h5")
     with pytest.raises(DataError, match=words):
-        split(data(), Job(partition_file=tmp_path / "p.h5"), 2, seed=0)
+        split(data(), settings(partition_file=tmp_path / "p.h5"), 2, seed=0)
 
 
 def plain(path: Path, part: Partition, without: str = "") -> None:
@@ -508,7 +493,10 @@ def test_no_flipped_bit_of_a_saved_partition_is_another_partition(tmp_path):
 
 
 def test_halved_clients_change_no_other_clients_examples_or_test_set():
-    full, halved = split(data(), Job(), 20, seed=7), split(data(), Job(halve=0.5), 20, seed=7)
+    full, halved = (
+        split(data(), settings(), 20, seed=7),
+        split(data(), settings(halve=0.5), 20, seed=7),
+    )
     same = [np.array_equal(a, b) for a, b in zip(full.train, halved.train, strict=True)]
     assert sum(same) == 10
     assert equal(*([part.test[k] for k in range(20) if same[k]] for part in (full, halved)))

@@ -12,7 +12,7 @@ import torch
 from hpcfed.clients.client import Client, Shard
 from hpcfed.clients.store import ClientStore
 from hpcfed.config.job import Job
-from hpcfed.data import datasets, modalities
+from hpcfed.data import datasets, modalities, shift
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition_file import Partition
 from hpcfed.data.synthetic import Synthetic
@@ -35,8 +35,7 @@ class Sources:
 
     @cached_property
     def data(self) -> DataSet:
-        data = datasets.load_for(self.job, self.job.data.name)
-        return modalities.select(data, self.job.modalities) if data.modalities else data
+        return datasets.load_clients(self.job)
 
     def held(self, names: tuple[str, ...]) -> modalities.Held:
         """Return which client has which of these modalities of the data, as the run drew it."""
@@ -80,11 +79,18 @@ class Sources:
 
     @property
     def test(self) -> Split:
-        """The test split."""
-        return self.partition.common() if isinstance(self.partition, Synthetic) else self.data.test
+        """The test split; if the images of clients differ, the test examples of all of them."""
+        if isinstance(self.partition, Synthetic):
+            return self.partition.common()
+        test, job = self.data.test, self.job
+        if not job.data.shift.active:
+            return test
+        owners, rows = self.shares.tests()
+        x = shift.images_of(job.data.shift, job.clients, job.seed, test.x, owners, rows)
+        return Split(x, test.y[rows])
 
     def client_data(self, k: int, which: str) -> Shard:
-        """Return examples of client k. which: "train" or "test"."""
+        """Return examples of client k, as it has them. which: "train" or "test"."""
         if isinstance(self.partition, Synthetic):
             split = self.partition.client_data(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
@@ -92,6 +98,13 @@ class Sources:
         if self.data.modalities:
             assignment = self.held(self.data.modalities)
             only = (assignment.train if which == "train" else assignment.own)[k]
+        if self.job.data.shift.active:
+            rows, change = (
+                getattr(self.shares, which)[k],
+                shift.of_client(self.job.data.shift, k, self.job.clients),
+            )
+            images = change(split.x, rows, self.job.seed, which)
+            return Shard(images, split.y[rows], np.arange(len(rows)), CPU)
         return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU, only)
 
 
