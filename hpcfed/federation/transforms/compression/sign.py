@@ -1,0 +1,44 @@
+"""Signs: one bit a value, and one magnitude for each tensor.
+
+Karimireddy, Rebjock, Stich and Jaggi, ICML 2019, arXiv:1901.09847 (EF-sign): the magnitude is the
+tensor's mean magnitude, which travels too. With `eta` it is fixed instead, as in signSGD:
+Bernstein, Wang, Azizzadenesheli and Anandkumar, ICML 2018, arXiv:1802.04434. One bit has no 0: that
+is +1.
+
+Deviation: the paper's server moves by eta in the direction of the majority of signs. Here it takes
+the method's mean of what clients send, eta times the mean sign, so that a narrow vote moves a value
+less, and a tie does not move it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcfed.federation.transforms.compression.bits import Reader
+from hpcfed.federation.transforms.compression.codec import Codec, Shape
+
+
+class Sign(Codec):
+    """eta: the magnitude of all values; None: the mean magnitude of each tensor."""
+
+    contracts = True
+
+    def __init__(self, eta: float | None = None, min_size: int = 0) -> None:
+        super().__init__(min_size)
+        self.eta = eta
+
+    def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
+        signs = np.packbits(x.ravel() < 0).tobytes()
+        if self.eta is not None:
+            return signs
+        return np.float32(np.abs(x, dtype=np.float64).mean()).tobytes() + signs
+
+    def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
+        magnitude = reader.array("f4", 1)[0] if self.eta is None else np.float32(self.eta)
+        negative = reader.numbers(int(np.prod(shape)), 1).astype(bool)
+        return np.where(negative, -magnitude, magnitude)
+
+    def most_bytes_of(self, shape: Shape) -> int:
+        return (4 if self.eta is None else 0) + -(-int(np.prod(shape)) // 8)

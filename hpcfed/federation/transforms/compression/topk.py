@@ -1,0 +1,57 @@
+"""Top-k: the k values of the largest magnitude, and their positions; all others are 0.
+
+Aji and Heafield, EMNLP 2017, arXiv:1704.05021. k = ceil(share n). Of equal magnitudes those of the
+lowest positions are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcfed.federation.transforms.compression.bits import (
+    Reader,
+    most_bytes,
+    pack_positions,
+    read_positions,
+)
+from hpcfed.federation.transforms.compression.codec import Codec, Shape, count
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Return the positions of the k largest magnitudes of a vector, ascending."""
+    if k >= len(x):
+        return np.arange(len(x))
+    magnitudes = np.abs(x)
+    threshold = np.partition(magnitudes, len(x) - k)[len(x) - k]
+    above = np.flatnonzero(magnitudes > threshold)
+    equal = np.flatnonzero(magnitudes == threshold)[: k - len(above)]
+    return np.sort(np.append(above, equal))
+
+
+class TopK(Codec):
+    """share: of the values that are sent."""
+
+    contracts = True
+
+    def __init__(self, share: float, together: bool = True, min_size: int = 0) -> None:
+        super().__init__(min_size)
+        self.share, self.together = share, together
+
+    def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
+        flat = x.ravel()
+        positions = largest(flat, count(self.share, flat.size))
+        return flat[positions].tobytes() + pack_positions(positions, flat.size)
+
+    def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
+        n = int(np.prod(shape))
+        k = count(self.share, n)
+        values, x = reader.array("f4", k), np.zeros(n, np.float32)
+        x[read_positions(reader, k, n)] = values
+        return x
+
+    def most_bytes_of(self, shape: Shape) -> int:
+        n = int(np.prod(shape))
+        k = count(self.share, n)
+        return 4 * k + most_bytes(k, n)
