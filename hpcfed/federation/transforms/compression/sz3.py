@@ -2,8 +2,8 @@
 
 Liang et al., IEEE Transactions on Big Data 2023, arXiv:2111.02925; for federated learning: Wilkins
 et al., IPDPS 2024, arXiv:2312.13461 (FedSZ). No value of a tensor changes by more than the bound
-times its range, max - min. The package is pysz; tensors are compressed as
-vectors, because neighbouring weights are not alike. How many bytes a message has depends on its values, and may
+times its range, max - min. The package is pysz; tensors are compressed as vectors, because
+neighbouring weights are not alike. How many bytes a message has depends on its values, and may
 differ between versions and machines.
 """
 

@@ -1,7 +1,8 @@
 """ZFP: error-bounded compression of blocks of four values by a transform and its bit planes.
 
 Lindstrom, IEEE TVCG 2014. No value of a tensor changes by more than the bound times its range,
-max - min. The package is zfpy; tensors are compressed as vectors. How many bytes a message has depends on its values.
+max - min. The package is zfpy; tensors are compressed as vectors. How many bytes a message has
+depends on its values.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Compression of uploads and downloads: each codec is one file."""
