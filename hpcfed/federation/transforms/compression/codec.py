@@ -6,7 +6,8 @@ travel as they are if they are small, if a value is nan or infinite, or if their
 shorter. Shapes are not sent, because both sides know them.
 
 Sender and receiver draw from the same named random stream, so that positions and rotations that
-both can draw are not sent.
+both can draw are not sent. Each tensor has a stream of its own, so that no draw depends on which
+tensors are encoded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.core import rng
 from hpcfed.federation.transforms.compression.bits import Reader
 
 Shape = tuple[int, ...]
@@ -71,12 +73,12 @@ class Codec:
         codes: dict[int, bytes] = {}  # by tensor; of all together by the first one
         finite = [i for i in large if np.isfinite(tensors[i]).all()]
         groups = [finite] if self.together and finite else [[i] for i in finite]
-        generators = self._generators(generator, len(tensors))
+        seed = int(generator.integers(2**63))
         for group in groups:
             i, size = group[0], sum(tensors[j].nbytes for j in group)
             x = np.concatenate([tensors[j].ravel() for j in group]) if self.together else tensors[i]
             entry = dict(memory.get(str(i), {}))
-            code = self.pack(x, generators[i], entry)
+            code = self.pack(x, rng.stream(seed, "tensor", i), entry)
             if code is not None and len(code) < size:
                 codes |= {i: code} | dict.fromkeys(group[1:], b"")
                 if self.has_memory:
@@ -101,15 +103,17 @@ class Codec:
             for i, shape in enumerate(shapes)
             if i not in encoded
         }
-        generators = self._generators(generator, len(shapes))
+        seed = int(generator.integers(2**63))
         if self.together and encoded:
             sizes = [math.prod(shapes[i]) for i in encoded]
-            x = self.unpack(reader, (sum(sizes),), generators[encoded[0]])
+            stream = rng.stream(seed, "tensor", encoded[0])
+            x = self.unpack(reader, (sum(sizes),), stream)
             for i, part in zip(encoded, np.split(x, np.cumsum(sizes)[:-1]), strict=True):
                 tensors[i] = part.reshape(shapes[i])
         else:
             for i in encoded:
-                tensors[i] = self.unpack(reader, shapes[i], generators[i]).reshape(shapes[i])
+                stream = rng.stream(seed, "tensor", i)
+                tensors[i] = self.unpack(reader, shapes[i], stream).reshape(shapes[i])
         return [tensors[i].astype(np.float32, copy=False) for i in range(len(shapes))]
 
     def most_bytes(self, shapes: Sequence[Shape]) -> int:
@@ -127,11 +131,6 @@ class Codec:
 
     def _is_large(self, shape: Shape) -> bool:
         return math.prod(shape) >= max(1, self.min_size)
-
-    def _generators(self, generator: np.random.Generator, n: int) -> list[np.random.Generator]:
-        """Return a generator for each tensor, so that no draw depends on which are encoded."""
-        seeds = generator.integers(2**63, size=n).tolist()
-        return [np.random.Generator(np.random.Philox(key=seed)) for seed in seeds]
 
 
 def count(share: float, n: int) -> int:
