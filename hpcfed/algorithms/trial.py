@@ -39,6 +39,7 @@ from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.federation import Federation
 from hpcfed.models.assign import widest
 from hpcfed.tasks import Task
+from hpcfed.training import examples
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Shard
@@ -166,13 +167,16 @@ def measure(fed: Federation) -> Measured:
     return MEASURED[fed]
 
 
-def check_sealed(fed: Federation) -> None:
-    """Raise ConfigError, on all ranks, for a method that reads uploads which the job hides.
+def check_privacy(fed: Federation) -> None:
+    """Raise ConfigError, on all ranks, for a method that reads what the job hides.
 
-    The trial shows it, before anything is trained.
+    These are uploads, or with DP-SGD examples. The trial shows it, before anything is trained.
     """
-    if fed.rule and fed.rule.seals:
+    by_example = fed.job.privacy.by == "examples"
+    if (fed.rule and fed.rule.seals) or by_example:
         try:
+            if by_example:
+                examples.check_settings(fed.job)
             measure(fed).traffic(0)
         except ConfigError as error:
             raise everywhere(error) from None
@@ -223,6 +227,8 @@ def perform(fed: Federation) -> list[Bytes]:
             (max(down, tally.down), max(up, tally.up))
             for (down, up), tally in zip(most, tallies, strict=True)
         ]
+    if fed.job.privacy.by == "examples":  # what it reads then is no less private
+        method.finish(fed, state, t)
     return most
 
 
@@ -237,7 +243,12 @@ def work_once(
     """Do one job of a client of an event-based method."""
     client.memory["download"] = method.offer(fed, client, state)
     job = Work(client.id, number, start=0.0, finish=0.0, amount=1)
-    fed.run([client.id], lambda client: method.work(fed, client, job))
+
+    def turn(client: Client) -> Any:
+        result = method.work(fed, client, job)
+        return result if method.to_server else method.send(fed, client)
+
+    fed.run([client.id], turn)
 
 
 def trial(fed: Federation, ids: list[int]) -> Federation:
@@ -276,6 +287,7 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
     )
     store.stateless = not keeps_weights(method, federation)
     federation.warnings.quiet = True
+    examples.hide(federation)
     return federation
 
 

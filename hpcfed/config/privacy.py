@@ -14,9 +14,9 @@ ON = {"by": other_than("none")}
 class Privacy(Section):
     """Differential privacy: clipped uploads, noise, and the account of what they reveal."""
 
-    by: Literal["none", "central", "local"] = "none"
-    """Where noise is added: by the server to the sum of clipped uploads (central), or by each
-    client to its own upload (local).
+    by: Literal["none", "central", "local", "examples"] = "none"
+    """Where noise is added: by the server to the sum of clipped uploads (central), by each client
+    to its own upload (local), or to each gradient of local training (examples): DP-SGD.
     """
     clip: PositiveFloat | None = field(None, used_if=ON)
     """Largest L2 norm of a client's upload, of which longer ones are shortened to it: of its update

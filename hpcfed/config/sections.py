@@ -395,7 +395,11 @@ class Training(Section):
     All engines give the same bits, except stacked, which rounds differently.
     """
 
-    engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
+    engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = field(
+        "auto",
+        used_if={"privacy.by": other_than("examples")},
+        why="gradients of single examples have a step of their own (privacy.by)",
+    )
     """Eager: autograd; traced: a recorded step is replayed; graphed: CUDA graphs; stacked: equal
     clients at once; auto: the fastest that applies.
     """

@@ -36,6 +36,8 @@ class Tally:
     work: float = (
         0.0  # examples that went forward and backward, own or others; forward alone counts a third
     )
+    releases: int = 0  # noisy gradients of its examples (privacy.by = "examples")
+    sampled: float = 0.0  # largest probability with which an example was in a batch of these
 
     @property
     def mean_loss(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,8 +44,7 @@ FEW = 100
 
 def cells(tally: Tally) -> tuple[float, ...]:
     """Return a tally as a row of the table, the mean loss first."""
-    _, *rest = (getattr(tally, f.name) for f in fields(tally))
-    return (tally.mean_loss, *rest)
+    return (tally.mean_loss, *(getattr(tally, name) for name in COLUMNS[1:7]))
 
 
 NOTHING = (

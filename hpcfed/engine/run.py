@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcfed.algorithms.trial import check_sealed
+from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import ConfigError, DataError, WriteError
 from hpcfed.core.exit_status import DONE
@@ -61,7 +61,7 @@ def attempt(course: Course, comm: Comm) -> int:
     fed = federation(job, comm, decided)
     fed.clock.heartbeat = course.monitor.heartbeat
     warn(fed, decided)
-    check_sealed(fed)
+    check_privacy(fed)
     if folder is None:
         if comm.rank == 0:
             dryrun.show(job, decided, fed)

@@ -63,7 +63,7 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
         if only:
             steps.model.body.eval()  # keeps its statistics fixed, like its weights
         for x, y in steps:
-            steps.descend(steps.value(loss, x, y))
+            steps.learn(loss, x, y)
     client.model.eval()
 
 

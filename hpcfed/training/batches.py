@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,26 @@ def plan_batches(
     order = rng.stream(fed.seed, phase, "batches", t, client.id)
     shares = draw_shares(fed, client, data)
     return list(batches(len(data), size, amount, in_steps, order, shares))
+
+
+def poisson_batches(
+    fed: Federation,
+    client: Client,
+    t: int,
+    data: Shard,
+    size: int,
+    amount: int,
+    in_steps: bool,
+    phase: str = "train",
+) -> list[np.ndarray]:
+    """Return the rows of Poisson batches, as many as `plan_batches` returns.
+
+    Each example is in a batch with probability size / n, independently; so a batch may be empty.
+    """
+    n = len(data)
+    steps = amount if in_steps else amount * math.ceil(n / size)
+    g = rng.stream(fed.seed, phase, "batches", t, client.id)
+    return [np.flatnonzero(g.random(n) < size / n) for _ in range(steps)]
 
 
 def draw_shares(fed: Federation, client: Client, data: Shard) -> np.ndarray | None:

@@ -42,7 +42,7 @@ def check_finite(
     what = f"its weights are nan or infinite after round {t + 1}"
     if len(bad):
         epoch = sum(examples[: bad[0]]) // n
-        batch = bad[0] - epoch * math.ceil(n / examples[0])
+        batch = bad[0] - epoch * math.ceil(n / max(1, examples[0]))
         what = (
             f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
         )

@@ -62,6 +62,8 @@ Step = Callable[[Any, Any], None]  # one local step on a batch
 def engine(steps: LocalSteps, loss: Loss) -> Step:
     """Return the step function of the job's engine for these local steps."""
     fed = steps.fed
+    if steps.private:
+        return partial(steps.learn, loss)
     wanted, gpu = fed.job.training.engine, fed.device.type == "cuda"
     pays = wanted in ("auto", "stacked") and worth(steps, loss, gpu)
     if wanted == "graphed" or (pays and gpu and fed.gpu.graphs):

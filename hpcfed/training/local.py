@@ -15,8 +15,15 @@ from hpcfed.core import rng
 from hpcfed.data.sampling import even_parts
 from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
-from hpcfed.training import engines
-from hpcfed.training.batches import batches, draw_shares, inputs, plan_batches, prepare_batches
+from hpcfed.training import engines, examples
+from hpcfed.training.batches import (
+    batches,
+    draw_shares,
+    inputs,
+    plan_batches,
+    poisson_batches,
+    prepare_batches,
+)
 from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.infer import FEW
 from hpcfed.training.optimisers import (
@@ -48,7 +55,7 @@ class LocalSteps:
     only: whether a parameter is trained, by name; the others stay exactly as they are.
     phase: names the random streams; another phase of the same round needs another name.
     lr, size: learning rate and examples in a step, instead of the job's.
-    clip: largest norm of the gradient of a step of `sgd` or `descend`; 0: any.
+    clip: largest norm of the gradient of a step of `sgd`, `learn` or `descend`; 0: any.
     counted: false for training that is only work, without part in the training loss and epochs.
     """
 
@@ -77,7 +84,9 @@ class LocalSteps:
             bool(amount if epochs or amount else settings.steps),
         )
         amount = amount or fed.work(client, epochs)
-        self.plan = plan_batches(fed, client, t, self.data, self.size, amount, in_steps, phase)
+        self.private = examples.protects(fed, client, self.data)
+        plan = poisson_batches if self.private and not fed.trial else plan_batches
+        self.plan = plan(fed, client, t, self.data, self.size, amount, in_steps, phase)
         if fed.trial:
             self.plan = [rows[:FEW] for rows in self.plan[:1]]
         self.lr = lr or learning_rate(fed, t)
@@ -103,6 +112,12 @@ class LocalSteps:
             self.client, self.settings, self.lr, self.only, self.phase, self.clip
         )
         self.leaves = [self.skeleton.parameters[name] for name in self.optimiser.names]
+        # numbers of batches and of noisy gradients, and whether there is one of this batch
+        self.read, self.releases, self.released = 0, 0, False
+        if self.private:
+            self.noisy = examples.PrivateGradient(
+                fed, self.client, self.t, self.phase, self.optimiser.names, self.batch_mean
+            )
         if not self.model.training:
             self.model.train()
         self.stack = ExitStack()
@@ -116,6 +131,8 @@ class LocalSteps:
         self.stack.close()
         if kind:
             return
+        if self.private:
+            self.count_releases()
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
         values, weights = on_host(self.losses), self.skeleton.flat
         check_finite(
@@ -135,11 +152,29 @@ class LocalSteps:
     def __len__(self) -> int:
         return len(self.plan)
 
+    @property
+    def batch_mean(self) -> float:
+        """The expected number of examples of a batch."""
+        return min(self.size, len(self.data))
+
+    def count_releases(self) -> None:
+        """Count the noisy gradients in the client's tally.
+
+        Raises ConfigError if the method has trained without one for each batch.
+        """
+        if self.releases != self.read:
+            examples.refuse(self.fed, "it trains in its own way, without a gradient per batch")
+        tally = self.fed.tallies[self.client.id]
+        tally.releases += self.releases
+        tally.sampled = max(tally.sampled, self.batch_mean / len(self.data))
+
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        data = examples.readable(self.data)
         for rows, x, y in prepare_batches(
-            self.fed, self.data, self.plan, self.views, lambda: self.draws
+            self.fed, data, self.plan, self.views, lambda: self.draws
         ):
-            self.rows = rows
+            self.rows, self.released = rows, False
+            self.read += 1
             yield x, y
 
     def others(self, name: str) -> Iterator[tuple[Any, Any]]:
@@ -148,6 +183,8 @@ class LocalSteps:
         They are for steps that need a second batch.  name: names their random streams.
         """
         key = self.fed.seed, self.phase, name
+        if self.private:
+            examples.refuse(self.fed, "it takes further batches of the same examples")
         order = rng.stream(*key, "batches", self.t, self.client.id)
         draws = rng.torch_stream(*key, "augment", self.t, self.client.id, device=self.fed.device)
         shares = draw_shares(self.fed, self.client, self.data)
@@ -163,11 +200,36 @@ class LocalSteps:
 
     def backward(self, value: Tensor) -> None:
         """Set the flat gradient to that of this loss."""
+        if self.private:
+            examples.refuse(self.fed, "it differentiates the loss of a batch in its own way")
         self.skeleton.zero_grad()
         value.backward()
 
+    def gradient(self, loss: Loss, x: Any, y: Any) -> tuple[Tensor, Gradient]:
+        """Return the loss on a batch and its gradient by trained parameter.
+
+        With privacy.by = "examples" it has noise, and can be computed once for each batch.
+        """
+        if not self.private:
+            value = self.value(loss, x, y)
+            return value, engines.gradient(value, self.leaves)
+        if self.released:
+            examples.refuse(self.fed, "it takes several gradients of one batch")
+        self.released = True
+        self.releases += 1
+        return self.noisy(loss, x, y)
+
+    def learn(self, loss: Loss, x: Any, y: Any) -> None:
+        """Make one step of the optimiser down a loss on a batch, and record the loss."""
+        self.step(*self.gradient(loss, x, y))
+
     def descend(self, value: Tensor) -> None:
-        """Make one step of the optimiser down this loss, and record the loss."""
+        """Make one step of the optimiser down this loss, and record the loss.
+
+        It is for values that are no loss of a batch alone; others take `learn`.
+        """
+        if self.private:
+            examples.refuse(self.fed, "it differentiates the loss of a batch in its own way")
         self.step(value, engines.gradient(value, self.leaves))
 
     def step(self, value: Tensor, gradient: Gradient | None = None) -> None:
@@ -176,6 +238,8 @@ class LocalSteps:
         value: the loss.  gradient: by trained parameter, in its memory layout; default: what
         `backward` has computed.
         """
+        if self.private and not self.released:
+            examples.refuse(self.fed, "it computes gradients in its own way")
         self.optimiser.step(gradient)
         self.done(value)
 
@@ -228,27 +292,36 @@ def gradient(
     Raises DivergedError if a loss is not finite.
     """
     start, skeleton, losses = perf_counter(), client.skeleton, []
-    plan = even_parts(client.n, fed.job.local.batch)
+    plan, data = even_parts(client.n, fed.job.local.batch), examples.readable(client.train)
     draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
+    noisy = None
+    if examples.protects(fed, client, data):
+        names = tuple(skeleton.layout.params)
+        noisy = examples.PrivateGradient(fed, client, t, phase, names, client.n)
     skeleton.model.train()
     skeleton.zero_grad()
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
         for rows in plan:
-            x, y = client.train.batch(rows)
+            x, y = data.batch(rows)
             prepared = inputs(fed, x, 1, draws)
-            with autocast(fed.job.run.precision, fed.device):
-                value = loss(skeleton.model, prepared, y)
-            (value * (len(rows) / client.n)).backward()
+            if noisy:
+                value = noisy.add(loss, prepared, y)
+            else:
+                with autocast(fed.job.run.precision, fed.device):
+                    value = loss(skeleton.model, prepared, y)
+                (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
             fed.clock.heartbeat.step()
-    examples = [len(rows) for rows in plan]
+    if noisy:
+        noisy.store(skeleton)
+        fed.tallies[client.id].releases += 1
+        fed.tallies[client.id].sampled = 1.0
+    sizes = [len(rows) for rows in plan]
     values = on_host(losses)
     # a client that fails in an evaluation has no round to leave
     if counted or fed.job.run.on_client_fault == "stop":
-        check_finite(
-            fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n
-        )
+        check_finite(fed, client, t, values, skeleton.flat, sizes, learning_rate(fed, t), client.n)
     if counted:
         seconds = perf_counter() - start
-        fed.tallies.add_training(client, values, examples, seconds)
+        fed.tallies.add_training(client, values, sizes, seconds)
         fed.clock.add("train", seconds)

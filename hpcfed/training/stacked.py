@@ -119,6 +119,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "the data have several modalities": isinstance(fed.store.form[0], Shapes),
         "only a part of the model is trained": fed.store.finetuning.some,
         "the method trains clients in its own way": not method.default_client_round,
+        "each example's gradient is clipped": fed.job.privacy.by == "examples",
         "clients keep weights": not fed.store.stateless,
         "each client has its own class weights": fed.job.local.class_weights == "client",
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.trial import check_sealed
+from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
@@ -40,7 +40,7 @@ def test_no_expression_reads_a_sealed_part(read):
 def test_a_method_that_reads_single_uploads_is_refused_before_it_trains():
     rounds = toy.start(Serial(), toy.job("cfl", *CLIPPED))
     with pytest.raises(ConfigError, match="privacy.by = 'central' hides"):
-        check_sealed(rounds.fed)
+        check_privacy(rounds.fed)
 
 
 def test_updates_are_shortened_to_the_bound_all_parts_together():

@@ -39,6 +39,7 @@ from hpcfed import (
     Upload,
 )
 from hpcfed.config.conditions import above, field
+from hpcfed.training import examples
 from hpcfed.training.infer import class_sums, logits
 from hpcfed.training.losses import soften, to_soft_targets
 
@@ -139,8 +140,10 @@ class FD(RoundBased):
             return self.loss(client, received, cached, x, y)
 
         with LocalSteps(fed, client, t) as steps:
+            if steps.private:
+                examples.refuse(fed, "its clients send means of outputs of their examples")
             for x, y in steps:
-                steps.descend(steps.value(loss, x, y))
+                steps.learn(loss, x, y)
         return torch.cat(soft), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:

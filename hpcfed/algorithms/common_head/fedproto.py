@@ -45,6 +45,7 @@ from hpcfed import (
 )
 from hpcfed.algorithms.base import OWN_LOSS
 from hpcfed.config.conditions import Unused, field, other_than, unless
+from hpcfed.training import examples
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.losses import nearest, to_prototypes
 
@@ -135,8 +136,10 @@ class FedProto(RoundBased):
             return self.objective(received, model, z, y)
 
         with LocalSteps(fed, client, t) as steps:
+            if steps.private:
+                examples.refuse(fed, "its clients send means of representations of their examples")
             for x, y in steps:
-                steps.descend(steps.value(loss, x, y))
+                steps.learn(loss, x, y)
         return torch.cat(representations), torch.cat(labels).cpu().numpy()
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:

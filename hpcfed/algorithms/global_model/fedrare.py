@@ -129,7 +129,7 @@ class FedRare(RoundBased):
                 if rows:
                     other, label = client.train.batch(np.array(rows))
                     x, y = torch.cat([x, fed.prepare(other)]), torch.cat([y, label])
-                steps.descend(steps.value(loss, x, y))
+                steps.learn(loss, x, y)
         client.memory |= {f"queue {c}": q for c, q in queues.items() if q is not None}
         means, weights = self.describe(fed, client)
         model = Mean.of(client.params(), self.weight(client))

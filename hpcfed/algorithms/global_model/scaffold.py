@@ -24,7 +24,6 @@ from pydantic import PositiveFloat
 
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Mean, Params, RoundBased, Upload
 from hpcfed.training.local import gradient
-from hpcfed.training.losses import inner_product
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,13 @@ class Scaffold(RoundBased):
         control = Params(client.memory.get("control", c * 0))
         new = self.at_start(fed, client, download, t) if self.control == "gradient" else None
         loss = partial(self.loss, client, download)
+        correction = c - control
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
-                value = steps.value(loss, x, y)
-                steps.backward(value + inner_product(steps.model, c - control))
-                steps.step(value)
+                value, slope = steps.gradient(loss, x, y)
+                names = steps.optimiser.names
+                corrected = [g + correction[n] for n, g in zip(names, slope, strict=True)]
+                steps.step(value, corrected)
         change = client.params() - download
         if new is None:
             new = control - c - (1 / (len(steps) * steps.lr)) * change.pick(fed.trainable)

@@ -169,7 +169,7 @@ class FedCovid(RoundBased):
                 size = self.copies * len(y), width
                 noise = torch.randn(size, generator=draws, device=fed.device)
                 noisy = Params({**received, NOISE: noise})
-                steps.descend(steps.value(partial(self.loss, client, noisy), x, y))
+                steps.learn(partial(self.loss, client, noisy), x, y)
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         body: Any = model.body

@@ -204,7 +204,7 @@ class Harmony(RoundBased):
             ]
             for x, y in steps:
                 before = [v.clone() for v in encoders]
-                steps.descend(steps.value(loss, x, y))
+                steps.learn(loss, x, y)
                 for value, old in zip(encoders, before, strict=True):
                     value.lerp_(old, 1 - self.encoder_rate)
         client.memory[FUSED] = 1

@@ -218,7 +218,7 @@ class PFedKnow(RoundBased):
         remaining = slimming(fed).drop(client, mask)
         with LocalSteps(fed, client, t, data=data, **how) as steps:
             for x, y in steps:
-                steps.descend(steps.value(partial(self.loss, client, state), x, y))
+                steps.learn(partial(self.loss, client, state), x, y)
                 if remaining is not None:
                     client.skeleton.flat.mul_(remaining)
 

@@ -1,0 +1,198 @@
+"""DP-SGD: gradients of single examples, clipped, with noise."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms import load as algorithm
+from hpcfed.algorithms.trial import check_privacy
+from hpcfed.comm import Serial
+from hpcfed.core.errors import ConfigError
+from hpcfed.training import examples
+from hpcfed.training.batches import poisson_batches
+from tests.contract import toy
+from tests.threads import spmd
+
+MLP = ("--rounds", "2", "--models.mix", "mlp")
+OPACUS = 0.04712077, 0.03915775, 0.13580175, 0.13917004
+PRIVATE = (*MLP, "--privacy.by", "examples", "--privacy.clip")
+
+
+def gradient_of(model: nn.Module, clip: float | None, noise: float = 0.0, size: float = 1.0):
+    """The gradients of a model, as of client 3 in round 5."""
+    parameters = dict(model.named_parameters())
+    skeleton = SimpleNamespace(
+        model=model, parameters=parameters, flat=torch.zeros(1), gradients=parameters
+    )
+    fed = SimpleNamespace(
+        trial=False,
+        seed=0,
+        device=torch.device("cpu"),
+        job=SimpleNamespace(
+            privacy=SimpleNamespace(clip=clip, noise=noise, by="examples"),
+            run=SimpleNamespace(precision="float32"),
+            algorithm=SimpleNamespace(name="fedavg"),
+        ),
+        warnings=SimpleNamespace(say=lambda line: None),
+    )
+    client = SimpleNamespace(id=3, skeleton=skeleton, architecture="mlp")
+    return examples.PrivateGradient(fed, client, 5, "train", tuple(parameters), size)
+
+
+def line() -> nn.Module:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    return model
+
+
+def half_square(model, x, y):
+    return 0.5 * model(x).square().mean()
+
+
+def classify(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def two_layers() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    return model, torch.randn(7, 5), torch.randint(0, 3, (7,))
+
+
+def test_gradients_are_clipped_one_by_one():
+    x, y = torch.tensor([[1.0], [2.0]]), torch.zeros(2)
+    value, (g,) = gradient_of(line(), clip=1.0)(half_square, x, y)
+    assert value == 1.25  # (1 + 4) / 2 / 2
+    assert g.item() == pytest.approx(2.0)  # 1 and 4, clipped to 1 each
+    assert gradient_of(line(), clip=None)(half_square, x, y)[1][0].item() == pytest.approx(5.0)
+    assert gradient_of(line(), clip=3.0, size=2.0)(half_square, x, y)[1][0].item() == 2.0
+
+
+def test_without_a_bound_the_sum_is_the_gradient_of_the_batch():
+    model, x, y = two_layers()
+    _, gradient = gradient_of(model, clip=1e6, size=len(y))(classify, x, y)
+    want = torch.autograd.grad(classify(model, x, y), list(model.parameters()))
+    for g, w in zip(gradient, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-7)
+
+
+def test_clipped_gradients_are_those_of_opacus():
+    model, x, y = two_layers()
+    _, gradient = gradient_of(model, clip=0.7, size=10)(classify, x, y)
+    # Opacus 1.6.0, GradSampleModule and DPOptimizer(noise_multiplier=0, max_grad_norm=0.7,
+    # expected_batch_size=10), for this model and batch; its factor is C / (norm + 1e-6)
+    norms = [g.norm().item() for g in gradient]
+    assert norms == pytest.approx(OPACUS, abs=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [1, 200, 10**9])
+def test_parts_of_a_batch_add_up(at_once, monkeypatch):
+    model, x, y = two_layers()
+    _, want = gradient_of(model, clip=0.5)(classify, x, y)
+    monkeypatch.setattr(examples, "AT_ONCE", at_once)
+    value, gradient = gradient_of(model, clip=0.5)(classify, x, y)
+    assert value.item() == pytest.approx(classify(model, x, y).item())
+    for g, w in zip(gradient, want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_a_loss_beyond_vmap_is_differentiated_example_by_example():
+    model, x, y = two_layers()
+
+    def decides(model, x, y):
+        return classify(model, x, y) * (1 if x.sum().item() > 1e9 else 2)
+
+    _, gradient = gradient_of(model, clip=0.5)(decides, x, y)
+    _, want = gradient_of(model, clip=0.5)(lambda m, x, y: 2 * classify(m, x, y), x, y)
+    for g, w in zip(gradient, want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+def test_an_empty_batch_is_noise_alone():
+    model, x, y = two_layers()
+    value, gradient = gradient_of(model, clip=2.0, noise=0.5, size=4.0)(classify, x[:0], y[:0])
+    flat = torch.cat([g.flatten() for g in gradient])
+    assert value == 0
+    assert flat.std().item() == pytest.approx(0.25, rel=0.2)  # 0.5 * 2 / 4
+    again = gradient_of(model, clip=2.0, noise=0.5, size=4.0)(classify, x[:0], y[:0])[1]
+    assert torch.equal(torch.cat([g.flatten() for g in again]), flat)
+
+
+def test_poisson_batches_have_the_right_size_in_the_mean():
+    fed, client = SimpleNamespace(seed=1), SimpleNamespace(id=0)
+    draw = partial(poisson_batches, fed, client, 0, np.arange(50))
+    rows = draw(10, 4000, True)
+    assert len(rows) == 4000
+    assert np.mean([len(r) for r in rows]) == pytest.approx(10, abs=0.2)
+    assert np.bincount(np.concatenate(rows), minlength=50).min() > 700
+    assert len(draw(16, 2, False)) == 8  # two epochs
+    assert [len(r) for r in draw(64, 3, True)] == [50, 50, 50]  # q = 1
+
+
+def test_without_noise_and_clipping_a_run_is_the_plain_method():
+    flags = ("--local.batch", "64", "--local.epochs", "2", "--local.optimiser", "sgd")
+    plain = toy.run(Serial(), toy.job("fedavg", *MLP, *flags))
+    private = toy.run(Serial(), toy.job("fedavg", *PRIVATE, "1e9", *flags))
+    for name, value in plain.state.items():
+        torch.testing.assert_close(private.state[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmd"])
+def test_ranks_and_resuming_change_no_bit(method, tmp_path):
+    job = toy.job(method, *PRIVATE, "1", "--privacy.noise", "0.5")
+    want = toy.run(Serial(), job)
+    for got in spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path)):
+        assert len(got.rows) == 1
+    (got,) = spmd(1, lambda comm: toy.run(comm, job, resume=tmp_path))
+    assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
+    quiet = toy.run(Serial(), toy.job(method, *PRIVATE, "1"))
+    assert toy.differences([quiet.state, quiet.weights], [want.state, want.weights]) != []
+
+
+def refusal(method: str, *flags: str) -> str:
+    rounds = toy.start(Serial(), toy.job(method, *PRIVATE, "1", *flags))
+    with pytest.raises(ConfigError) as error:
+        check_privacy(rounds.fed)
+    return str(error.value)
+
+
+def test_what_has_no_gradients_of_single_examples_is_refused_with_the_reason():
+    assert "small has BatchNorm2d" in refusal("fedavg", "--models.mix", "small")
+    assert "compares examples with one another" in refusal("fedclassavg")
+    assert "several gradients" in refusal("pfedme") or "in its own way" in refusal("pfedme")
+    assert "prototypes" in refusal("fedproto")
+    assert "means of outputs" in refusal("fd")
+    assert "count their classes" in refusal("fedrs")
+    assert "count their classes" in refusal("ccvr")  # after the last round
+    assert "class_weights" in refusal("fedavg", "--local.class_weights", "client")
+    assert "balanced_batches" in refusal("fedavg", "--local.balanced_batches", "true")
+
+
+def test_other_engines_are_refused():
+    with pytest.raises(ConfigError, match=r"training\.engine"):
+        toy.job("fedavg", *PRIVATE, "1", "--training.engine", "traced")
+
+
+MIXES = {"one architecture": "mlp", "widths": "cnn", "depths": "resmlp-2,resmlp-4"}
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_every_method_trains_by_noisy_gradients_or_is_refused_with_the_reason(method: str):
+    mix = MIXES.get(algorithm(method)().accepts, "mlp,cnn,fedhenn-3,mlp,cnn,fedhenn-1")
+    job = toy.job(method, *PRIVATE, "1", "--privacy.noise", "0.5", "--models.mix", mix)
+    try:
+        rounds = toy.start(Serial(), job)
+        check_privacy(rounds.fed)
+    except ConfigError as error:
+        # pfedknow needs batch normalisation, which has no gradients of single examples
+        assert str(error).startswith(("privacy.by = 'examples'", "pfedknow prunes channels"))
+        return
+    rounds.step()
+    trained = [tally for tally in rounds.fed.tallies.values() if tally.examples]
+    assert all(0 < tally.sampled <= 1 <= tally.releases for tally in trained)
