@@ -81,6 +81,9 @@ class Threads:
         )
         return exact_sum(ways, rows, shapes, factors, into)
 
+    def sum_words(self, words: np.ndarray) -> None:
+        words[:] = np.sum(self.exchange(f"sum of {words.shape} words", words.copy()), axis=0)
+
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union(self.exchange("gather", encode(items)))
 

@@ -117,6 +117,10 @@ class Mpi(RankFailures):
                 os.unlink(file[0])
 
     @raise_rank_lost
+    def sum_words(self, words: np.ndarray) -> None:
+        self._allreduce(words, MPI.SUM)
+
+    @raise_rank_lost
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         mine = encode(items)
         sizes = self._allgather(len(mine))

@@ -54,7 +54,11 @@ class Rows(ABC):
     """One rank's rows of a sum, and the operations on the memory in which they lie.
 
     `exact.HostRows` are on the host, `federation.device_rows.DeviceRows` on a GPU.
+    expected: number of rows of all ranks for which the grid has room at least, the same on all
+    ranks. A scale that may tell nothing about the rows needs it.
     """
+
+    expected = 0
 
     @abstractmethod
     def __len__(self) -> int:
@@ -114,6 +118,12 @@ class Comm(Protocol):
         A row may be lazy: each of its items is read twice, and must be the same both times.
         Raises DivergedError for a nan or infinite value (before any communication) and, on one rank
         at least, for a total beyond float64; ValueError for a row of other shapes.
+        """
+
+    def sum_words(self, words: np.ndarray) -> None:
+        """Add words of all ranks modulo 2**64; collective.
+
+        words: [m] uint64, contiguous; they become the sums.
         """
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:

@@ -36,6 +36,9 @@ class Serial:
         )
         return exact_sum(ways, rows, shapes, factors, into)
 
+    def sum_words(self, words: np.ndarray) -> None:
+        """Do nothing: there are no words of other ranks."""
+
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union([encode(items)])
 

@@ -88,7 +88,7 @@ def exact_sum(
     counts[ways.rank] = len(rows)
     small = ways.highest(np.concatenate([rows.largest(shapes, factors), counts]))
     n = int(small[len(shapes) :].sum())
-    scales = [scale(float(peak), n) for peak in small[: len(shapes)]]
+    scales = [scale(float(peak), max(n, rows.expected)) for peak in small[: len(shapes)]]
     for group in groups([array.size for array in into.arrays], into.first):
         size = sum(into.arrays[i].size for i in group)
         message = Message(ways, n, scales, into, rows, size, into.arrays[group[-1]].dtype)

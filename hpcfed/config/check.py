@@ -13,6 +13,7 @@ from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
+from hpcfed.config.secure import check_secure
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.tasks import METRICS, custom
 
@@ -46,6 +47,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_method(job)
     check_selection(job)
     check_edges(job)
+    check_secure(job)
     if not stored:
         refuse_idle_fields(job)
 

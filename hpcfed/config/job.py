@@ -33,6 +33,7 @@ from hpcfed.config.sections import (
     Section,
     Training,
 )
+from hpcfed.config.secure import Secure
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import user_code
@@ -137,6 +138,7 @@ class Job(Limited):
     system: System = System()
     edges: Edges = Edges()
     privacy: Privacy = Privacy()
+    secure: Secure = Secure()
     evaluate: Evaluate = Evaluate()
     adapt: Adapt = Adapt()
     checkpoint: Checkpoint = Checkpoint()

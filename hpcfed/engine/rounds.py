@@ -26,6 +26,7 @@ from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
 from hpcfed.engine.round_record import Flags, Recorder, Row
 from hpcfed.federation.replay_log import STOP, Again
+from hpcfed.federation.transforms.secure.attendance import SumFailed
 from hpcfed.federation.upload import Upload
 from hpcfed.machine.heartbeat import Stopped
 from hpcfed.training import stacked
@@ -139,7 +140,8 @@ class Synchronous:
             strict=True,
         )
         cells = {k: (work, down, up) for k, work, down, up in done}
-        took = {k: profiles.seconds(k, *did) for k, did in cells.items()}
+        delays = self.fed.tallies.delays
+        took = {k: profiles.seconds(k, *did) + delays[k] for k, did in cells.items()}
         deadline, traffic = self.fed.job.system.deadline or 0.0, dict[str, Any]()
         if self.edges:
             bytes_ = {k: (int(down), int(up)) for k, (_, down, up) in cells.items()}
@@ -147,6 +149,7 @@ class Synchronous:
         else:
             seconds = [max(s, deadline) if k in lost else s for k, s in took.items()]
             self.now += sum(seconds) if self.algorithm.one_at_a_time else max(seconds, default=0.0)
+        self.now += self.fed.tallies.server_delay
         self.fed.choice.learn(self.fed.t, cohort, self.losses)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic
 
@@ -231,7 +234,7 @@ class Rounds:
                     # edges without clients in this round are aggregated too
                     if opened.cohort or fed.edges:
                         with fed.store.past.set_recording():
-                            self.state = self.schedule.round(fed, self.state, opened.cohort, t)
+                            self.state = self._round(opened.cohort)
                             self.schedule.report(opened.cohort)
                     return self._close(opened, start, flags)
             except Again:
@@ -240,6 +243,25 @@ class Rounds:
             except Stopped:
                 self._undo(*before)
                 raise
+
+    def _round(self, cohort: list[int]) -> State:
+        """Do the method's round, and return the new state; collective.
+
+        If a secure sum fails, the state stays as it is.
+        """
+        fed = self.fed
+        try:
+            return self.schedule.round(fed, self.state, cohort, self.t)
+        except SumFailed as failure:
+            if fed.job.secure.on_failure == "stop":
+                raise
+            fed.tallies.secure_failed = True
+            if fed.comm.rank == 0:
+                fed.warnings.say(
+                    f"round {self.t + 1}: {failure}; the server's state stays as it is, as "
+                    f"secure.on_failure = 'keep' has it"
+                )
+            return self.state
 
     @property
     def over(self) -> bool:
@@ -326,6 +348,8 @@ class Rounds:
         row |= evaluation.measure(record.ids, record.columns, phases, validated, due)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
+        if fed.job.secure.by != "none":
+            row |= {"rounds/secure_failed": int(fed.tallies.secure_failed)}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
         self.early_stop.note(self.t, row)
         return row | columns, record.flags

@@ -19,10 +19,12 @@ class MeanRule:
     It is the same on all ranks. What it keeps from round to round is saved in checkpoints.
     seals: whether the server may know nothing of uploads but what this rule makes of them.
     hidden_by: the setting of the job that seals them, for messages.
+    instead: another setting, for methods that need single uploads.
     """
 
     seals = True
     hidden_by = ""
+    instead = ""
 
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
@@ -90,8 +92,8 @@ def refusal(rule: MeanRule) -> ConfigError:
     """Return the error for a method that reads what the job hides."""
     return ConfigError(
         f"{rule.hidden_by} hides what single clients send, but this method's server computes with "
-        f"it and not only with weighted means\n  take privacy.by = 'local', or a method whose "
-        f"server only averages, such as fedavg, fedclassavg or fedproto"
+        f"it and not only with weighted means\n  take {rule.instead and f'{rule.instead}, or '}a "
+        f"method whose server only averages, such as fedavg, fedclassavg or fedproto"
     )
 
 

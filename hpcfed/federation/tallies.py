@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 
 
 class Tallies(defaultdict[int, Tally]):
-    """Tallies of round `t` by client, for this rank's clients that did something."""
+    """Tallies of round `t` by client, for this rank's clients that did something.
+
+    The same on all ranks are `secure_sums`, the number of them in the round, and whether one has
+    failed; `delays`, virtual seconds of clients beside training and transfers; and `server_delay`,
+    those of the server.
+    """
 
     def __init__(self) -> None:
         super().__init__(Tally)
-        self.t = 0
+        self.open(0)
 
     def open(self, t: int) -> None:
         """Begin round t with empty tallies."""
         self.clear()
         self.t = t
+        self.secure_sums, self.secure_failed = 0, False
+        self.delays: defaultdict[int, float] = defaultdict(float)
+        self.server_delay = 0.0
 
     def add_training(
         self,

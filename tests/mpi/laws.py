@@ -60,6 +60,14 @@ def a_sum_of_several_messages_has_the_same_bits_as_on_one_rank(comm: Comm) -> No
     assert bits(comm.sum([rows[k] for k in mine], shapes, [factors[k] for k in mine])) == bits(want)
 
 
+@law
+def words_are_added_modulo_two_to_the_64(comm: Comm) -> None:
+    words = np.array([2**64 - 1, comm.rank, 2**63], np.uint64)
+    comm.sum_words(words)
+    wrapped = [(2**64 - 1) * comm.size % 2**64, sum(range(comm.size)), comm.size % 2 * 2**63]
+    assert words.tolist() == wrapped
+
+
 class Halves:
     """Totals of which the first array is finished before the second begins; the second becomes
     float32, halved.

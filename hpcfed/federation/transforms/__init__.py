@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpcfed.federation.transforms.bounded import Bound, BoundedMean
+from hpcfed.federation.transforms.secure.sums import Envelope, SecureSums
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -21,3 +22,19 @@ def install(fed: Federation) -> None:
         fed.transforms.append(Bound(privacy.clip, privacy.cap))
         fed.rule = BoundedMean(privacy.clip)
         fed.rule.hidden_by = f"privacy.by = {privacy.by!r}"
+        fed.rule.instead = "privacy.by = 'local'"
+    if fed.job.secure.by != "none":
+        install_secure_sums(fed)
+
+
+def install_secure_sums(fed: Federation) -> None:
+    """Let the federation add uploads up by a secure sum, after all other transforms."""
+    secure = fed.job.secure
+    rule = fed.rule
+    if not isinstance(rule, BoundedMean) or rule.clip is None:
+        rule = fed.rule = BoundedMean(secure.bound, secure.largest_weight or fed.largest)
+        fed.transforms.append(Envelope(secure.bound, rule.largest_weight))
+    else:
+        fed.transforms.append(Envelope(None, rule.largest_weight))
+    rule.secure = SecureSums(secure, fed.cohort_size)
+    rule.hidden_by, rule.instead = f"secure.by = {secure.by!r}", "secure.by = 'none'"

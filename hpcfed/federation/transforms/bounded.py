@@ -26,6 +26,7 @@ from hpcfed.federation.upload import Transform, Upload
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.transforms.secure.sums import SecureSums
 
 ROUNDED = 1e-6  # by what float32 may exceed the bound, relatively
 
@@ -108,15 +109,21 @@ def peak(value: Tensor) -> float:
 class BoundedMean(MeanRule):
     """The mean of uploads that `Bound` has bounded.
 
-    clip: the bound C, from which the scale of the sums follows; None: it follows from the values.
+    clip: the bound C of values, from which the scale of the sums follows; None: it follows from the
+    values.
+    largest_weight: of a client in a mean.
+    secure: adds up such that single terms stay hidden; None: they are added up openly.
     """
 
-    def __init__(self, clip: float | None) -> None:
-        self.clip = clip
+    def __init__(
+        self, clip: float | None, largest_weight: float = 1.0, secure: SecureSums | None = None
+    ) -> None:
+        self.clip, self.largest_weight, self.secure = clip, largest_weight, secure
 
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
     ) -> Params:
+        clients = [k for k, part in parts for _ in part.terms_for(self)]
         rows = [Row(term, keep, per) for _, part in parts for term in part.terms_for(self)]
         # a rank without clients learns from the others what they have sent
         updates = bool(fed.comm.barrier(any(part.is_update for _, part in parts)))
@@ -124,7 +131,9 @@ class BoundedMean(MeanRule):
         shapes, factors = [a.shape for a in quotients.arrays], [row.factor for row in rows]
         fed.exchange.wait("mean")
         with fed.clock("communicate"):
-            declared = DeclaredRows(rows, self.clip, quotients.first)
+            declared = DeclaredRows(
+                rows, clients, fed.K, self.clip, self.largest_weight, quotients.first
+            )
             self.sum(fed, declared, shapes, factors, quotients)
         return quotients.mean()
 
@@ -144,7 +153,10 @@ class BoundedMean(MeanRule):
         into: Quotients,
     ) -> None:
         """Add the rows of all ranks up; collective."""
-        fed.comm.sum(rows, shapes, factors, into)
+        if self.secure:
+            self.secure.sum(fed, rows, shapes, factors, into)
+        else:
+            fed.comm.sum(rows, shapes, factors, into)
 
 
 class UpdatedQuotients(Quotients):
@@ -159,19 +171,33 @@ class UpdatedQuotients(Quotients):
 
 
 class DeclaredRows(HostRows):
-    """Rows whose largest values are declared, not measured.
+    """Rows whose largest values and number are declared, not measured.
 
-    bound: of the values; None: they are measured.  first: the number of arrays that are weights.
+    clients: of the rows, [rows].
+    expected: number of clients that may have a row.
+    bound: of the values; None: they are measured.
+    largest_weight: of a row, which multiplies its values.
+    first: the number of arrays that are weights.
     """
 
-    def __init__(self, rows: Sequence[Row], bound: float | None, first: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        clients: Sequence[int],
+        expected: int,
+        bound: float | None,
+        largest_weight: float,
+        first: int,
+    ) -> None:
         super().__init__(rows)
-        self.bound, self.first = bound, first
+        self.clients, self.expected = clients, expected
+        self.bound, self.largest_weight, self.first = bound, largest_weight, first
 
     def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
         peaks = super().largest(shapes, factors)
         if self.bound is None:
             return peaks
-        bounds = np.where(np.arange(len(shapes)) < self.first, 1.0, self.bound) * (1 + ROUNDED)
+        of_values = np.where(np.arange(len(shapes)) < self.first, 1.0, self.bound)
+        bounds = of_values * self.largest_weight * (1 + ROUNDED)
         assert (peaks <= bounds).all()  # `Bound` has shortened them
         return bounds

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hpcfed.core.errors import HpcfedError
 from hpcfed.federation.transforms.secure.graph import Graph
 
 STAGES = ("keys", "shares", "inputs", "answers")
 KEYS, SHARES, INPUTS, ANSWERS = range(len(STAGES))
 
 
-class SumFailed(Exception):
-    """Too few clients take part for the secure sum to be unmasked."""
+class SumFailed(HpcfedError):
+    """Too few clients stay for a secure sum to be unmasked; all ranks raise it."""
+
+    everywhere = True
 
 
 class Attendance:

@@ -1,0 +1,172 @@
+"""Secure aggregation changes no bit of a run, fails with too few clients, and counts its bytes."""
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+import numpy as np
+import torch
+
+from hpcfed.algorithms.trial import check_sealed
+from hpcfed.comm import Serial
+from hpcfed.config.methods import ALGORITHMS
+from hpcfed.core.errors import ConfigError, DivergedError
+from hpcfed.core.params import Mean, Params
+from hpcfed.federation.transforms.secure.attendance import SumFailed
+from hpcfed.federation.transforms.secure.sums import Envelope
+from hpcfed.federation.upload import Upload
+from tests.contract import toy
+from tests.threads import spmd
+
+PROTOCOLS = ["secagg", "secagg+", "lightsecagg"]
+SHORT = ("--rounds", "2", "--evaluate.every", "100", "--evaluate.before", "false")
+BOUND = ("--secure.bound", "100")
+ALL = ("--participation", "1")
+CLIPPED = (
+    *("--privacy.by", "central", "--privacy.clip", "0.5", "--privacy.cap", "10"),
+    *("--models.mix", "mlp"),
+)
+ONLY_WITH_MASKS = ("clients/up", "clients/down", "rounds/virtual_seconds", "rounds/secure_failed")
+
+
+def secure(method: str, by: str, *flags: str, masks: str = "made"):
+    return toy.job(method, *SHORT, "--secure.by", by, "--secure.masks", masks, *flags)
+
+
+def results(outcome: toy.Outcome) -> toy.Outcome:
+    """An outcome without what masks cost."""
+    rows = [{n: v for n, v in r.items() if n not in ONLY_WITH_MASKS} for r in outcome.rows]
+    return toy.Outcome(outcome.state, outcome.weights, outcome.memory, outcome.scores, rows)
+
+
+@pytest.mark.parametrize("by", PROTOCOLS)
+@pytest.mark.parametrize("method", ["scaffold", "fedproto"])
+def test_masks_change_no_bit(method, by):
+    charged = toy.run(Serial(), secure(method, by, *BOUND, *ALL, masks="charged"))
+    for ranks in (1, 2, 5):
+        for outcome in spmd(ranks, lambda comm: toy.run(comm, secure(method, by, *BOUND, *ALL))):
+            assert not toy.differences(outcome, charged)
+
+
+@pytest.mark.parametrize("by", PROTOCOLS)
+def test_with_the_same_clip_a_run_without_masks_has_the_same_bits(by):
+    plain = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL, *CLIPPED))
+    masked = toy.run(Serial(), secure("fedavg", by, *ALL, *CLIPPED))
+    assert not toy.differences(results(masked), results(plain))
+    assert masked.column("up").min() > plain.column("up").min()
+
+
+@pytest.mark.parametrize("by", PROTOCOLS)
+def test_the_sum_of_those_that_have_sent_survives_drop_outs(by):
+    lossy = (*BOUND, *ALL, "--system.dropout", "0.3", "--rounds", "3", "--secure.threshold", "0.3")
+    charged = toy.run(Serial(), secure("fedavg", by, *lossy, masks="charged"))
+    assert charged.column("lost").any()
+    assert not any(row["rounds/secure_failed"] for row in charged.rows)
+    for outcome in spmd(2, lambda comm: toy.run(comm, secure("fedavg", by, *lossy))):
+        assert not toy.differences(outcome, charged)
+    plain = toy.run(
+        Serial(), toy.job("fedavg", *SHORT, *ALL, "--system.dropout", "0.3", "--rounds", "3")
+    )
+    for name, value in plain.state.items():
+        torch.testing.assert_close(charged.state[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masks", ["made", "charged"])
+def test_below_the_threshold_the_state_stays_and_bytes_are_counted(masks):
+    flags = (*BOUND, *ALL, "--system.dropout", "0.7", "--secure.threshold", "0.9")
+    job = secure("fedavg", "secagg", *flags, masks=masks)
+    rounds = toy.start(Serial(), job)
+    initial = rounds.state.clone()
+    messages = []
+    rounds.fed.warnings.say = messages.append
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
+    assert outcome.rows[0]["rounds/secure_failed"] == 1
+    assert not toy.differences(rounds.state, initial)
+    assert len(messages) == 1
+    assert "round 1" in messages[0]
+    lost, reports = outcome.column("lost")[0], outcome.column("cohort")[0]
+    assert lost.any()
+    assert reports.any()
+    up = outcome.column("up")[0]
+    keys_and_shares = 64 + 5 * (2 * 66 + 16)
+    assert set(up[lost]) == {keys_and_shares}
+    words = sum(value.numel() for value in initial.values()) + 1
+    assert set(up[reports]) == {keys_and_shares + 8 * words}
+
+
+def test_a_job_may_stop_when_a_sum_fails():
+    flags = (*BOUND, *ALL, "--system.dropout", "0.7", "--secure.threshold", "0.9")
+    job = secure("fedavg", "secagg", *flags, "--secure.on_failure", "stop")
+    with pytest.raises(SumFailed, match="of 6 clients have sent masked values"):
+        toy.run(Serial(), job)
+
+
+def test_a_sum_of_one_client_is_refused():
+    job = secure("fedavg", "secagg", *BOUND, "--participation", "0.1")
+    assert toy.run(Serial(), job).rows[0]["rounds/secure_failed"] == 1
+
+
+@pytest.mark.parametrize("by", PROTOCOLS)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedproto"])
+def test_announced_bytes_are_those_of_a_full_cohort(method, by):
+    toy.check_traffic(secure(method, by, *BOUND))
+
+
+def test_values_and_weights_beyond_the_bound_are_errors_that_name_client_and_tensor():
+    rounds = toy.start(Serial(), secure("fedavg", "secagg", *BOUND))
+    client = rounds.fed.clients[3]
+    envelope = Envelope(2.0, 10.0)
+    values = Params(a=torch.tensor([2.0]), b=torch.tensor([1.0, -2.5]))
+    with pytest.raises(DivergedError, match=r"client 3 .*b it sends reaches 2.5, beyond secure.bo"):
+        envelope.upload(rounds.fed, client, Upload(Mean.of(values)))
+    with pytest.raises(DivergedError, match=r"client 3 .*weight .*11, beyond secure.largest_weig"):
+        envelope.upload(rounds.fed, client, Upload(Mean.of(values.pick("a".__eq__), 11.0)))
+    upload = envelope.upload(rounds.fed, client, Upload(Mean.of(values.pick("a".__eq__), 10.0)))
+    assert upload.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "method, flags, reason",
+    [
+        ("fedavg", (), "set secure.bound"),
+        ("fedavg", (*BOUND, *CLIPPED), "secure.bound = 100 has no effect"),
+        ("fedavg", (*BOUND, "--edges.number", "2"), r"remove \[edges\]"),
+        ("fedasync", BOUND, "one by one in virtual time"),
+        (
+            "fedavg",
+            (*BOUND, "--participation", "0.4", "--selection.by", "power-of-choice"),
+            "reads their losses",
+        ),
+        ("fedavg", (*BOUND, "--secure.colluding", "0.5"), "secure.colluding = 0.5 has to be"),
+    ],
+)
+def test_impossible_jobs_are_refused_with_the_reason(method, flags, reason):
+    with pytest.raises(ConfigError, match=reason):
+        secure(method, "lightsecagg", *flags)
+
+
+def test_seconds_of_the_protocol_are_in_virtual_time():
+    flags = (*BOUND, *ALL, "--system.latency", "1")
+    slow, fast = (
+        toy.run(Serial(), secure("fedavg", "secagg", *flags, "--secure.slowdown", factor))
+        for factor in ("1000", "1")
+    )
+    open_ = toy.run(Serial(), toy.job("fedavg", *SHORT, *ALL, "--system.latency", "1"))
+    times = [o.rows[0]["rounds/virtual_seconds"] for o in (open_, fast, slow)]
+    assert times[0] + 3 <= times[1] < times[2]
+
+
+@pytest.mark.parametrize("method", sorted(ALGORITHMS))
+def test_each_method_has_the_same_bits_with_masks_or_is_refused(method):
+    """Two ranks with masks, one without; largest weights are those of partial models."""
+    flags = ("--rounds", "1", "--secure.bound", "1000", "--secure.largest_weight", "1e4")
+    try:
+        job = secure(method, "secagg+", *flags)
+        check_sealed(toy.start(Serial(), job).fed)
+    except ConfigError as error:
+        assert "hides what single clients send" in str(error) or "one by one" in str(error)
+        return
+    charged = toy.run(Serial(), secure(method, "secagg+", *flags, masks="charged"))
+    for outcome in spmd(2, lambda comm: toy.run(comm, job)):
+        assert not toy.differences(outcome, charged)
+    assert np.isfinite(charged.rows[0]["rounds/virtual_seconds"])
