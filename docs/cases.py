@@ -1,9 +1,11 @@
 """The worked cases: pages whose blocks are run in order, and which show what these print and draw.
 
-`python cases.py FOLDER` runs all cases in one process and writes their pages to FOLDER.
+`python cases.py FOLDER` runs all cases and all notebooks in one process, and writes their pages to
+FOLDER/cases and FOLDER/notebooks.
 """
 
 import io
+import json
 import re
 import shlex
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import notebooks
 from notebooks import outcome
 from text import joined
 
@@ -52,11 +55,15 @@ def command(line: str) -> str:
     return f"```text\n{text}\n```" if text else ""
 
 
-def write(out: Path) -> None:
-    """Run all cases, each in a folder of its own, and write their pages."""
+def write(pages: Path) -> None:
+    """Run all cases and notebooks, each in a folder of its own, and write their pages."""
     for name in NAMES:
         with TemporaryDirectory() as folder:
-            (out / f"{name}.md").write_text(execute(name, Path(folder)))
+            (pages / "cases" / f"{name}.md").write_text(execute(name, Path(folder)))
+    for path in sorted(notebooks.FOLDER.glob("*.ipynb")):
+        with TemporaryDirectory() as folder, chdir(folder):
+            page = notebooks.execute(json.loads(path.read_text(encoding="utf-8")))
+        (pages / "notebooks" / f"{path.stem}.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import commands
 import fields
 import figures
 import methods
-import notebooks
 import registries
 import tomli_w
 
@@ -43,8 +41,6 @@ PAGES = {
     "figures.md": figures.page,
     "extend/hooks.md": api.page,
     "algorithms/index.md": methods.index,
-    "notebooks/first.md": partial(notebooks.page, "first"),
-    "notebooks/own.md": partial(notebooks.page, "own"),
 }
 EVIDENCE = [
     f"benchmarks/results/evidence/{name}/curves.png" for name in ("cifar10", "fashion-mnist")
@@ -70,7 +66,7 @@ def generate(folder: Path) -> None:
     shutil.copytree(ROOT / "docs/pages", pages, ignore=shutil.ignore_patterns("__pycache__"))
     for uri, make in PAGES.items():
         write(pages / uri, make().encode())
-    run_cases(pages / "cases")
+    run_cases(pages)
     for name in ALGORITHMS:
         write(pages / f"algorithms/{name}.md", methods.page(name).encode())
     copies = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jobs").rglob("*.toml")}
@@ -86,7 +82,7 @@ def generate(folder: Path) -> None:
 
 
 def run_cases(pages: Path) -> None:
-    """Write the pages of the worked cases, with what they print and draw."""
+    """Write the pages of the worked cases and notebooks, with what they print and draw."""
     subprocess.run(
         [sys.executable, ROOT / "docs/cases.py", pages],
         env=os.environ | {"MPLBACKEND": "Agg", "COLUMNS": "100"},

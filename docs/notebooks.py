@@ -1,42 +1,19 @@
-"""Notebooks as pages: their cells are run, in a folder of their own, whenever the documentation is
-built.
-
-`python notebooks.py FILE.ipynb` prints the page.
-"""
+"""Notebooks as pages: their cells are run whenever the documentation is built (`cases.py`)."""
 
 import ast
 import base64
 import io
-import json
 import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from text import joined
 
 FOLDER = Path(__file__).parent / "pages" / "notebooks"
-LIMIT = 300  # seconds
-
-
-def page(name: str) -> str:
-    """The page of a notebook, with what its cells print and show. RuntimeError where one fails."""
-    with TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, __file__, str(FOLDER / f"{name}.ipynb")],
-            cwd=folder,
-            env=os.environ | {"MPLBACKEND": "Agg", "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-        )
-    if done.returncode:
-        raise RuntimeError(f"{name}.ipynb: {done.stderr}")
-    return done.stdout
 
 
 def execute(notebook: dict[str, Any]) -> str:
@@ -89,7 +66,3 @@ def shown(value: Any) -> str:
         # without pandas' own class and border it looks as the tables of the pages do
         return value._repr_html_().replace(' border="1" class="dataframe"', "")
     return f"<pre>{escape(repr(value))}</pre>"
-
-
-if __name__ == "__main__":
-    print(execute(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -45,21 +45,24 @@ NEEDED = {
     ),
 }
 
+# what decides about the seconds of a trial and not about bytes
+SHORT = {"fedzkt": ("--algorithm.server_steps", "1", "--algorithm.distil_steps", "1")}
+
 
 def traffic(name: str) -> str:
     """The bytes, with the setting that they are for, and the method's own count if it has one."""
     cls = ALGORITHMS[name].load()
     parts = [MODELS[cls().accepts], *(NEEDED[need] for need in cls().needs)]
     words = [*COMMON, *(word for flags, _ in parts for word in flags)]
-    told = parts[-1][1] if "server" in cls().needs else "; ".join(text for _, text in parts)
-    given = ["--algorithm.name", name, *words]
+    models = parts[-1][1] if "server" in cls().needs else "; ".join(text for _, text in parts)
+    line = ["--algorithm.name", name, *words, *SHORT.get(name, ())]
     try:
-        job = load([*given, *SGD], environ={})
+        job = load([*line, *SGD], environ={})
     except ConfigError:  # a method that has no optimiser
-        job = load([*given, "--local.lr", "0.001"], environ={})  # the default
+        job = load([*line, "--local.lr", "0.001"], environ={})  # the default
     # the other methods do not decide about data, clients and their networks
-    own = "proxy" in cls().needs or cls().variants != ("",)
-    like = name if own else "local"
+    decides = "proxy" in cls().needs or cls().variants != ("",)
+    like = name if decides else "local"
     fed = federation(job, Serial(), known(like, *words))
     counted = np.array(
         [(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)]
@@ -67,7 +70,7 @@ def traffic(name: str) -> str:
     down, up, whole = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
     setting = (
         f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
-        f"(10 classes, `models.d = 512`), {told}:"
+        f"(10 classes, `models.d = 512`), {models}:"
     )
     return joined(
         setting,

@@ -29,6 +29,15 @@ from tests.system.test_readme import SMALL_MACHINE
 
 DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
+CASES = sorted({path.stem for path in (DOCS / "pages/cases").glob("*.md")} - {"index"})
+PRINTED = {  # what the page of a case must show
+    "hospital": "probability_yes",
+    "survival": "risk",
+    "texts": "['1' '0']",
+    "sensors": "mean accuracy of the clients: ",
+    "method": "Ours",
+    "slurm": "#SBATCH --nodes=2",
+}
 OWN = [*sorted((DOCS / "pages/extend").glob("*.md")), DOCS / "pages/apply.md"]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 FEW = ["--data.train_limit", "200"]  # examples, for the tests' sake
@@ -55,7 +64,7 @@ def lines(page: Path, *languages: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """The built pages."""
     folder = tmp_path_factory.mktemp("site")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **SMALL_MACHINE, "PYTHONPATH": str(ROOT)}
     build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", folder / "zensical.toml"]
     generate = [sys.executable, DOCS / "generate.py", folder]
     check = [sys.executable, DOCS / "links.py", folder / "docs"]
@@ -96,6 +105,13 @@ def test_notebooks_are_pages_with_the_output_of_their_cells(site):
     for name in ("first", "own"):
         cells = json.loads((site / f"notebooks/{name}.ipynb").read_text())["cells"]
         assert [cell for cell in cells if cell.get("outputs")] == []  # made by the build alone
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_worked_case_runs_and_ends_in_a_figure(site, name):
+    page = (site.parent / f"pages/cases/{name}.md").read_text()
+    assert "](data:image/png;base64," in page.splitlines()[-1]
+    assert PRINTED.get(name, "") in page
 
 
 def test_every_algorithm_has_a_page_and_every_field_its_place(site):
