@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from hpcfed.config.field_docs import field_doc
 from hpcfed.config.limits import kinds_of
 
 T = TypeVar("T")
@@ -266,7 +267,7 @@ def usage(section: type[BaseModel], name: str, job: type[BaseModel]) -> str:
 
 def meaning(section: type[BaseModel], name: str, job: type[BaseModel]) -> str:
     """Return the text of a field in one line, with the condition under which it has an effect."""
-    text = " ".join((section.model_fields[name].description or "").split())
+    text = " ".join(field_doc(section, name).split())
     return f"{text} {usage(section, name, job)}".strip()
 
 

@@ -78,17 +78,12 @@ FREE = (
 PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 # stands in a job's identity for engines with equal results
 EXACT = {"engine": "eager, traced or graphed"}
-# for classes that are made by a call: they have no docstrings. pydantic would search
-# the files of all callers for them, which takes long, and ast is not made for threads
-NO_DOCSTRINGS = {"use_attribute_docstrings": False}
 
 
 class Job(Limited):
     """Everything that determines a run. One TOML file, the environment and flags fill it."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     # the sources of the values, of which the first wins
     _layers: Sequence[Layer] = PrivateAttr(())
 
@@ -239,7 +234,6 @@ def named_model(name: str, cls: type[Section]) -> type[Section]:
             cls.__name__,
             __base__=cls,
             __doc__=cls.__doc__,
-            __cls_kwargs__=NO_DOCSTRINGS,
             name=field,
         )
 
@@ -271,6 +265,4 @@ def model_with(algorithm: type[Section]) -> type[Job]:
         if any(field.is_required() for field in algorithm.model_fields.values())
         else algorithm()
     )
-    return create_model(
-        "Job", __base__=Job, __cls_kwargs__=NO_DOCSTRINGS, algorithm=(algorithm, default)
-    )
+    return create_model("Job", __base__=Job, algorithm=(algorithm, default))

@@ -32,9 +32,7 @@ class Section(Limited):
     The text under each field is its help.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 # the data are divided among clients, who do not make their own; by a partition drawn here

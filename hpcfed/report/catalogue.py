@@ -172,11 +172,12 @@ def data_fields(name: str, entry: Entry) -> dict[str, Any]:
 
     A partition names its fields; the help of others begins with the data set's name and a colon.
     """
+    from hpcfed.config.field_docs import field_doc
     from hpcfed.config.sections import Data
 
     fields = [*getattr(entry, "fields", ())]
-    for field, info in Data.model_fields.items():
-        if (info.description or "").lower().startswith(f"{name}:"):
+    for field in Data.model_fields:
+        if field_doc(Data, field).lower().startswith(f"{name}:"):
             fields.append(field)
     return {"parameters": [parameter(Data, field) for field in fields]}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.config.field_docs import field_doc
 from hpcfed.config.help import flag, value
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
@@ -111,12 +112,12 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, outputs):
 
 
 def fields(model: type[Section], prefix: str = ""):
-    """All fields of a job: dotted name and what pydantic knows about it."""
+    """All fields of a job: dotted name, what pydantic knows about it, and its text."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from fields(field.annotation, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field
+            yield f"{prefix}{name}", (field, field_doc(model, name))
 
 
 def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(outputs):
@@ -124,12 +125,11 @@ def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_ha
     job = load([])  # with the variables that the run has too
     all_fields = dict(fields(type(job)))
     assert len(all_fields) > 50 and "algorithm.rho" in all_fields
-    for name, field in all_fields.items():
+    for name, (field, doc) in all_fields.items():
         entry = re.search(rf"{flag(name)} (?P<text>.*?)(?= --(?!no-)[\w.]+[ ,]|$)", text)
         assert entry, name
         bounds = limits(field)
-        meaning = field.description.removesuffix(f" [{bounds}]") if bounds else field.description
-        assert " ".join(meaning.split()) in entry["text"]
+        assert doc and " ".join(doc.split()) in entry["text"]
         assert bounds in entry["text"] and entry["text"].startswith(f"{value(job, name)} (")
 
 
