@@ -94,7 +94,7 @@ def check_secure(job: Job) -> None:
             f"secure.colluding = {secure.colluding:g} has to be below secure.threshold = "
             f"{secure.threshold:g}: as many clients could remove the masks by themselves"
         )
-    bounded = job.privacy.clip is not None and job.privacy.by != "local"
+    bounded = job.privacy.clip is not None and job.privacy.by not in ("local", "examples")
     if not bounded and secure.bound is None:
         raise ConfigError(
             f"{where} adds up whole numbers, whose scale follows from a bound that is known "

@@ -211,13 +211,16 @@ def render(record: Record) -> Group:
 
 
 def brief(record: Record) -> str:
-    """Return the job in two lines, with a third if its data have another name than their file."""
+    """Return the job in two lines, with more for what not every run has."""
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
     name = record.header["job"]["data"]["name"]
     path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
     done = f"{record.rounds} of {rounds} rounds done, on {count_noun(ranks, 'rank')}"
     if early := record.header.get("early"):
         done += f"\nended early: {early}"
+    if (failed := record.columns.get("rounds/secure_failed")) is not None:
+        by = record.header["job"]["secure"]["by"]
+        done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"
     return f"{title(record)}\n{path}{done}"
 
 

@@ -43,7 +43,7 @@ class Speeds:
     agreement: float = 46e-6  # X25519 and HKDF
     byte: float = 1 / 0.8e9  # of a mask stream, made and added
     share_product: float = 0.25e-6  # of two numbers of 521 bits, modulo p
-    field_product: float = 0.5e-9  # of two numbers of 31 bits, modulo p, within a matrix product
+    field_product: float = 2.5e-9  # of two numbers of 31 bits, modulo p, within a matrix product
     slowdown: float = 1.0
 
 

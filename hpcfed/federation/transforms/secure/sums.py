@@ -124,9 +124,9 @@ class SecureSums:
         if failed is not None:
             count_bytes(fed, plan.cost(filter(fed.clients.__contains__, invited), failed))
             raise SumFailed(
-                f"secure.by = {self.secure.by!r}: {len(senders)} of {len(invited)} clients have "
-                f"sent masked values, too few to remove the masks; secure.threshold is "
-                f"{self.secure.threshold:g}"
+                f"{len(senders)} of {len(invited)} clients have sent masked values, but "
+                f"secure.by = {self.secure.by!r} with secure.threshold = "
+                f"{self.secure.threshold:g} needs {plan.demand}"
             )
         if self.secure.masks == "charged":
             fed.comm.sum(rows, shapes, factors, into)
@@ -188,6 +188,14 @@ class PairwisePlan:
         self.attendance, self.words, self.graph, self.t = attendance, words, graph, t
         self.name = name
 
+    @property
+    def demand(self) -> str:
+        """What has to stay for the sum to succeed, in words."""
+        if isinstance(self.graph, Complete):
+            return f"{self.t}"
+        n = 1 + len(self.graph.neighbours(self.attendance.keys[0]))
+        return f"{self.t} of each client and its neighbours, which are {n}"
+
     def failed_stage(self) -> int | None:
         return self.attendance.failed_stage(self.graph, self.t)
 
@@ -226,6 +234,11 @@ class CodedPlan:
         self.attendance, self.words = attendance, words
         self.survivors, self.colluding, self.name = survivors, colluding, name
         self.piece = piece_of(words, survivors, colluding)
+
+    @property
+    def demand(self) -> str:
+        """What has to stay for the sum to succeed, in words."""
+        return f"{self.survivors}"
 
     def failed_stage(self) -> int | None:
         return self.attendance.failed_stage(Complete(self.attendance.keys), self.survivors)
