@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Shard
     from hpcfed.clients.store import ClientStore
     from hpcfed.config.job import Job
+    from hpcfed.federation.sealed import MeanRule
 
 EXAMPLES = 3  # of each class that a client has
 COMPARED = 100  # clients of a kind, the first ones, whose numbers of classes are compared
@@ -60,6 +61,7 @@ class Counting(Exchange):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.summed = self.moved = 0
+        self.streams = 0  # largest number of calls of `Federation.stream` in a round
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
@@ -84,6 +86,22 @@ class Counting(Exchange):
         return super().at_root(by_client)
 
 
+class HiddenCounts:
+    """Label counts of clients, which nobody but the clients may read if the job hides uploads."""
+
+    def __init__(self, fed: Federation, rule: MeanRule) -> None:
+        self._fed, self._counts, self._rule = fed, fed.label_counts, rule
+
+    def __getitem__(self, k: int) -> np.ndarray:
+        if not self._fed.turns.active:
+            raise ConfigError(
+                f"{self._rule.hidden_by}: the server of {self._fed.job.algorithm.name} reads how "
+                f"many examples of each class a client has, which no noise hides; take another "
+                f"method, such as fedavg"
+            )
+        return self._counts[k]
+
+
 class Measured:
     """Bytes of a round by kind of client and number of classes, measured when first asked for."""
 
@@ -95,6 +113,14 @@ class Measured:
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
         self._moves = False
+        self._streams = 0
+
+    @property
+    def streams(self) -> int:
+        """Largest number of calls of `Federation.stream` in a round."""
+        if not self._bytes:
+            self._compare()
+        return self._streams
 
     @property
     def moves(self) -> bool:
@@ -152,6 +178,10 @@ class Measured:
                 bytes_ = perform(fed)
                 exchange: Any = fed.exchange
                 self._moves = exchange.moved > exchange.summed
+                self._streams = max(self._streams, exchange.streams)
+                self._fed.shapes_of_means |= fed.shapes_of_means
+                if self._fed.rule and fed.rule:
+                    self._fed.rule.learn(fed.rule)
             finally:
                 fed.store.close()
         return dict(zip(ids, bytes_, strict=True))
@@ -212,9 +242,11 @@ def perform(fed: Federation) -> list[Bytes]:
     the message that names its client.
     """
     method, everybody = fed.job.algorithm, list(range(fed.K))
+    counting: Any = fed.exchange
     state, most = method.init(fed), [(0, 0)] * fed.K
-    for t in range(1 if one_exchange(method) else 2):
-        fed.replay.begin()
+    once = one_exchange(method) and not fed.transforms  # which may learn in the first round
+    for t in range(1 if once else 2):
+        fed.begin()
         fed.participants.open(t)
         with suppress(DivergedError):
             if isinstance(method, EventBased):
@@ -222,6 +254,7 @@ def perform(fed: Federation) -> list[Bytes]:
                     work_once(fed, method, client, state, t)
             else:
                 state = method.round(fed, state, everybody, t)
+        counting.streams = max(counting.streams, fed.replay.streams)
         tallies = [fed.tallies[k] for k in everybody]
         most = [
             (max(down, tally.down), max(up, tally.up))
@@ -229,7 +262,25 @@ def perform(fed: Federation) -> list[Bytes]:
         ]
     if fed.job.privacy.by == "examples":  # what it reads then is no less private
         method.finish(fed, state, t)
+    if fed.rule and fed.rule.empty_cohorts:
+        check_empty_cohort(fed, state)
     return most
+
+
+def check_empty_cohort(fed: Federation, state: Any) -> None:
+    """Raise ConfigError for a method that cannot run a round in which nobody takes part."""
+    method = fed.job.algorithm
+    fed.begin()
+    fed.participants.open(fed.t + 1)
+    with suppress(DivergedError):
+        try:
+            method.round(fed, state, [], fed.t)
+        except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"selection.by = 'poisson' draws cohorts that may be empty, and {method.name} has "
+                f"no round without clients ({type(error).__name__}: {error}); set participation = "
+                f"1, or selection.by = 'uniform' with privacy.neighbours = 'replace'"
+            ) from error
 
 
 def one_exchange(method: Any) -> bool:
@@ -281,7 +332,9 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
     federation.trial, federation.transforms = True, fed.transforms
-    federation.rule = fed.rule.fresh() if fed.rule else None
+    if fed.rule:
+        federation.rule = fed.rule.fresh()
+        federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
     federation.exchange = Counting(
         federation.comm, clients, [0] * len(ids), cpu, federation.clock, federation.replay
     )

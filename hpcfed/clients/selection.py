@@ -1,4 +1,4 @@
-"""Selection of the cohort of a round: uniform, by size, power of choice, or E3CS.
+"""Selection of the cohort of a round: uniform, by size, power of choice, E3CS, or Poisson.
 
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
 arXiv:2011.08756.
@@ -11,6 +11,8 @@ memory of the paper. A cohort is drawn by systematic sampling over a random orde
 client exactly its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m
 / K afterwards, is quota = 1 with quota_after = 0.25. A client that could not be reached counts as
 one that did not report.
+Poisson: each client takes part with the same probability, independently of all others, which is the
+sampling that accounts of privacy assume. A cohort may be empty.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class Choice:
     sizes: training examples of all clients.
     cohort_size: number of clients in a cohort (`Job.cohort_size`).
     rounds: number of rounds of the run.
+    participation: probability of each client (Poisson).
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Choice:
         sizes: Sequence[int] | np.ndarray,
         cohort_size: int,
         rounds: int = 1,
+        participation: float = 1.0,
     ) -> None:
         self.selection, self.seed, self.rounds = selection, seed, rounds
+        self.participation = participation
         self.sizes, self.m = sizes, cohort_size
         K = len(sizes)
         # last reported loss of each client; clients that were never chosen come first
@@ -75,6 +80,9 @@ class Choice:
         g = rng.stream(self.seed, "cohort", t)
         if by == "e3cs":
             return draw_systematic(self.probabilities(t)[0], g)
+        if by == "poisson":  # in two steps, which take as long as the cohort is large
+            size = g.binomial(K, self.participation)
+            return sorted(g.choice(K, size, replace=False, shuffle=False).tolist())
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
         several = (self.selection.candidates or 2 * self.m) if by == "power-of-choice" else self.m

@@ -13,6 +13,7 @@ from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
+from hpcfed.config.privacy import refusals
 from hpcfed.config.secure import check_secure
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.tasks import METRICS, custom
@@ -47,6 +48,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_method(job)
     check_selection(job)
     check_edges(job)
+    check_privacy(job)
     check_secure(job)
     if not stored:
         refuse_idle_fields(job)
@@ -239,6 +241,12 @@ def check_selection(job: Job) -> None:
             f"selection.candidates = {chosen.candidates}: a cohort of {m} is chosen from them; "
             f"give a number from {m} to {job.clients}, the number of clients"
         )
+
+
+def check_privacy(job: Job) -> None:
+    """Raise ConfigError for a job of which no account of privacy can be kept."""
+    for text in refusals(job):
+        raise ConfigError(f"privacy.by = {job.privacy.by!r}: {text}")
 
 
 def check_edges(job: Job) -> None:

@@ -160,8 +160,9 @@ def defaults(job: Job) -> dict[str, Any]:
         for name, field in type(values).model_fields.items()
         if not field.is_required() and not is_part(field.annotation)
     } | {
-        f"local.{name}": to_jsonable_python(value)
-        for name, value in job.algorithm.local_defaults.items()
+        name: to_jsonable_python(value)
+        for values in job.implied.values()
+        for name, value in values.items()
     }
 
 

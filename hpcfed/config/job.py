@@ -152,20 +152,32 @@ class Job(Limited):
         data = Path(self.data.name.removeprefix("hf:")).stem.replace(":", ".")
         return self.out or Path("runs") / f"{method}-{data}-{self.data.partition}-seed{self.seed}"
 
-    def sources(self) -> dict[str, str]:
-        """Return the fields whose values come from the preset or from the method's own defaults.
+    @property
+    def implied(self) -> dict[str, dict[str, Any]]:
+        """Defaults that other settings imply, for fields that the job does not set.
 
-        The method's own defaults are those of [local]. The keys are the fields' names, the values
-        name the source.
+        By source: those of [local] that the method has, and what an account of privacy needs. Each
+        by the field's name.
+        """
+        method, privacy = self.algorithm, self.privacy
+        local = {f"local.{name}": value for name, value in method.local_defaults.items()}
+        needed: dict[str, Any] = {}
+        samples = privacy.samples and getattr(method, "samples_cohorts", False)
+        if samples and self.cohort_size < self.clients:
+            needed["selection.by"] = "poisson"
+        if privacy.bounds and not privacy.cap and "weighting" in type(method).model_fields:
+            needed["algorithm.weighting"] = "uniform"
+        return {f"default of {method.name}": local, f"privacy.by = {privacy.by}": needed}
+
+    def sources(self) -> dict[str, str]:
+        """Return the fields whose values come from the preset or are implied by other settings.
+
+        The keys are the fields' names, the values name the source.
         """
         plain = flat(self.plain())
         origin_by_field: dict[str, str] = {}
-        local_defaults = {f"local.{name}": v for name, v in self.algorithm.local_defaults.items()}
         preset = flat(read_preset(self.preset, self.algorithm.name, self.data.name))
-        for source, values in (
-            (f"default of {self.algorithm.name}", local_defaults),
-            (f"preset {self.preset}", preset),
-        ):
+        for source, values in (*self.implied.items(), (f"preset {self.preset}", preset)):
             origin_by_field |= {
                 name: source for name, value in values.items() if plain.get(name) == value
             }
@@ -191,11 +203,15 @@ class Job(Limited):
     def identity(self) -> dict[str, Any]:
         """Return the fields that the results depend on: all but those in FREE.
 
-        rounds is included if the cosine schedule uses it. Of the engines only `stacked` has bits of
+        rounds is included if the cosine schedule uses it, or the calculation of noise. With a given
+        noise the budget of privacy is free. Of the engines only `stacked` has bits of
         its own, which depend on the size of a group.
         """
         plain = self.plain()
-        free = [name for name in FREE if name != "rounds" or self.local.schedule != "cosine"]
+        calculated = self.privacy.has_noise and self.privacy.noise is None
+        by_rounds = self.local.schedule == "cosine" or calculated
+        free = [name for name in FREE if name != "rounds" or not by_rounds]
+        free += [] if calculated else ["privacy.epsilon"]
         for path in free:
             *parts, last = path.split(".")
             table = plain

@@ -171,7 +171,7 @@ def resolve(
     sources = layers_of(words, stored, environ, arguments, only)
     model = job_model(sources.method)
     words.check(model)
-    job = fill_local_defaults(checked(model, sources.layers))
+    job = fill_implied_defaults(checked(model, sources.layers))
     if only := sources.only:
         refuse_import(models_of(job), only.names, only.where, only.model)
         refuse_import(job.evaluate.metrics, only.names, only.where, only.metric)
@@ -279,11 +279,18 @@ def checked(model: type[Job], layers: Sequence[Layer]) -> Job:
     return job
 
 
-def fill_local_defaults(job: Job) -> Job:
-    """Return the job with its method's own defaults of [local] where nothing else was set."""
-    defaults = job.algorithm.local_defaults
-    missing = {name: defaults[name] for name in defaults if name not in job.local.model_fields_set}
-    return job.model_copy(update={"local": job.local.model_copy(update=missing)})
+def fill_implied_defaults(job: Job) -> Job:
+    """Return the job with the defaults that other settings imply where nothing else was set."""
+    tables: dict[str, dict[str, Any]] = {}
+    for values in job.implied.values():
+        for name, value in values.items():
+            table, _, last = name.partition(".")
+            if last not in getattr(job, table).model_fields_set:
+                tables.setdefault(table, {})[last] = value
+    update = {
+        table: getattr(job, table).model_copy(update=values) for table, values in tables.items()
+    }
+    return job.model_copy(update=update)
 
 
 def models_of(job: Job) -> list[str | None]:
@@ -306,7 +313,7 @@ def again(stored: dict[str, Any], where: str, importable: Collection[str] = ()) 
     """
     layer = Layer(below_name(where), stored)
     refuse_import([stored["algorithm"]["name"]], importable, layer.name, OWN)
-    job = fill_local_defaults(checked(job_model(stored["algorithm"]["name"]), [layer]))
+    job = fill_implied_defaults(checked(job_model(stored["algorithm"]["name"]), [layer]))
     refuse_import([*models_of(job), *job.evaluate.metrics], importable, layer.name, OWN)
     return job
 

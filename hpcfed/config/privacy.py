@@ -1,14 +1,31 @@
 """The part of a job that sets how the presence of a client, or of an example, is hidden."""
 
-from typing import Annotated, Literal
+from __future__ import annotations
 
-from annotated_types import Gt, Lt
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Gt, Le, Lt
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from hpcfed.config.conditions import field, other_than
+from hpcfed.config.conditions import SET, field, other_than
 from hpcfed.config.sections import Section
+from hpcfed.core.registry import Entry
 
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+PRIVACIES = {  # the values of privacy.by
+    name: Entry(f"hpcfed.federation.transforms.privacy.{place}", line, cite)
+    for name, place, line, cite in (
+        ("central", "central:CentralMean", "the server adds noise to sums", "mcmahan2018dp"),
+        ("local", "local:LocalNoise", "each client adds noise to what it sends", ""),
+    )
+}
 ON = {"by": other_than("none")}
+BOUNDED = {"by": ("central", "local")}
+CENTRAL = {"by": "central"}
+ADAPTIVE = {"clipping": "adaptive"}
 
 
 class Privacy(Section):
@@ -19,14 +36,115 @@ class Privacy(Section):
     to its own upload (local), or to each gradient of local training (examples): DP-SGD.
     """
     clip: PositiveFloat | None = field(None, used_if=ON)
-    """Largest L2 norm of a client's upload, of which longer ones are shortened to it: of its update
-    where the method sends models, otherwise of the values. None: there is no bound.
+    """Bound C: largest L2 norm of a client's upload, to which longer ones are scaled: of its update
+    if the method sends models, otherwise of the values. None: there is no bound, and no noise.
     """
-    noise: NonNegativeFloat = field(0.0, used_if=ON)
-    """Standard deviation of the noise over clip."""
+    clipping: Literal["flat", "layers", "adaptive"] = field(
+        "flat", used_if={"by": ("central", "local"), "clip": SET}
+    )
+    """Flat: the bound is that of all tensors together; layers: each of L tensors has the bound
+    clip / sqrt(L); adaptive: flat, and the bound follows a quantile of the clients' norms.
+    """
+    noise: NonNegativeFloat | None = field(None, used_if=ON)
+    """Noise multiplier z: standard deviation of the noise over the bound C, of local noise over 2
+    C. Default: what the epsilon of the job needs, or 0.
+    """
+    epsilon: Annotated[float, Gt(0), Le(1000)] | None = field(None, used_if=BOUNDED)
+    """Budget: without `noise` the least noise with which all rounds stay within it is computed;
+    with `noise` the run ends before the round that would exceed it.
+    """
     delta: Annotated[float, Gt(0), Lt(1)] = field(1e-5, used_if=ON)
-    """Probability with which the guarantee may fail."""
-    cap: PositiveFloat | None = field(None, used_if=ON)
-    """Number of examples from which clients have the same weight: min(n, cap) / cap. None: methods
-    that weight clients by their examples are refused, unless their weighting is "uniform".
+    """Probability with which the guarantee may fail; smaller than 1 / clients."""
+    accountant: Literal["pld", "rdp"] = field("pld", used_if=BOUNDED)
+    """How epsilon is computed: privacy loss distributions, close to exact; Renyi differential
+    privacy, an upper bound.
     """
+    neighbours: Literal["add-remove", "replace", "zero-out"] = field("add-remove", used_if=CENTRAL)
+    """What epsilon compares: a client takes part or not; its data are any others; its data are
+    none, so that it sends zeros.
+    """
+    cap: PositiveFloat | None = field(None, used_if=CENTRAL)
+    """Number of examples from which clients have the same weight: min(n, cap) / cap. None: all
+    clients have the same weight.
+    """
+    count_scale: PositiveFloat = field(1.0, used_if=BOUNDED)
+    """Factor of counts beside sums in a client's norm, for methods whose uploads have a weight for
+    each class: more of it means less noise in the counts, and more in the sums.
+    """
+    quantile: Annotated[float, Gt(0), Lt(1)] = field(0.5, used_if=ADAPTIVE)
+    """Adaptive: the share of clients whose norms the bound is to exceed."""
+    clip_rate: PositiveFloat = field(0.2, used_if=ADAPTIVE)
+    """Adaptive: learning rate of the bound's logarithm."""
+    bit_noise: NonNegativeFloat | None = field(None, used_if=ADAPTIVE)
+    """Adaptive: standard deviation of the noise on the number of clients within the bound. Default:
+    a twentieth of the expected cohort, if there is noise.
+    """
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether what is released has noise, so that it has a finite epsilon."""
+        return self.bounds and bool(self.noise or (self.noise is None and self.epsilon))
+
+    @property
+    def samples(self) -> bool:
+        """Whether the account counts on cohorts that are drawn at random."""
+        return self.by == "central"
+
+    @property
+    def bounds(self) -> bool:
+        """Whether what a client sends is bounded, and has noise as a whole."""
+        return self.by in ("central", "local")
+
+
+def refusals(job: Job) -> Iterator[str]:
+    """Yield the reasons why no account of privacy can be kept of a job, and what to do."""
+    privacy, method, selection = job.privacy, job.algorithm, job.selection
+    if not privacy.bounds:
+        return
+    if not hasattr(method, "samples_cohorts"):
+        yield (
+            f"{method.name} works without rounds, and how often a client sends then depends on the "
+            f"others; take a method that works in rounds, such as fedavg"
+        )
+    if privacy.has_noise and privacy.clip is None:
+        yield "noise hides a client only if what it sends is bounded; set privacy.clip"
+    if selection.by in ("size", "power-of-choice", "e3cs"):
+        yield (
+            f"selection.by = {selection.by!r} chooses clients by their data, or by what they "
+            f"report, which no noise hides; set selection.by = 'poisson'"
+        )
+    if getattr(method, "weighting", "") == "samples" and not privacy.cap:
+        yield (
+            "algorithm.weighting = 'samples': a client counts by its examples without limit; set "
+            "algorithm.weighting = 'uniform'" + (", or privacy.cap" if privacy.samples else "")
+        )
+    if privacy.clipping == "adaptive" and not privacy.samples:
+        yield "the server adapts the bound to all clients; set privacy.clipping = 'flat'"
+    if privacy.samples:
+        yield from refusals_of_sampling(job)
+
+
+def refusals_of_sampling(job: Job) -> Iterator[str]:
+    """Yield the reasons that concern cohorts, and the server's sum over them."""
+    privacy, method = job.privacy, job.algorithm
+    if job.edges.number:
+        yield (
+            "edge servers take means of their own clients, and the account knows those of all "
+            "clients; set edges.number = 0"
+        )
+    if not method.samples_cohorts:
+        yield f"{method.name} schedules its clients itself; take a method such as fedavg"
+    if job.cohort_size == job.clients:
+        return
+    if job.selection.by == "uniform" and privacy.neighbours != "replace":
+        yield (
+            f"cohorts of a fixed size (selection.by = 'uniform') have no client more or less; set "
+            f"selection.by = 'poisson', or privacy.neighbours = 'replace' instead of "
+            f"{privacy.neighbours!r}"
+        )
+    poisson = job.selection.by == "poisson"
+    if poisson and privacy.accountant == "rdp" and privacy.neighbours == "replace":
+        yield (
+            "the accountant 'rdp' has no Poisson cohorts with privacy.neighbours = 'replace'; set "
+            "privacy.accountant = 'pld'"
+        )

@@ -15,6 +15,7 @@ SELECTIONS = {  # the values of selection.by
         ("size", "in proportion to clients' numbers of examples", ""),
         ("power-of-choice", "the highest losses among candidates drawn by size", "cho2020powd"),
         ("e3cs", "clients that report become likelier, with a quota for all", "huang2020e3cs"),
+        ("poisson", "each client independently, so that cohorts differ in size", ""),
     )
 }
 
@@ -25,9 +26,10 @@ class Selection(Section):
     It applies to every method that works in rounds.
     """
 
-    by: Literal["uniform", "size", "power-of-choice", "e3cs"] = "uniform"
+    by: Literal["uniform", "size", "power-of-choice", "e3cs", "poisson"] = "uniform"
     """Uniform; in proportion to examples (use weighting = 'uniform'); the highest losses among
-    candidates drawn in proportion to examples (likewise); E3CS: prefers clients that report.
+    candidates drawn in proportion to examples (likewise); E3CS: prefers clients that report;
+    Poisson: each client with probability `participation`, the default with central privacy.
     """
     candidates: PositiveInt | None = field(None, used_if={"by": "power-of-choice"})
     """Power of choice: clients drawn by size, of which those with the highest losses train.

@@ -90,7 +90,7 @@ class Loop:
             checkpoints.save()
         unsaved = checkpoints.settle()
         self.conclude()
-        self.output.note_early_end(rounds.early_stop.reason)
+        self.output.note_early_end(rounds.early_end)
         refused = self.output.finish(STOPPED if unsaved else FINISHED)
         return self.end_run(refused or unsaved)
 

@@ -24,6 +24,7 @@ from hpcfed.engine.early_stop import EarlyStop
 from hpcfed.engine.edge_aggregation import SynchronousEdges
 from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
+from hpcfed.engine.privacy import open_account
 from hpcfed.engine.round_record import Flags, Recorder, Row
 from hpcfed.federation.replay_log import STOP, Again
 from hpcfed.federation.transforms.secure.attendance import SumFailed
@@ -157,7 +158,8 @@ class Synchronous:
         learnt = {"choice": self.fed.choice.to_tree()} if self.fed.choice.learns else {}
         edges = {"edges": self.edges.to_tree()} if self.edges else {}
         rule = {"rule": self.fed.rule.to_tree()} if self.fed.rule else {}
-        return {"now": self.now} | learnt | edges | rule
+        account = {"account": self.fed.account.to_tree()} if self.fed.account else {}
+        return {"now": self.now} | learnt | edges | rule | account
 
     def from_tree(self, tree: Row) -> None:
         self.now = tree["now"]
@@ -167,6 +169,8 @@ class Synchronous:
             self.fed.choice.from_tree(tree["choice"])
         if self.fed.rule:
             self.fed.rule.from_tree(tree["rule"])
+        if self.fed.account:
+            self.fed.account.from_tree(tree["account"])
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,7 @@ class Rounds:
             else Synchronous(fed, algorithm, state, self.balance)
         )
         self.evaluation.state_of = self.schedule.state_of
+        open_account(fed, algorithm)
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
         """Run one round; collective.
@@ -231,8 +236,8 @@ class Rounds:
             try:
                 with stop_together(fed.comm):
                     opened = self._open(t)
-                    # edges without clients in this round are aggregated too
-                    if opened.cohort or fed.edges:
+                    # edges without clients in this round are aggregated, and noise is added, too
+                    if opened.cohort or fed.edges or (fed.rule and fed.rule.empty_cohorts):
                         with fed.store.past.set_recording():
                             self.state = self._round(opened.cohort)
                             self.schedule.report(opened.cohort)
@@ -266,11 +271,16 @@ class Rounds:
     @property
     def over(self) -> bool:
         """Whether the job has no further rounds, the same on all ranks."""
-        return self.t >= self.fed.job.rounds or bool(self.early_stop.reason)
+        return self.t >= self.fed.job.rounds or bool(self.early_end)
+
+    @property
+    def early_end(self) -> str:
+        """Why the run ends before the job's last round; "" if it does not."""
+        return self.early_stop.reason or (self.fed.account.reason if self.fed.account else "")
 
     def begin(self, t: int) -> list[int]:
         """Open round t, for the first time or again, and return the clients that will report."""
-        self.fed.replay.begin()
+        self.fed.begin()
         return self.schedule.begin(t)
 
     def finish(self) -> Row:
@@ -331,6 +341,11 @@ class Rounds:
             values |= self.algorithm.columns(fed, state)
         columns = {f"rounds/{name}": value for name, value in values.items()}
         fed.exchange.wait("record", over=True)
+        if fed.rule:
+            fed.rule.close(fed)
+            columns |= fed.rule.columns()
+        if fed.account:
+            columns["rounds/epsilon"] = fed.account.close(fed.comm, cohort, fed.replay.streams)
         failures = fed.replay.left
         fed.replay.clear()
         fed.store.past.clear()

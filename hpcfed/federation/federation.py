@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
     from hpcfed.data.synthetic import Synthetic
+    from hpcfed.federation.transforms.privacy.account import Account
     from hpcfed.models.flat import Skeleton
     from hpcfed.tasks import Task
 
@@ -100,8 +101,10 @@ class Federation:
     `turns` (the clients' work, and failures), `replay` (completed turns), `participants` (who takes
     part in this round), `placement` (the rank of each client), `tallies` (what each client did),
     `warnings`, `clock`, `store` (weights and memories), `choice` (of cohorts), `edges` (servers
-    between clients and this one), `data`, `gpu`, `trial` (whether only shapes and bytes count: then
-    a training takes one step or none, and a pass over examples computes three of them).
+    between clients and this one), `account` (what the run has cost in privacy; None: nobody counts
+    it), `shapes_of_means` (of tensors of which clients send pieces, by name, as `note_shapes` notes
+    them), `begin` (opens a round), `data`, `gpu`, `trial` (whether only shapes and bytes count:
+    then a training takes one step or none, and a pass over examples computes three of them).
 
     For the parameters see `Placement`, `Exchange` and `Participants`; in addition:
     pool: makes a client that holds all clients' data.
@@ -150,6 +153,8 @@ class Federation:
         self.warnings = Warnings(comm)
         self.transforms: list[Transform] = []
         self.rule: MeanRule | None = None
+        self.account: Account | None = None
+        self.shapes_of_means: dict[str, tuple[int, ...]] = {}
         self.uplink = Uplink(self)
         self.replay = ReplayLog()
         self.tallies = Tallies()
@@ -166,7 +171,9 @@ class Federation:
             self.replay,
             self._traffic,
         )
-        self.choice = Choice(job.selection, job.seed, sizes, self.cohort_size, job.rounds)
+        self.choice = Choice(
+            job.selection, job.seed, sizes, self.cohort_size, job.rounds, job.participation
+        )
         self.placement = Placement(placement, speeds, costs, comm, clients, store, self.replay)
 
     def _traffic(self, k: int) -> tuple[int, int]:
@@ -284,8 +291,8 @@ class Federation:
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """Draw the cohort of round t without replacement, in id order; the same on all ranks.
 
-        The cohort has max(1, ceil(participation K)) clients. The job's `selection` decides how they
-        are chosen.
+        The cohort has max(1, ceil(participation K)) clients, with selection.by = "poisson" so many
+        in the mean. The job's `selection` decides how they are chosen.
         p: [K], probability of each client, if the job's selection is uniform.
         """
         return self.choice.sample(t, p)
@@ -297,6 +304,12 @@ class Federation:
         """
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
+
+    def begin(self) -> None:
+        """Begin a round, for the first time or again."""
+        self.replay.begin()
+        if self.rule:
+            self.rule.begin()
 
     # The clients' work
 
@@ -339,6 +352,7 @@ class Federation:
         With run.on_client_fault = "drop" a client that fails is left out here. All ranks learn of
         it at their next exchange, and repeat the round, in which it has no turn.
         """
+        self.replay.streams += 1
         uploads: dict[int, Upload] = {}
         waits = self.uplink.waits
         cohort = [k for k in cohort if task not in self.replay.left.get(k, ())]
@@ -425,7 +439,14 @@ class Federation:
                     f"give (client id, Mean.of(Params, weight)) for each client"
                 )
             terms.extend(part.terms)
+        self.note_shapes(terms, keep)
         return self.exchange.mean(terms, keep, per) if keep else keep
+
+    def note_shapes(self, terms: Iterable[Term], keep: Params) -> None:
+        """Note the shapes of the tensors of which clients send pieces, for transforms."""
+        for term in terms:
+            if term.at:
+                self.shapes_of_means |= {name: tuple(keep[name].shape) for name in term.value}
 
     # Moves between ranks of what the server has received
 

@@ -79,6 +79,7 @@ class ReplayLog:
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}
         self.exchanges = 0  # since the round was last begun
+        self.streams = 0  # calls of `Federation.stream` since then
         self.news = False  # a client of this rank has failed, and other ranks do not know it yet
 
     def of(self, k: int) -> Entry:
@@ -87,7 +88,7 @@ class ReplayLog:
 
     def begin(self) -> None:
         """Begin the round, or repeat it."""
-        self.given, self.exchanges, self.news = {}, 0, False
+        self.given, self.exchanges, self.streams, self.news = {}, 0, 0, False
 
     def clear(self) -> None:
         """Discard the log after the round."""

@@ -11,6 +11,7 @@ from hpcfed.core.params import Mean, Params, Per, Term
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.upload import Upload
 
 
 class MeanRule:
@@ -20,11 +21,13 @@ class MeanRule:
     seals: whether the server may know nothing of uploads but what this rule makes of them.
     hidden_by: the setting of the job that seals them, for messages.
     instead: another setting, for methods that need single uploads.
+    empty_cohorts: whether a round of no client is run, too, because its mean is not the old value.
     """
 
     seals = True
     hidden_by = ""
     instead = ""
+    empty_cohorts = False
 
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
@@ -34,6 +37,26 @@ class MeanRule:
         parts: of this rank's clients, by client.
         """
         raise NotImplementedError
+
+    def open(self, fed: Federation) -> None:
+        """Check, before the run, that the rule can work with the noise of the job."""
+
+    def begin(self) -> None:
+        """Begin a round, for the first time or again."""
+
+    def received(self, upload: Upload) -> Upload:
+        """Return the parts of an upload that the method sent; the rule takes others."""
+        return upload
+
+    def close(self, fed: Federation) -> None:
+        """Learn from the round, before the next one; collective."""
+
+    def columns(self) -> dict[str, float]:
+        """Return columns of the record of a round, by name."""
+        return {}
+
+    def learn(self, trial: MeanRule) -> None:
+        """Note what the rule of a trial has seen."""
 
     def fresh(self) -> MeanRule:
         """Return a rule of the same settings and without history, for a trial."""
@@ -52,19 +75,20 @@ class Sealed:
 
     Whatever else is done with it raises ConfigError, so that no code reads an upload that the job
     hides from the server.
-    client: its id.
+    client: its id.  opened: whether a mean has opened it.
     """
 
-    __slots__ = ("__part", "__rule", "client", "is_update")
+    __slots__ = ("__part", "__rule", "client", "is_update", "opened")
 
     def __init__(self, client: int, part: Any, is_update: bool, rule: MeanRule) -> None:
         self.client, self.is_update = client, is_update
-        self.__part, self.__rule = part, rule
+        self.__part, self.__rule, self.opened = part, rule, False
 
     def terms_for(self, rule: MeanRule) -> tuple[Term, ...]:
         """Return the values and weights for the rule that sealed them."""
         if rule is not self.__rule or not isinstance(self.__part, Mean):
             self._refuse()
+        self.opened = True
         return self.__part.terms
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

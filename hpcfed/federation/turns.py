@@ -65,6 +65,7 @@ class Turns:
         self.meanwhile: Callable[[], object] = lambda: None
         self._job, self._comm, self._store, self._device = job, comm, store, device
         self._clock, self._replay, self._tallies, self._warnings = clock, replay, tallies, warnings
+        self.active = False  # whether a client is working
         self._warned: set[int] = set()  # clients whose failure has been reported
 
     @contextmanager
@@ -77,6 +78,7 @@ class Turns:
         run.
         number: of the client's task, if it may have several in a round.
         """
+        self.active = True
         turn = OpenTurn([client.id for client in clients])
         done = [self._replay.next(k, turn.group) for k in turn.group]
         try:
@@ -107,6 +109,7 @@ class Turns:
                 self._replay.of(k).turns.append(Turn(value, copy(self._tallies.get(k)), turn.group))
                 past.drop(k)
         finally:
+            self.active = False
             self._clock.heartbeat.finish(len(turn.group))
 
     def _replayed(self, group: Sequence[int], done: Sequence[Turn]) -> list[Upload | None]:

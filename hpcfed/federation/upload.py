@@ -98,6 +98,13 @@ class Upload:
         object.__setattr__(upload, "updates", self.updates | frozenset(updates))
         return upload
 
+    def without(self, name: str) -> Upload:
+        """Return the upload without one of its parts."""
+        upload = copy(self)
+        parts = {n: part for n, part in self.parts.items() if n != name}
+        object.__setattr__(upload, "parts", parts)
+        return upload
+
     def without_references(self) -> Upload:
         """Return the upload without the values to which its parts are relative."""
         upload = copy(self)
@@ -200,6 +207,7 @@ class Uplink:
         rule = self._fed.rule
         if rule is None or not rule.seals:
             return upload.value
+        upload = rule.received(upload)
         sealed = {
             name: Sealed(k, part, name in upload.updates, rule)
             for name, part in upload.parts.items()
@@ -214,7 +222,7 @@ def _to_plain(upload: Upload) -> list[Any]:
 def _from_plain(plain: list[Any]) -> Upload:
     parts, receivers, updates = plain
     upload = Upload(parts[ALONE], receivers=receivers) if ALONE in parts else Upload(**parts)
-    return upload.changed({}, updates=updates)
+    return upload.changed(parts, updates=updates)
 
 
 codec.register(Upload, "upload", _to_plain, _from_plain)

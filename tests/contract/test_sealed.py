@@ -8,6 +8,8 @@ from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
+from hpcfed.engine.decide import world
+from hpcfed.engine.setup import federation
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.transforms.bounded import Bound
 from hpcfed.federation.upload import Upload
@@ -38,9 +40,10 @@ def test_no_expression_reads_a_sealed_part(read):
 
 
 def test_a_method_that_reads_single_uploads_is_refused_before_it_trains():
-    rounds = toy.start(Serial(), toy.job("cfl", *CLIPPED))
+    job = toy.job("cfl", *CLIPPED, "--algorithm.weighting", "uniform")
+    fed = federation(job, Serial(), world(job, Serial()))
     with pytest.raises(ConfigError, match="privacy.by = 'central' hides"):
-        check_privacy(rounds.fed)
+        check_privacy(fed)
 
 
 def test_updates_are_shortened_to_the_bound_all_parts_together():
@@ -58,7 +61,8 @@ def test_updates_are_shortened_to_the_bound_all_parts_together():
 
 
 def test_without_a_bound_in_reach_the_mean_is_that_of_the_plain_method():
-    flags = ("--rounds", "2", "--models.mix", "mlp", "--algorithm.weighting", "uniform")
+    flags = ("--rounds", "2", "--models.mix", "mlp", "--participation", "1")
+    flags += ("--algorithm.weighting", "uniform")
     far = ("--privacy.by", "central", "--privacy.clip", "1000")
     plain, bounded = (toy.run(Serial(), toy.job("fedavg", *flags, *more)) for more in ((), far))
     for name, value in plain.state.items():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfed.federation.transforms.bounded import Bound, BoundedMean
+from hpcfed.federation.transforms.bounded import BoundedMean
+from hpcfed.federation.transforms.privacy.account import Account
+from hpcfed.federation.transforms.privacy.central import CentralBound, CentralMean
+from hpcfed.federation.transforms.privacy.local import LocalNoise
 from hpcfed.federation.transforms.secure.sums import Envelope, SecureSums
 
 if TYPE_CHECKING:
@@ -17,12 +20,14 @@ def install(fed: Federation) -> None:
     The order: compression, clipping, a client's noise, masks; at the server the sum, its noise, and
     the denominator.
     """
-    privacy = fed.job.privacy
-    if privacy.by == "central" and (privacy.clip or privacy.noise):
-        fed.transforms.append(Bound(privacy.clip, privacy.cap))
-        fed.rule = BoundedMean(privacy.clip)
-        fed.rule.hidden_by = f"privacy.by = {privacy.by!r}"
-        fed.rule.instead = "privacy.by = 'local'"
+    job, privacy = fed.job, fed.job.privacy
+    if privacy.by == "central" and privacy.clip:
+        fed.transforms.append(CentralBound(privacy))
+        fed.rule = CentralMean(privacy, job.selection.by == "poisson")
+    if privacy.by == "local" and privacy.clip:
+        fed.transforms.append(LocalNoise(privacy))
+    if privacy.has_noise:
+        fed.account = Account(job)
     if fed.job.secure.by != "none":
         install_secure_sums(fed)
 

@@ -9,7 +9,8 @@ the scale of the grid follows from C and from the number of clients, not from th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.comm.exact import HostRows
-from hpcfed.core.averaging import Quotients, Row
+from hpcfed.core.averaging import Quotients, Row, weight_shape, zero_pad_tensor
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.params import Mean, Params, Per
+from hpcfed.core.params import Mean, Params, Per, Term
 from hpcfed.federation.sealed import MeanRule, Sealed
 from hpcfed.federation.upload import Transform, Upload
 
@@ -28,49 +29,188 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.transforms.secure.sums import SecureSums
 
-ROUNDED = 1e-6  # by what float32 may exceed the bound, relatively
+Name = tuple[str, str]  # of a part of an upload, and of a tensor in it
+ROUNDED = 2.0**-22  # relatively, more than what rounding to float32 adds to a length
 
 
 class Bound(Transform):
     """Shortens the update of each upload to a length, and bounds its weight.
 
+    The length is the L2 norm of what the client adds to the sums: of its values, or for values with
+    weights of their own (one for each class, say) of weight * value and of the weights.
+
     clip: the length C of all parts together; None: there is no bound.
     cap: weights are min(weight, cap) / cap; None: they must not exceed 1.
+    layers: each of the L tensors has the length C / sqrt(L) instead.
+    count_scale: factor of tensors of weights in the length.
     """
 
-    def __init__(self, clip: float | None, cap: float | None) -> None:
-        self.clip, self.cap = clip, cap
+    def __init__(
+        self,
+        clip: float | None,
+        cap: float | None = None,
+        layers: bool = False,
+        count_scale: float = 1.0,
+    ) -> None:
+        self.clip, self.cap, self.layers, self.count_scale = clip, cap, layers, count_scale
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
-        updates = difference(upload)
-        factor = min(1.0, (self.clip or math.inf) / (length(updates.parts.values()) or 1.0))
-        parts = {name: self._shortened(fed, part, factor) for name, part in updates.parts.items()}
-        return updates.changed(parts)
+        upload = difference(upload)
+        squares = self.squares(fed, upload) if self.clip is not None else {}
+        return self.shortened(fed, upload, squares, self.clip)
 
-    def _shortened(self, fed: Federation, part: Any, factor: float) -> Any:
-        if not isinstance(part, Mean):
-            return part
-        terms = []
-        for term in part.terms:
-            value = term.value if factor == 1 else term.value.map(lambda v: v * factor)
-            terms.append(term._replace(value=value, weight=self._bounded(fed, term.weight)))
-        return Mean(tuple(terms))
+    def squares(self, fed: Federation, upload: Upload) -> dict[Name, float]:
+        """Return the sum of squares of what each tensor of an upload adds to the sums."""
+        squares = {}
+        for part, mean in means_of(upload).items():
+            check_single(fed, mean)
+            for tensor in mean.terms[0].value:
+                squares[part, tensor] = square(mean.terms[0], tensor, self.count_scale)
+        return squares
 
-    def _bounded(self, fed: Federation, weight: Any) -> Any:
-        """Return a term's weight, at most 1."""
+    def shortened(
+        self,
+        fed: Federation,
+        upload: Upload,
+        squares: Mapping[Name, float],
+        clip: float | None,
+    ) -> Upload:
+        """Return an upload of updates with this length and bounded weights.
+
+        squares: of its tensors, if there is a length.
+        """
+        factors = {} if clip is None else shrink(squares, clip, self.layers)
+        parts = {}
+        for name, mean in means_of(upload).items():
+            terms = (
+                term._replace(
+                    value=self._scaled(term, name, factors),
+                    weight=self._weight(fed, term, name, factors),
+                )
+                for term in mean.terms
+            )
+            parts[name] = Mean(tuple(terms))
+        return upload.changed(parts)
+
+    def _scaled(self, term: Term, part: str, factors: Mapping[Name, float]) -> Params:
+        """Return the values of a term, shortened unless their weights are."""
+        if isinstance(term.weight, Params) or not factors:
+            return term.value
+        return Params(
+            {name: scale(value, factors[part, name]) for name, value in term.value.items()}
+        )
+
+    def _weight(self, fed: Federation, term: Term, part: str, factors: Mapping[Name, float]) -> Any:
+        """Return a term's weight: a tensor shortened, a number bounded."""
+        weight = term.weight
+        if not isinstance(weight, Params):
+            return self.bounded(fed, weight)
+        if not factors:
+            return weight
+        return Params({name: scale(w, factors[part, name]) for name, w in weight.items()})
+
+    def bounded(self, fed: Federation, weight: float) -> float:
+        """Return a number as weight, at most 1."""
         if self.cap:
-            cap = self.cap
-            if isinstance(weight, Params):
-                return weight.map(lambda w: w.clamp(max=cap) / cap)
-            return min(weight, cap) / cap
-        largest = max(map(peak, weight.values())) if isinstance(weight, Params) else weight
-        if largest > 1:
+            return min(weight, self.cap) / self.cap
+        if weight > 1:
             raise ConfigError(
-                f"{fed.job.algorithm.name}: a client's weight is {largest:g}, but a bound on what "
+                f"{fed.job.algorithm.name}: a client's weight is {weight:g}, but a bound on what "
                 f"a client changes needs weights of at most 1\n  set privacy.cap to a number of "
                 f"examples, or algorithm.weighting = 'uniform'"
             )
         return weight
+
+
+def means_of(upload: Upload) -> dict[str, Mean]:
+    """Return the parts of an upload that are means."""
+    return {name: part for name, part in upload.parts.items() if isinstance(part, Mean)}
+
+
+def check_single(fed: Federation, mean: Mean) -> None:
+    """Raise ConfigError for a mean of several terms, whose sum may be longer than each of them."""
+    if len(mean.terms) != 1:
+        raise ConfigError(
+            f"{fed.job.algorithm.name}: a client sends several terms of one mean, for which no "
+            f"bound on what it changes is defined; take another method, such as fedavg"
+        )
+
+
+def complete(fed: Federation, upload: Upload) -> Upload:
+    """Return the upload with complete tensors in the place of rows, and their weights by row.
+
+    Which rows a client has (prototypes of its classes, say) is not sent then: others are zero, with
+    weight 0. A trial learns how large the tensors are (`Federation.shapes_of_means`).
+    Raises ConfigError for pieces other than rows, such as those of sub-models.
+    """
+    parts = {
+        name: Mean(tuple(fill(fed, term) for term in mean.terms))
+        for name, mean in means_of(upload).items()
+        if any(term.at for term in mean.terms)
+    }
+    return upload.changed(parts) if parts else upload
+
+
+def fill(fed: Federation, term: Term) -> Term:
+    """Return a term of complete tensors; see `complete`."""
+    values, weights, at = {}, {}, {}
+    for name, value in term.value.items():
+        weight = term.weight[name] if isinstance(term.weight, Params) else term.weight
+        rows = weight_shape(tuple(value.shape), "row")
+        weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
+        values[name], weights[name] = value, weight.expand(rows).clone()
+        axes, shape = term.at.get(name, ()), fed.shapes_of_means.get(name)
+        if len(axes) > 1 or (shape is None and not fed.trial):
+            raise ConfigError(
+                f"{fed.job.algorithm.name}: its clients send pieces of larger tensors, and which "
+                f"they are tells about the client; take a method whose clients send complete "
+                f"tensors, such as fedavg"
+            )
+        if len(axes):
+            at[name] = axes
+        if shape is not None and len(axes):
+            values[name] = zero_pad_tensor(value, shape, axes)
+            weights[name] = zero_pad_tensor(weights[name], weight_shape(shape, "row"), axes)
+            at[name] = (torch.arange(shape[0]),)  # for methods that read it
+    return Term(Params(values), Params(weights), at)
+
+
+def valid(name: str, value: Tensor, old: Tensor) -> Tensor:
+    """Return a tensor with old values in the place of those that noise has made impossible.
+
+    These are negative variances of batch normalisation.
+    """
+    return torch.where(value < 0, old, value) if name.endswith("running_var") else value
+
+
+def square(term: Term, name: str, count_scale: float) -> float:
+    """Return the sum of squares of what a tensor of a term adds to the sums, in float64."""
+    value = term.value[name].detach().double()
+    if not isinstance(term.weight, Params):
+        return float(value.square().sum())
+    weight = term.weight[name].detach().double()
+    return float((value * weight).square().sum() + count_scale**2 * weight.square().sum())
+
+
+def shrink(squares: Mapping[Name, float], clip: float, layers: bool) -> dict[Name, float]:
+    """Return the factor of each tensor, at most 1, with which the bound holds."""
+    if layers:
+        share = clip / math.sqrt(max(1, len(squares)))
+        return {name: factor(math.sqrt(value), share) for name, value in squares.items()}
+    return dict.fromkeys(squares, factor(math.sqrt(math.fsum(squares.values())), clip))
+
+
+def factor(length: float, bound: float) -> float:
+    """Return the factor that shortens a vector of this length to the bound; 1 if it is within it.
+
+    It is smaller by what rounding may add.
+    """
+    return 1.0 if length <= bound else bound / length * (1 - ROUNDED)
+
+
+def scale(value: Tensor, by: float) -> Tensor:
+    """Return the tensor times a factor; the same tensor if that is 1."""
+    return value if by == 1 else (value.double() * by).to(value.dtype)
 
 
 def difference(upload: Upload) -> Upload:
@@ -90,20 +230,26 @@ def difference(upload: Upload) -> Upload:
     return upload.changed(parts, updates=parts)
 
 
-def length(parts: Any) -> float:
-    """Return the L2 norm of all values of the means among these parts, without their weights."""
-    squares = (
-        torch.linalg.vector_norm(value.detach().double()).item() ** 2
-        for part in parts
-        if isinstance(part, Mean)
-        for term in part.terms
-        for value in term.value.values()
-    )
-    return math.sqrt(sum(squares))
+class Form(IntFlag):
+    """What the terms of a mean are, the same for all clients but for ONES.
+
+    SENT: somebody sends one.  UPDATE: they are changes of what the mean replaces.
+    TENSORS: their weights are tensors.  ONES: weights are 1, not numbers of examples. A client with
+    one example cannot tell, so the flag is the highest one, and that of any client counts.
+    """
+
+    SENT = 1
+    UPDATE = 2
+    TENSORS = 4
+    ONES = 8
 
 
-def peak(value: Tensor) -> float:
-    return value.abs().max().item() if value.numel() else 0.0
+def form_of(term: Term, is_update: bool, n: int) -> Form:
+    """Return the form of the term of a client with n examples."""
+    form = Form.SENT | (Form.UPDATE if is_update else Form(0))
+    if isinstance(term.weight, Params):
+        return form | Form.TENSORS
+    return form | (Form.ONES if term.weight == 1 and n > 1 else Form(0))
 
 
 class BoundedMean(MeanRule):
@@ -123,26 +269,36 @@ class BoundedMean(MeanRule):
     def mean(
         self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
     ) -> Params:
-        clients = [k for k, part in parts for _ in part.terms_for(self)]
-        rows = [Row(term, keep, per) for _, part in parts for term in part.terms_for(self)]
-        # a rank without clients learns from the others what they have sent
-        updates = bool(fed.comm.barrier(any(part.is_update for _, part in parts)))
-        quotients = self.quotients(fed, keep, per, updates)
-        shapes, factors = [a.shape for a in quotients.arrays], [row.factor for row in rows]
+        terms = [(term, part) for _, part in parts for term in part.terms_for(self)]
+        fed.note_shapes([term for term, _ in terms], keep)
+        rows = [Row(term, keep, per) for term, _ in terms]
         fed.exchange.wait("mean")
         with fed.clock("communicate"):
-            declared = DeclaredRows(
-                rows, clients, fed.K, self.clip, self.largest_weight, quotients.first
-            )
+            # a rank without clients learns from the others what they have sent
+            forms = (form_of(term, part.is_update, fed.sizes[part.client]) for term, part in terms)
+            form = max(forms, default=Form(0))
+            quotients = self.quotients(fed, keep, per, Form(fed.comm.barrier(int(form))))
+            shapes, factors = [a.shape for a in quotients.arrays], [row.factor for row in rows]
+            clients = [part.client for _, part in terms]
+            bounds = self.bounds(quotients.first, len(shapes))
+            declared = DeclaredRows(rows, clients, fed.K, bounds)
             self.sum(fed, declared, shapes, factors, quotients)
         return quotients.mean()
 
-    def quotients(self, fed: Federation, keep: Params, per: Per, updates: bool) -> Quotients:
-        """Return the target of the sum, which makes means of totals.
+    def bounds(self, weights: int, arrays: int) -> np.ndarray | None:
+        """Return bounds of the values of a row's arrays; None: they are not known beforehand.
 
-        updates: whether the parts are changes of what `keep` has.
+        weights: number of arrays that are weights; they come before the values.
+        arrays: number of both together.
         """
-        return UpdatedQuotients(keep, per) if updates else Quotients(keep, per)
+        if self.clip is None:
+            return None
+        of_values = np.where(np.arange(arrays) < weights, 1.0, self.clip)
+        return of_values * self.largest_weight * (1 + ROUNDED)
+
+    def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
+        """Return the target of the sum, which makes means of totals."""
+        return UpdatedQuotients(keep, per) if Form.UPDATE in form else Quotients(keep, per)
 
     def sum(
         self,
@@ -175,9 +331,7 @@ class DeclaredRows(HostRows):
 
     clients: of the rows, [rows].
     expected: number of clients that may have a row.
-    bound: of the values; None: they are measured.
-    largest_weight: of a row, which multiplies its values.
-    first: the number of arrays that are weights.
+    bounds: of each array, [A]; None: they are measured.
     """
 
     def __init__(
@@ -185,19 +339,14 @@ class DeclaredRows(HostRows):
         rows: Sequence[Row],
         clients: Sequence[int],
         expected: int,
-        bound: float | None,
-        largest_weight: float,
-        first: int,
+        bounds: np.ndarray | None,
     ) -> None:
         super().__init__(rows)
-        self.clients, self.expected = clients, expected
-        self.bound, self.largest_weight, self.first = bound, largest_weight, first
+        self.clients, self.expected, self.bounds = clients, expected, bounds
 
     def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
         peaks = super().largest(shapes, factors)
-        if self.bound is None:
+        if self.bounds is None:
             return peaks
-        of_values = np.where(np.arange(len(shapes)) < self.first, 1.0, self.bound)
-        bounds = of_values * self.largest_weight * (1 + ROUNDED)
-        assert (peaks <= bounds).all()  # `Bound` has shortened them
-        return bounds
+        assert (peaks <= self.bounds).all()  # `Bound` has shortened them
+        return self.bounds

@@ -175,7 +175,8 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
         if job.local.steps is None
         else job.local.steps * np.minimum(n, job.local.batch)
     )
-    cohorts = [method.cohort(fed, t) for t in range(min(job.rounds, COHORTS))]
+    draws = [method.cohort(fed, t) for t in range(min(job.rounds, COHORTS))]
+    cohorts = [cohort for cohort in draws if cohort] or [[0]]  # Poisson cohorts may be empty
     uploads = [method.traffic(fed, k)[1] for k in cohorts[0]]
     values = 0 if measure(fed).moves else max(uploads) // 4
     return Demand(

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from scipy.optimize import brentq
 
 from hpcfed.core.optional_imports import import_extra
@@ -69,14 +70,14 @@ class Ledger(list[Release]):
         longer.add(z, q, times)
         return longer
 
-    def to_tree(self) -> list[list[float]]:
-        """Return the part of a checkpoint that concerns the ledger."""
-        return [list(release) for release in self]
+    def to_tree(self) -> np.ndarray:
+        """Return the part of a checkpoint that concerns the ledger, [n, 3]."""
+        return np.array(self, dtype=float).reshape(-1, 3)
 
     @classmethod
-    def from_tree(cls, tree: Iterable[Sequence[float]]) -> Ledger:
+    def from_tree(cls, tree: np.ndarray) -> Ledger:
         """Return the ledger from what `to_tree` returned."""
-        return cls(Release(float(z), float(q), int(times)) for z, q, times in tree)
+        return cls(Release(z, q, int(times)) for z, q, times in np.array(tree).tolist())
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Accountant:
             return coarse
         return self
 
+    @cache  # noqa: B019  # accountants are few and small
     def calibrate(self, epsilon: float, q: float, rounds: int) -> float:
         """Return the smallest noise multiplier with which the rounds cost at most this epsilon.
 

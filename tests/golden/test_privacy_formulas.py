@@ -7,64 +7,80 @@ import pytest
 import torch
 from torch import tensor
 
-from hpcfed.federation.transforms.privacy import clipping, noise
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Mean, Params
+from hpcfed.federation.transforms.bounded import Bound
+from hpcfed.federation.transforms.privacy import adaptive, noise
 from hpcfed.federation.transforms.privacy.accounting import COARSE, Accountant, Ledger, Release
+from hpcfed.federation.upload import Upload
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
 MNIST = 256 / 60000
-UPLOAD = {"a": tensor([3.0]), "b": tensor([4.0])}
 
 
 # Clipping
 
 
+def clipped(values: dict[str, float], bound: float, **how: object) -> list[float]:
+    """The values that a client sends, of one tensor each."""
+    mean = Mean.of(Params({name: tensor([value]) for name, value in values.items()}))
+    sent = Bound(bound, **how).upload(None, None, Upload(mean))
+    return [value.item() for value in sent.value.terms[0].value.values()]
+
+
 def test_a_vector_is_scaled_to_the_bound_with_all_its_tensors_together():
-    clipped = clipping.clip_flat(UPLOAD, 1.0)
-    assert (clipped["a"].item(), clipped["b"].item()) == pytest.approx((0.6, 0.8))
-    assert clipping.norm(clipped) <= 1.0
+    assert clipped({"a": 3.0, "b": 4.0}, 1.0) == pytest.approx([0.6, 0.8])
 
 
-def test_a_vector_within_the_bound_keeps_its_bits():
-    for bound in (5.0, 10.0, math.inf):
-        assert clipping.clip_flat(UPLOAD, bound)["a"] is UPLOAD["a"]
-    nothing = {"a": torch.zeros(3), "b": torch.empty(0)}
-    assert clipping.norm(nothing) == 0 and clipping.clip_flat(nothing, 1e-3)["a"] is nothing["a"]
+@pytest.mark.parametrize("bound", [5.0, 10.0, math.inf])
+def test_a_vector_within_the_bound_keeps_its_bits(bound: float):
+    assert clipped({"a": 3.0, "b": 4.0}, bound) == [3.0, 4.0]
+    assert clipped({"a": 0.0}, bound) == [0.0]
 
 
 def test_each_of_two_layers_gets_the_bound_over_the_root_of_two():
-    clipped = clipping.clip_layers(UPLOAD, 1.0)
-    assert [v.item() for v in clipped.values()] == pytest.approx(2 * [0.70710678], rel=1e-6)
-    assert clipping.norm(clipped) <= 1.0
+    layers = clipped({"a": 3.0, "b": 4.0}, 1.0, layers=True)
+    assert layers == pytest.approx([0.70710678, 0.70710678])
 
 
 def test_rounding_does_not_lift_a_clipped_vector_above_the_bound():
     g = np.random.default_rng(0)
     for _ in range(200):
-        values = {"a": torch.tensor(g.standard_normal(50), dtype=torch.float32)}
-        assert clipping.norm(clipping.clip_flat(values, 0.3)) <= 0.3
+        values = torch.tensor(g.standard_normal(50), dtype=torch.float32)
+        sent = Bound(0.3).upload(None, None, Upload(Mean.of(Params(a=values))))
+        assert sent.value.terms[0].value["a"].double().norm() <= 0.3
+
+
+def test_of_means_by_class_sums_and_counts_are_clipped_as_one_vector():
+    """Sum 2 * 3 and count 2: (6, 2) has norm 6.32; with the count 8 fold (6, 16) has 17.09."""
+    mean = Mean.of(Params(proto=tensor([[3.0]])), Params(proto=tensor([[2.0]])))
+    for scale, norm in ((1.0, math.sqrt(40)), (8.0, math.sqrt(292))):
+        (term,) = Bound(1.0, count_scale=scale).upload(None, None, Upload(mean)).value.terms
+        assert term.value["proto"].item() == 3.0  # the mean itself stays
+        assert term.weight["proto"].item() == pytest.approx(2.0 / norm, rel=1e-5)
 
 
 def test_noise_is_split_between_vector_and_bit_so_that_both_together_have_the_multiplier():
-    z = clipping.split_noise(1.0, 2.5)
+    z = adaptive.split_noise(1.0, 2.5)
     assert z**-2 + (2 * 2.5) ** -2 == pytest.approx(1.0)
-    assert clipping.split_noise(0.0, 0.0) == 0
-    with pytest.raises(ValueError, match="not above half"):
-        clipping.split_noise(1.0, 0.5)
+    assert adaptive.split_noise(0.0, 0.0) == 0
+    with pytest.raises(ConfigError, match="not above half"):
+        adaptive.split_noise(1.0, 0.5)
 
 
 def test_the_bound_shrinks_if_all_vectors_are_within_it_and_rests_at_the_median():
-    assert clipping.adapted(2.0, 0.5 * 10, 10, 0.2, 0.5) == pytest.approx(2 * math.exp(-0.1))
+    assert adaptive.adapted(2.0, 0.5 * 10, 10, 0.2, 0.5) == pytest.approx(2 * math.exp(-0.1))
     norms, bound = np.linspace(0.1, 2.0, 41), 0.1
     for _ in range(300):
-        bits = sum(clipping.bit(length, bound).item() for length in norms)
-        bound = clipping.adapted(bound, bits, len(norms), 0.2, 0.5)
+        bits = sum(adaptive.bit(length, bound) for length in norms)
+        bound = adaptive.adapted(bound, bits, len(norms), 0.2, 0.5)
     assert bound == pytest.approx(np.median(norms), rel=0.05)
 
 
 def test_a_share_beyond_one_counts_as_one():
-    assert clipping.adapted(1.0, 99.0, 10, 0.2, 0.5) == pytest.approx(math.exp(-0.1))
-    assert clipping.adapted(1.0, -99.0, 10, 0.2, 0.5) == pytest.approx(math.exp(0.1))
+    assert adaptive.adapted(1.0, 99.0, 10, 0.2, 0.5) == pytest.approx(math.exp(-0.1))
+    assert adaptive.adapted(1.0, -99.0, 10, 0.2, 0.5) == pytest.approx(math.exp(0.1))
 
 
 # Noise by position

@@ -1,0 +1,50 @@
+"""The account of a run's privacy, opened before its first round, and what is said of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.algorithms.trial import measure
+from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.core.errors import ConfigError, everywhere
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+
+
+def open_account(fed: Federation, method: Any) -> None:
+    """Find the noise of the job, and open its account; collective.
+
+    Raises ConfigError, on all ranks, for a method of which no account can be kept.
+    """
+    if fed.rule or fed.account:
+        try:
+            streams = measure(fed).streams
+            if fed.job.privacy.samples:
+                check_cohorts(fed, method)
+        except ConfigError as error:
+            raise everywhere(error) from None
+    if fed.account:
+        fed.account.open(fed.comm, max(1, streams), busiest(fed, method))
+    if fed.rule:
+        on_all_ranks(fed.comm, lambda: fed.rule.open(fed) if fed.rule else None)
+
+
+def check_cohorts(fed: Federation, method: Any) -> None:
+    """Raise ConfigError if a method does not take the cohorts that the job's selection draws."""
+    for t in range(fed.job.rounds):
+        if method.cohort(fed, t) != fed.sample(t):
+            raise ConfigError(
+                f"privacy.by = {fed.job.privacy.by!r}: {method.name} chooses some of its cohorts "
+                f"itself (round {t + 1}), and the account of privacy needs those of selection.by; "
+                f"take another method, or privacy.by = 'local'"
+            )
+
+
+def busiest(fed: Federation, method: Any) -> int:
+    """Return the largest number of rounds in which a client takes part, as far as it is known."""
+    if fed.choice.learns or fed.cohort_size == fed.K:
+        return fed.job.rounds
+    turns = Counter(k for t in range(fed.job.rounds) for k in method.cohort(fed, t))
+    return max(turns.values(), default=1)

@@ -1,0 +1,120 @@
+"""The account of a run: what its releases cost, and whether the budget allows another round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.core.errors import ConfigError
+from hpcfed.federation.transforms.privacy.accounting import Accountant, Ledger, Release
+from hpcfed.federation.transforms.privacy.central import probability
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+
+
+class Account:
+    """The releases of a run and their cost, the same on all ranks.
+
+    Rank 0 computes, for the last bits depend on the processor.
+
+    z: noise multiplier.  ledger: the releases (central).  turns: uploads of each client (local).
+    each: releases, or uploads of a client, in one round.
+    spent: epsilon of all rounds so far.  ahead: with the next round.
+    """
+
+    def __init__(self, job: Job) -> None:
+        privacy = job.privacy
+        self.by, self.budget, self.rounds = privacy.by, privacy.epsilon, job.rounds
+        self.z, self.target = privacy.noise or 0.0, privacy.noise is None
+        self.q = probability(job) if self.by == "central" else 1.0
+        self.accountant = Accountant(
+            privacy.delta,
+            privacy.accountant,
+            privacy.neighbours if self.by == "central" else "add-remove",  # its noise is for 2 C
+            "poisson" if job.selection.by == "poisson" else "fixed",
+            job.clients,
+        )
+        self.ledger, self.turns, self.each = Ledger(), Counter[int](), 1
+        self.spent, self.ahead = 0.0, 0.0
+
+    def open(self, comm: Comm, each: int, turns: int) -> None:
+        """Find the noise, before the first round; collective.
+
+        each: releases in one round.  turns: of the busiest client, in all rounds.
+        Raises ConfigError if no noise reaches the target, or if one round exceeds the budget.
+        """
+        self.each = each
+        times = each * (self.rounds if self.by == "central" else turns)
+
+        def compute() -> list[float]:
+            if self.target:
+                assert self.budget is not None
+                try:
+                    self.z = self.accountant.calibrate(self.budget, self.q, times)
+                except ValueError as error:
+                    raise ConfigError(f"privacy.epsilon = {self.budget:g}: {error}") from None
+            self.accountant = self.accountant.for_run(self.z, self.q, times)
+            return [self.z, self._cost(each)]
+
+        values = on_all_ranks(comm, lambda: compute() if comm.rank == 0 else [])
+        self.z, self.ahead = comm.bcast(values)
+        if self.budget is not None and self.ahead > self.budget:
+            raise ConfigError(
+                f"privacy.epsilon = {self.budget:g}: with privacy.noise = {self.z:g} the first "
+                f"round costs {self.ahead:.4g} already; set more noise, or leave privacy.noise out "
+                f"and it is computed"
+            )
+
+    def close(self, comm: Comm, cohort: Collection[int], each: int) -> float:
+        """Note the releases of a round, and return epsilon so far; collective.
+
+        cohort: the clients that were to send.  each: releases, or uploads of each client.
+        """
+        self.each = max(self.each, each)
+        if self.by == "central":
+            self.ledger.add(self.z, self.q, each)
+        else:
+            self.turns.update(dict.fromkeys(cohort, each))
+        costs = [self._cost(0), self._cost(self.each)] if comm.rank == 0 else []
+        self.spent, self.ahead = comm.bcast(costs)
+        return self.spent
+
+    def _cost(self, more: int) -> float:
+        """Return epsilon with further releases."""
+        if self.by == "central":
+            return self.accountant.epsilon(self.ledger.then(self.z, self.q, more))
+        times = max(self.turns.values(), default=0) + more
+        return self.accountant.epsilon([Release(self.z, 1.0, times)])
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends; "" if the budget allows another round."""
+        if self.budget is None or self.ahead <= self.budget:
+            return ""
+        return (
+            f"the privacy budget is spent: epsilon is {self.spent:.4g}, and another round would "
+            f"make it {self.ahead:.4g}, above privacy.epsilon = {self.budget:g}"
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that concerns the account."""
+        return {
+            "z": self.z,
+            "each": self.each,
+            "costs": np.array([self.spent, self.ahead]),
+            "ledger": self.ledger.to_tree(),
+            "turns": np.array(sorted(self.turns.items()), dtype=np.int64).reshape(-1, 2),
+        }
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        """Restore what `to_tree` returned."""
+        self.z, self.each = float(tree["z"]), int(tree["each"])
+        self.spent, self.ahead = np.array(tree["costs"]).tolist()
+        self.ledger = Ledger.from_tree(tree["ledger"])
+        self.turns = Counter(dict(np.array(tree["turns"]).tolist()))

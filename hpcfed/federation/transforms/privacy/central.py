@@ -1,0 +1,289 @@
+"""Central differential privacy: the server adds Gaussian noise to the sum of clipped uploads.
+
+McMahan et al., ICLR 2018, arXiv:1710.06963. A client's vector v_k is its update, or what it sends
+if that is no new version of anything, with norm <= C. Its weight is u_k = 1, or min(n, cap); the
+largest weight U is then 1, or cap. The server releases sum_k u_k v_k + N(0, (z C U)^2), divided by
+a number that does not depend on who took part: the probability of a client times the sum of u over
+all clients.
+
+Where values have weights of their own, one for each class say, the sums of weight * value and of
+the weights (times count_scale) are one vector, all of it with noise: a mean is the quotient of two
+noisy sums, and its old value stays where the noisy weight is below the noise's standard deviation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from hpcfed.core import rng
+from hpcfed.core.averaging import Quotients
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params, Per
+from hpcfed.core.payload import nbytes
+from hpcfed.federation.sealed import MeanRule, Sealed
+from hpcfed.federation.transforms.bounded import (
+    ROUNDED,
+    Bound,
+    BoundedMean,
+    Form,
+    complete,
+    difference,
+    means_of,
+    valid,
+)
+from hpcfed.federation.transforms.privacy import adaptive
+from hpcfed.federation.transforms.privacy.noise import gaussian
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.config.privacy import Privacy
+    from hpcfed.federation.federation import Federation
+    from hpcfed.federation.upload import Upload
+
+T = TypeVar("T")
+BIT = "privacy.bit"  # part of an upload that tells whether the client's vector is within the bound
+
+
+def probability(job: Job) -> float:
+    """Return the probability with which a client is in a cohort."""
+    poisson = job.selection.by == "poisson"
+    return job.participation if poisson else job.cohort_size / job.clients
+
+
+class CentralBound(Bound):
+    """Clips uploads to the bound of the rule, and adds the bit of adaptive clipping."""
+
+    def __init__(self, privacy: Privacy) -> None:
+        layers = privacy.clipping == "layers"
+        super().__init__(privacy.clip, privacy.cap, layers, privacy.count_scale)
+        self.adaptive = privacy.clipping == "adaptive"
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        rule = fed.rule
+        assert isinstance(rule, CentralMean)
+        for mean in means_of(upload).values():
+            check_weight(fed, client, mean.terms[0].weight)
+        upload = complete(fed, difference(upload))
+        squares = self.squares(fed, upload)
+        clipped = self.shortened(fed, upload, squares, rule.bound)
+        if not self.adaptive:
+            return clipped
+        bit = adaptive.bit(math.sqrt(math.fsum(squares.values())), rule.bound)
+        return clipped.changed({BIT: torch.tensor(bit)})
+
+    def bounded(self, fed: Federation, weight: float) -> float:
+        """Return a weight in examples, or 1; the rule knows the cap."""
+        return min(weight, self.cap) if self.cap else super().bounded(fed, weight)
+
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
+        """Count the bound, which a client receives with each value of the server's."""
+        return value, nbytes(value) + 4 if self.adaptive else None
+
+
+def check_weight(fed: Federation, client: Client, weight: Any) -> None:
+    """Raise ConfigError for a number as weight from which no denominator follows beforehand."""
+    if not isinstance(weight, Params) and weight not in (1.0, client.n):
+        raise ConfigError(
+            f"{fed.job.algorithm.name}: a client's weight is {weight:g}, neither 1 nor its number "
+            f"of examples, so that the sum of weights tells about its data\n  take a method with "
+            f"algorithm.weighting, such as fedavg, or privacy.by = 'local'"
+        )
+
+
+class CentralMean(BoundedMean):
+    """The mean with noise. Its state is the bound of adaptive clipping.
+
+    call: number of the next mean of this round.  uploads: of this rank's clients so far.
+    bits: the sum of theirs.
+    forms: of the means of a round, as the trial had them: for rounds in which nobody sends.
+    """
+
+    def __init__(self, privacy: Privacy, poisson: bool) -> None:
+        assert privacy.clip is not None
+        super().__init__(privacy.clip, privacy.cap or 1.0)
+        self.hidden_by = f"privacy.by = {privacy.by!r}"
+        self.instead = "privacy.by = 'local'"
+        self.count_scale = privacy.count_scale
+        self.privacy, self.empty_cohorts = privacy, poisson
+        self.begin()
+        self.forms: dict[int, Form] = {}
+
+    @property
+    def bound(self) -> float:
+        """The bound C of this round."""
+        assert self.clip is not None
+        return self.clip
+
+    @property
+    def adaptive(self) -> bool:
+        return self.privacy.clipping == "adaptive"
+
+    def open(self, fed: Federation) -> None:
+        self.multiplier(fed)
+
+    def begin(self) -> None:
+        self.call, self.uploads, self.bits = 0, 0, 0.0
+
+    def received(self, upload: Upload) -> Upload:
+        self.uploads += 1
+        if BIT in upload.parts:
+            self.bits += float(upload.parts[BIT])
+            return upload.without(BIT)
+        return upload
+
+    def learn(self, trial: MeanRule) -> None:
+        assert isinstance(trial, CentralMean)
+        self.forms = trial.forms
+        if not self.forms:
+            raise ConfigError(
+                f"{self.hidden_by} has no effect: no client sends anything that is averaged; set "
+                f"privacy.by = 'none'"
+            )
+
+    def mean(
+        self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
+    ) -> Params:
+        if fed.trial and self.uploads and len(parts) < fed.K:
+            raise ConfigError(
+                f"{self.hidden_by}: {fed.job.algorithm.name} averages over some of the clients of "
+                f"a cohort only, which the account of privacy does not know; take a method whose "
+                f"server averages over all, such as fedavg, or privacy.by = 'local'"
+            )
+        if any(part.opened for _, part in parts):
+            raise ConfigError(
+                f"{self.hidden_by}: {fed.job.algorithm.name} averages one upload twice, and the "
+                f"account of privacy counts it once; take another method, such as fedavg, or "
+                f"privacy.by = 'local'"
+            )
+        if not keep:
+            return keep
+        mean = super().mean(fed, parts, keep, per)
+        self.call += 1
+        return Params({name: valid(name, value, keep[name]) for name, value in mean.items()})
+
+    def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
+        if Form.SENT in form:
+            form |= self.forms.setdefault(self.call, form) & Form.ONES
+        else:
+            form = self.forms.get(self.call, form)
+        if Form.TENSORS in form and per not in ("row", "tensor"):
+            raise ConfigError(
+                f"{self.hidden_by}: {fed.job.algorithm.name} weights each value by itself, so that "
+                f"the weights are as many as the values and would take half of the bound; take "
+                f"another method, such as fedavg, or privacy.by = 'local'"
+            )
+        divisor = None if Form.TENSORS in form else self.divisor(fed, form)
+        std = self.multiplier(fed) * self.bound * self.largest(form)
+
+        def noise(i: int, start: int, n: int) -> np.ndarray:
+            return std * gaussian(fed.seed, "privacy", fed.t, self.call, i, start=start, n=n)
+
+        updates = Form.UPDATE in form
+        return NoisyQuotients(keep, per, updates, divisor, std, noise, self.count_scale)
+
+    def divisor(self, fed: Federation, form: Form) -> float:
+        """Return the expected sum of the weights of a cohort."""
+        cap = self.privacy.cap
+        if cap is None or Form.ONES in form:
+            return probability(fed.job) * fed.K
+        return probability(fed.job) * float(np.minimum(fed.sizes, cap).sum())
+
+    def largest(self, form: Form) -> float:
+        """Return the largest weight of a client: 1, or the cap on its examples."""
+        by_examples = not form & (Form.ONES | Form.TENSORS)
+        return self.privacy.cap if self.privacy.cap and by_examples else 1.0
+
+    def bounds(self, weights: int, arrays: int) -> np.ndarray | None:
+        of_weights = max(1.0, self.largest_weight, self.bound / self.count_scale)
+        of_values = self.bound * max(1.0, self.largest_weight)
+        return np.where(np.arange(arrays) < weights, of_weights, of_values) * (1 + ROUNDED)
+
+    def multiplier(self, fed: Federation) -> float:
+        """Return the noise multiplier of the clients' vectors."""
+        z = fed.account.z if fed.account else 0.0
+        return adaptive.split_noise(z, self.bit_noise(fed)) if self.adaptive else z
+
+    def bit_noise(self, fed: Federation) -> float:
+        """Return the standard deviation of the noise on the sum of bits."""
+        z = fed.account.z if fed.account else 0.0
+        if self.privacy.bit_noise is not None:
+            return self.privacy.bit_noise if z else 0.0
+        return max(probability(fed.job) * fed.K / 20, z) if z else 0.0
+
+    def close(self, fed: Federation) -> None:
+        """Adapt the bound to the round; collective."""
+        if not self.adaptive:
+            return
+        bits = math.fsum(fed.comm.gather({fed.comm.rank: self.bits}).values())
+        bits += (
+            self.bit_noise(fed) * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
+        )
+        m, p = probability(fed.job) * fed.K * max(1, fed.replay.streams), self.privacy
+        self.clip = adaptive.adapted(self.bound, bits, m, p.clip_rate, p.quantile)
+
+    def columns(self) -> dict[str, float]:
+        """Return what a round's record has of the rule."""
+        return {"rounds/clip": self.bound} if self.adaptive else {}
+
+    def fresh(self) -> CentralMean:
+        rule = copy(self)
+        rule.forms = {}
+        rule.begin()
+        return rule
+
+    def to_tree(self) -> dict[str, Any]:
+        return {"clip": self.clip}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        self.clip = float(tree["clip"])
+
+
+class NoisyQuotients(Quotients):
+    """Adds noise to totals, and divides them by a number known beforehand, or by noisy weights.
+
+    updates: whether totals are changes of the old values.
+    divisor: that number; None: the weights are sums of tensors and get noise.
+    std: standard deviation of the noise.
+    noise: (array, flat position, n) -> noise.
+    """
+
+    def __init__(
+        self,
+        keep: Params,
+        per: Per,
+        updates: bool,
+        divisor: float | None,
+        std: float,
+        noise: Callable[[int, int, int], np.ndarray],
+        count_scale: float,
+    ) -> None:
+        super().__init__(keep, per)
+        self.updates, self.divisor, self.noise = updates, divisor, noise
+        self.std, self.count_scale = std, count_scale
+
+    def finish(self, i: int, start: int, total: np.ndarray) -> None:
+        if i < self.first:
+            if self.divisor is None and self.std:
+                total += self.noise(i, start, len(total)) / self.count_scale
+            return
+        if self.std:
+            total += self.noise(i, start, len(total))
+        old = self.old(i, start, len(total))
+        if self.divisor is not None:
+            total /= self.divisor
+            if self.updates:
+                total += old
+            return
+        weight = np.broadcast_to(self.weight(i, start, len(total)), total.shape)
+        reliable = weight > self.std / self.count_scale
+        np.divide(total, weight, out=total, where=reliable)
+        if self.updates:
+            total += old
+        np.copyto(total, old, where=~reliable)

@@ -1,0 +1,272 @@
+"""Privacy in rounds: what noise leaves as it is, bits, the account, budgets, and refusals."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.clients.selection import Choice
+from hpcfed.comm import Serial
+from hpcfed.config.selection import Selection
+from hpcfed.core.errors import ConfigError
+from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from tests.contract import toy
+from tests.threads import spmd
+
+pytest.importorskip("dp_accounting")
+
+MLP = ("--models.mix", "mlp", "--rounds", "4", "--evaluate.before", "false")
+CENTRAL = ("--privacy.by", "central", "--privacy.clip", "0.5")
+LOCAL = ("--privacy.by", "local", "--privacy.clip", "0.5")
+NOISE = ("--privacy.noise", "1")
+ALL = ("--participation", "1")
+UNIFORM = ("--algorithm.weighting", "uniform")
+
+
+def epsilons(outcome: toy.Outcome) -> list[float]:
+    return [row["rounds/epsilon"] for row in outcome.rows]
+
+
+# Poisson cohorts
+
+
+def test_poisson_cohorts_have_each_client_with_its_probability_independently():
+    choice = Choice(Selection(by="poisson"), 0, np.ones(50), 10, participation=0.2)
+    cohorts = [choice.sample(t) for t in range(2000)]
+    assert all(cohort == sorted(set(cohort)) for cohort in cohorts)
+    member = np.array([np.isin(np.arange(50), cohort) for cohort in cohorts])
+    assert abs(member.mean(0) - 0.2).max() < 0.04
+    assert member.sum(1).std() == pytest.approx(math.sqrt(50 * 0.2 * 0.8), rel=0.1)
+    assert abs(np.corrcoef(member.T)[np.triu_indices(50, 1)]).max() < 0.1
+
+
+def test_with_probability_one_all_clients_take_part_and_with_a_small_one_nobody_may():
+    everybody = Choice(Selection(by="poisson"), 0, np.ones(7), 7, participation=1.0)
+    assert everybody.sample(3) == list(range(7))
+    few = Choice(Selection(by="poisson"), 0, np.ones(7), 1, participation=0.02)
+    assert [] in [few.sample(t) for t in range(20)]
+
+
+def test_cohorts_are_poisson_with_central_privacy_unless_the_job_says_otherwise():
+    assert toy.job("fedavg", *MLP, *CENTRAL).selection.by == "poisson"
+    assert toy.job("fedavg", *MLP, *CENTRAL).sources()["selection.by"] == "privacy.by = central"
+    fixed = ("--selection.by", "uniform", "--privacy.neighbours", "replace")
+    assert toy.job("fedavg", *MLP, *CENTRAL, *fixed).selection.by == "uniform"
+    assert toy.job("fedavg", *MLP, *CENTRAL, *ALL).selection.by == "uniform"
+    for flags in ((), LOCAL):
+        assert toy.job("fedavg", *MLP, *flags).selection.by == "uniform"
+
+
+# What is exact
+
+
+@pytest.mark.parametrize("by", ["central", "local"])
+def test_without_bound_and_noise_a_run_is_the_plain_one_bit_for_bit(by: str):
+    plain = toy.run(Serial(), toy.job("scaffold", *MLP, *ALL, *UNIFORM))
+    private = toy.run(Serial(), toy.job("scaffold", *MLP, *ALL, "--privacy.by", by))
+    assert toy.differences(plain, private) == []
+
+
+def test_a_bound_out_of_reach_changes_no_bit_of_local_privacy():
+    plain = toy.run(Serial(), toy.job("fedavg", *MLP, *UNIFORM))
+    private = toy.run(Serial(), toy.job("fedavg", *MLP, *LOCAL, "--privacy.clip", "1e6"))
+    assert toy.differences(plain, private) == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_a_bound_out_of_reach_leaves_the_means_of_central_privacy(method: str):
+    flags = (*MLP, *ALL, *UNIFORM)
+    plain = toy.run(Serial(), toy.job(method, *flags))
+    private = toy.run(Serial(), toy.job(method, *flags, *CENTRAL, "--privacy.clip", "1e4"))
+    for name, value in plain.state.items():
+        torch.testing.assert_close(private.state[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("flags", [(*CENTRAL, "--privacy.clipping", "adaptive"), LOCAL])
+def test_a_private_run_has_the_same_bits_on_any_ranks_and_after_resume(
+    flags: tuple[str, ...], tmp_path: Path
+):
+    job = toy.job("scaffold", *MLP, *flags, *NOISE)
+    want = toy.run(Serial(), job)
+    for ranks in (2, 5):
+        for got in spmd(ranks, lambda comm: toy.run(comm, job)):
+            assert toy.differences(got, want) == []
+    toy.run(Serial(), job, rounds=2, save=tmp_path)
+    again = toy.run(Serial(), job, resume=tmp_path)
+    assert toy.differences(again.state, want.state) == []
+    assert toy.differences(again.rows, want.rows[2:]) == []
+
+
+# Noise
+
+
+def test_a_round_without_clients_adds_noise_alone():
+    job = toy.job("fedavg", *MLP, *CENTRAL, *NOISE, "--participation", "0.01")
+    rounds = toy.start(Serial(), job)
+    before = rounds.state
+    row, _ = rounds.step()
+    assert not row["clients/cohort"].any() and rounds.fed.choice.sample(0) == []
+    changes = torch.cat([(rounds.state[n] - v).flatten() for n, v in before.items()])
+    std = 0.5 / (0.01 * 6)  # z C / (q K)
+    assert changes.std().item() == pytest.approx(std, rel=0.05)
+    assert abs(changes.mean().item()) < 4 * std / math.sqrt(len(changes))
+    assert row["rounds/epsilon"] > 0
+
+
+def test_what_one_client_adds_to_the_state_is_bounded():
+    job = toy.job("fedavg", *MLP, *ALL, *CENTRAL, "--privacy.clip", "0.01")
+    rounds = toy.start(Serial(), job)
+    before = rounds.state
+    rounds.step()
+    moved = torch.cat([(rounds.state[n] - v).flatten() for n, v in before.items()])
+    assert 0 < moved.norm() <= 0.01 * (1 + 1e-6)  # the mean of six updates of this length at most
+
+
+def test_with_a_cap_clients_count_by_their_examples_up_to_it():
+    """Sizes 1, 9, 8, 17, 21, 32 with cap 10: weights 0.1, 0.9, 0.8, 1, 1, 1, in sum 4.8."""
+    job = toy.job("fedavg", *MLP, *ALL, *CENTRAL, "--privacy.clip", "1e4", "--privacy.cap", "10")
+    assert job.algorithm.weighting == "samples"
+    rounds = toy.start(Serial(), job)
+    updates = {}
+    weights = [0.1, 0.9, 0.8, 1, 1, 1]
+    plain = toy.start(Serial(), toy.job("fedavg", *MLP, *ALL))
+    before = plain.state
+    for k in range(6):
+        alone = toy.start(Serial(), toy.job("fedavg", *MLP, *ALL))
+        alone.begin(0)
+        updates[k] = alone.algorithm.round(alone.fed, before, [k], 0) - before
+    rounds.step()
+    for name, value in before.items():
+        want = value + sum(w * updates[k][name] for k, w in enumerate(weights)) / 4.8
+        torch.testing.assert_close(rounds.state[name], want, rtol=1e-4, atol=1e-5)
+
+
+def test_local_noise_of_n_clients_is_that_of_their_mean():
+    job = toy.job("fedavg", *MLP, *ALL, *LOCAL, *NOISE, "--privacy.clip", "1e-6", "--rounds", "1")
+    outcome, before = toy.run(Serial(), job), toy.start(Serial(), job).state
+    moved = torch.cat([(outcome.state[n] - v).flatten() for n, v in before.items()])
+    assert moved.std().item() == pytest.approx(2e-6 / math.sqrt(6), rel=0.1)
+
+
+def test_prototypes_of_all_classes_are_sent_with_noise_and_the_same_bytes_by_all():
+    outcome = toy.run(Serial(), toy.job("fedproto", *MLP, *ALL, *CENTRAL, *NOISE))
+    want = 4 * toy.CLASSES * (toy.D + 1)  # client 0 has one class
+    assert (outcome.column("up") == want).all()
+
+
+def test_the_bound_follows_the_norms_of_the_clients():
+    flags = ("--privacy.clipping", "adaptive", "--privacy.clip_rate", "2", "--rounds", "12")
+    job = toy.job("fedavg", *MLP, *ALL, *CENTRAL, *flags, "--local.lr", "0.001")
+    bounds = [row["rounds/clip"] for row in toy.run(Serial(), job).rows]
+    assert bounds[0] != 0.5 and 0.3 < np.median(bounds[6:]) / bounds[-1] < 3
+    plain = toy.run(Serial(), toy.job("fedavg", *MLP, *ALL, "--local.lr", "0.001"))
+    bits = toy.run(Serial(), job).column("up")[0] - plain.column("up")[0]
+    assert (bits == 4).all()
+
+
+# The account
+
+
+def test_epsilon_of_each_round_is_that_of_the_accountant():
+    outcome = toy.run(Serial(), toy.job("fedavg", *MLP, *CENTRAL, *NOISE))
+    accountant = Accountant(1e-5)
+    for t, got in enumerate(epsilons(outcome)):
+        assert got == pytest.approx(accountant.epsilon([Release(1.0, 0.5, t + 1)]), rel=1e-3)
+
+
+def test_a_method_that_sends_twice_in_a_round_pays_twice():
+    once, twice = (
+        toy.run(Serial(), toy.job(name, *MLP, *CENTRAL, *NOISE, *more))
+        for name, more in (("fedavg", ()), ("feddane", ("--algorithm.sets", "same")))
+    )
+    assert epsilons(twice)[1] == epsilons(once)[3]
+
+
+def test_local_noise_costs_by_the_busiest_client():
+    outcome = toy.run(Serial(), toy.job("fedavg", *MLP, *LOCAL, *NOISE))
+    busiest = outcome.column("cohort").cumsum(0).max(1)
+    want = [Accountant(1e-5).epsilon([Release(1.0, 1.0, int(n))]) for n in busiest]
+    assert epsilons(outcome) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("flags", [CENTRAL, (*CENTRAL, "--privacy.accountant", "rdp"), LOCAL])
+def test_noise_for_an_epsilon_reaches_it_in_the_last_round(flags: tuple[str, ...]):
+    job = toy.job("fedavg", *MLP, *flags, "--privacy.epsilon", "8")
+    assert epsilons(toy.run(Serial(), job))[-1] == pytest.approx(8, rel=1e-3)
+    assert epsilons(toy.run(Serial(), job))[-1] <= 8
+
+
+def test_a_run_ends_before_the_round_that_would_exceed_its_budget_and_continues_with_more():
+    job = toy.job("fedavg", *MLP, *CENTRAL, *NOISE, "--privacy.epsilon", "5")
+    rounds = toy.start(Serial(), job)
+    rows = []
+    while not rounds.over:
+        rows.append(rounds.step()[0])
+    assert rounds.t == 2 and rows[-1]["rounds/epsilon"] <= 5
+    assert "the privacy budget is spent" in rounds.early_end
+    more = toy.job("fedavg", *MLP, *CENTRAL, *NOISE, "--privacy.epsilon", "6")
+    assert more.identity() == job.identity()
+
+
+def test_a_run_with_calculated_noise_depends_on_its_rounds_and_its_epsilon():
+    def identity(*flags: str) -> dict:
+        return toy.job("fedavg", *MLP, *CENTRAL, *flags).identity()
+
+    target = ("--privacy.epsilon", "5")
+    assert identity(*target) != identity(*target, "--rounds", "9")
+    assert identity(*target) != identity("--privacy.epsilon", "6")
+    assert identity(*NOISE) == identity(*NOISE, "--rounds", "9")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "message"),
+    [
+        ("fedavg", ("--privacy.by", "central", *NOISE), "set privacy.clip"),
+        ("fedavg", (*CENTRAL, "--selection.by", "size", *UNIFORM), "by their data"),
+        ("fedavg", (*CENTRAL, "--selection.by", "e3cs"), "by their data"),
+        ("fedavg", (*CENTRAL, "--algorithm.weighting", "samples"), "or privacy.cap"),
+        ("fedavg", (*LOCAL, "--algorithm.weighting", "samples"), "without limit"),
+        ("fedavg", (*CENTRAL, "--selection.by", "uniform"), "no client more or less"),
+        ("fedavg", (*CENTRAL, "--edges.number", "2"), "set edges.number = 0"),
+        (
+            "fedavg",
+            (*CENTRAL, "--privacy.accountant", "rdp", "--privacy.neighbours", "replace"),
+            "privacy.accountant = 'pld'",
+        ),
+        ("fedasync", CENTRAL, "works without rounds"),
+        ("cyclic", CENTRAL, "schedules its clients itself"),
+    ],
+)
+def test_a_job_without_an_account_is_refused(method: str, flags: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message):
+        toy.job(method, *MLP, *flags)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "message"),
+    [
+        ("cfl", CENTRAL, "hides what single clients send"),
+        ("local", CENTRAL, "has no effect"),
+        ("feddane", CENTRAL, "chooses some of its cohorts itself"),
+        ("heterofl", (*CENTRAL, "--models.widths", "1,0.5"), "pieces of larger tensors"),
+        ("fedgh", (*LOCAL, *NOISE), "whole or plain numbers"),
+        ("fedavg", (*CENTRAL, *NOISE, "--privacy.epsilon", "0.1"), "costs 3.5"),
+        (
+            "fedavg",
+            (*CENTRAL, *NOISE, "--privacy.clipping", "adaptive", "--privacy.bit_noise", "0.1"),
+            "not above half",
+        ),
+    ],
+)
+def test_a_method_that_reveals_more_than_is_counted_is_refused_before_it_trains(
+    method: str, flags: tuple[str, ...], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        toy.start(Serial(), toy.job(method, *MLP, *flags))
