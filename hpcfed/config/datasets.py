@@ -29,7 +29,7 @@ def _vision(line: str, cite: str) -> Entry:
     return Entry("hpcfed.data.vision:load", line, cite)
 
 
-DATASETS = {  # a target is called as function(name, root, download, text) and returns a DataSet
+DATASETS = {  # a target is called as function(name, root, download, how) and returns a DataSet
     "cifar10": _vision("photographs, 10 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
     "cifar100": _vision(
         "photographs, 100 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"
@@ -51,6 +51,11 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "hpcfed.data.digits:load",
         "small scans of digits, 10 classes, 1,437 + 360, 1x16x16; no download",
         "alpaydin1998digits",
+    ),
+    "digits-domains": Entry(
+        "hpcfed.data.domains:load",
+        "digits from 5 sources, 10 classes, 37,190 + 105,717, 3x28x28; Digit-5 as FedBN has it",
+        "li2021fedbn,ganin2015",
     ),
     "synthetic": Entry(
         "hpcfed.data.synthetic:load",
@@ -141,6 +146,7 @@ PARTITIONS = {
         "by the users that the data come from",
         complete=True,
         by_user=True,
+        fields=("clients_per_domain",),
     ),
     "sizes": Scheme(
         "hpcfed.data.schemes:sizes",

@@ -172,6 +172,16 @@ class Data(Section):
     """Synthetic: training examples of each client, instead of log-normal sizes."""
     halve: Share = field(0.0, used_if=DIVIDED)
     """Share of the clients that keep only half of their examples."""
+    domains: Names = field((), used_if=DIVIDED)
+    """Natural clients (columns.client, or the data's users) whose examples are used, by name; none:
+    all. digits-domains: mnist, svhn, usps, emnist-digits, mnist-m (these if none) and digits.
+    """
+    clients_per_domain: PositiveInt = field(1, used_if={**DRAWN, "partition": "natural"})
+    """Natural: clients that share the examples of one natural client, equally and at random."""
+    client_limit: PositiveInt | None = field(None, used_if=DRAWN)
+    """Maximum number of training examples of each client, drawn class by class; none: all."""
+    test_limit: PositiveInt | None = field(None, used_if=DRAWN)
+    """Maximum number of test examples of each client, drawn class by class; none: all."""
     least: Count = field(0, used_if=DRAWN)
     """Natural: users with fewer training examples are left out."""
     wrong_labels: Share = field(0.0, used_if=DIVIDED)

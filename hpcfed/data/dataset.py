@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfed.config.sections import Columns
 from hpcfed.core.encoder import Encoder, parse
-from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
 from hpcfed.data.moments import moments
 from hpcfed.tasks import Task, from_facts
@@ -48,6 +48,7 @@ class Reading:
     same size.
     channels: which axis of arrays of images has the channels: first, last, or auto.
     groups: the column of a table by which test examples are grouped; "": they are not.
+    domains: natural clients whose examples are used, by name; none: all.
     """
 
     text: Text = TEXT
@@ -58,6 +59,7 @@ class Reading:
     channels: str = "auto"
     task: str = ""
     groups: str = ""
+    domains: tuple[str, ...] = ()
 
     @property
     def missing_words(self) -> frozenset[str]:
@@ -79,6 +81,7 @@ class Reading:
                 raise DataError(f"{where}: {name} has no effect on {what}; remove it")
 
 
+READING = Reading()
 COLUMNS = tuple(  # fields that have an effect on tables of any format
     f"columns.{name}" for name in Columns.model_fields if name not in ("image", "encoding")
 )
@@ -177,6 +180,41 @@ class DataSet:
         return replace(
             self, task=task, train=replace(self.train, y=train), test=replace(self.test, y=test)
         )
+
+    def of_domains(self, names: Collection[str]) -> DataSet:
+        """Return the examples of these natural clients alone.
+
+        Raises ConfigError for a name that the data do not have.
+        """
+        for name in names:
+            self.domain(name, "data.domains")
+        users = [self.user_names.index(name) for name in names]
+
+        def part(split: Split) -> Split:
+            return (
+                split
+                if split.users is None
+                else split.take(np.flatnonzero(np.isin(split.users, users)))
+            )
+
+        groups = self.groups
+        if groups is not None and self.test.users is not None:
+            groups = groups[np.isin(self.test.users, users)]
+        return replace(self, train=part(self.train), test=part(self.test), groups=groups)
+
+    def domain(self, name: str, field: str) -> int:
+        """Return the number of the natural client of this name.
+
+        field: of the job, which names it.  Raises ConfigError if the data have no such client.
+        """
+        if self.train.users is None or not self.user_names:
+            raise ConfigError(
+                f"{field} = {name!r}: {self.name} names no natural clients; set columns.client, or "
+                f"remove it"
+            )
+        if name not in self.user_names:
+            raise ConfigError(f"{field}: {unknown('natural client', name, self.user_names)}")
+        return self.user_names.index(name)
 
     @property
     def text(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.data import DATASETS
-from hpcfed.data.dataset import DataSet, Reading, Text
+from hpcfed.data.dataset import READING, DataSet, Reading, Text
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 ARRAYS = (".h5", ".hdf5", ".npz")
 TABLES = (".csv", ".parquet")
 HUGGING_FACE = "hf:"  # prefix of data sets that Hugging Face's `datasets` loads
-READING = Reading()
 
 
 def load(name: str, root: Path, download: bool = True, how: Reading = READING) -> DataSet:
@@ -25,6 +24,8 @@ def load(name: str, root: Path, download: bool = True, how: Reading = READING) -
     Raises also ConfigError for a task that the job names and the data do not have.
     """
     data = read(name, root, download, how).fitted()
+    if how.domains:
+        data = data.of_domains(how.domains)
     if how.task not in ("", data.task.name):
         raise ConfigError(
             f"data.task = {how.task!r}, but the labels of {name} are "
@@ -45,7 +46,7 @@ def read(name: str, root: Path, download: bool, how: Reading) -> DataSet:
     unusable.
     """
     if name in DATASETS:
-        return DATASETS[name].load()(name, Path(root), download, how.text)
+        return DATASETS[name].load()(name, Path(root), download, how)
     if name.startswith(HUGGING_FACE):
         from hpcfed.data import hugging_face
 
@@ -101,6 +102,15 @@ def reading(job: Job, name: str) -> Reading:
     task = data.task if name == data.name else ""
     text = Text(data.vocabulary, data.tokens)
     groups = job.evaluate.groups if name == data.name else ""
+    domains = data.domains if name == data.name else ()
     return Reading(
-        text, job.columns, test, data.held_out, data.image_size, data.channels, task, groups
+        text,
+        job.columns,
+        test,
+        data.held_out,
+        data.image_size,
+        data.channels,
+        task,
+        groups,
+        domains,
     )

@@ -67,6 +67,15 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
             mirror(strata, part, tests, settings.test_share, stream(seed, "test", k))
             for k, part in enumerate(train)
         )
+    # `limit` takes all if there is no number
+    train = tuple(
+        part[limit(strata[part], settings.client_limit, stream(seed, "client limit", k))]
+        for k, part in enumerate(train)
+    )
+    test = tuple(
+        part[limit(tests[part], settings.test_limit, stream(seed, "test limit", k))]
+        for k, part in enumerate(test)
+    )
     if settings.missing_labels:
         generator = lambda k: stream(seed, "missing labels", k)  # noqa: E731
         train = tuple(labelled(train, settings.missing_labels, generator))
@@ -129,7 +138,7 @@ def _share_out(
     group g have rows of the g-th copy of the training split.
     """
     copies = settings.shift.copies
-    if clients < copies:
+    if 1 <= clients < copies:
         raise ConfigError(
             f"data.shift.reuse: each of the {copies} groups needs a client, but the job has "
             f"{clients}; set clients = {copies} or more"

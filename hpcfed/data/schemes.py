@@ -146,22 +146,35 @@ def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Gener
     return np.split(g.permutation(len(labels)), np.cumsum(sizes)[:-1])
 
 
-def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> ClientRows:
+def natural(users: np.ndarray, clients: int, per_domain: int, g: np.random.Generator) -> ClientRows:
     """Give each client the examples of its own users, from whom the data come.
 
     Every example goes to a client.
     users: [n], a user id for each example. If there are as many users as clients, client k is the
     k-th id. More users are grouped at random, with equal numbers in all groups, to one user.
-    Raises DataError for fewer users than clients.
+    per_domain: clients that share the examples of a user (or of a group), at random and equally;
+    those of the first user come first.
+    Raises DataError for fewer users than clients, ConfigError if clients are no multiple of
+    per_domain.
     """
-    ids = np.unique(users)
-    if len(ids) < clients:
+    if clients % per_domain:
+        raise ConfigError(
+            f"data.clients_per_domain = {per_domain}, but the job has {clients} clients; give a "
+            f"multiple of {per_domain}"
+        )
+    ids, domains = np.unique(users), clients // per_domain
+    if len(ids) < domains:
         raise DataError(
             f"the data come from {len(ids)} users, but the job has {clients} clients; take at "
-            f"most {len(ids)}"
+            f"most {len(ids) * per_domain}"
         )
-    groups = np.array_split(ids if len(ids) == clients else g.permutation(ids), clients)
-    return [np.flatnonzero(np.isin(users, group)) for group in groups]
+    groups = np.array_split(ids if len(ids) == domains else g.permutation(ids), domains)
+    rows = [np.flatnonzero(np.isin(users, group)) for group in groups]
+    if per_domain == 1:
+        return rows
+    return [
+        part for of_group in rows for part in np.array_split(g.permutation(of_group), per_domain)
+    ]
 
 
 def sizes(

@@ -21,7 +21,7 @@ from hpcfed.core.encoder import Encoder
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
-from hpcfed.data.dataset import TEXT, DataSet, Reading, Split, Text
+from hpcfed.data.dataset import READING, DataSet, Reading, Split
 from hpcfed.data.text import encode
 from hpcfed.storage.atomic import instead
 
@@ -34,7 +34,7 @@ LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, occurs only in the test file a
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
-def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
+def load(name: str, root: Path, download: bool, how: Reading = READING) -> DataSet:
     """Load the authors' two CSV files below root, or root/sentiment140.h5, or download the former.
 
     There are 1,600,000 training tweets labelled by their emoticons, and 359 test tweets labelled by
@@ -43,13 +43,13 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
     """
     present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
-        return replace(files.read(hdf5, Reading(text)), name=name)
+        return replace(files.read(hdf5, Reading(how.text)), name=name)
     if not present:
         if not download:
             raise _missing(root, "downloading is switched off")
         fetch(root)
     parts, _ = files.number_users([read(root / file) for file in FILES])
-    (train, test), tokens = encode(parts, text)
+    (train, test), tokens = encode(parts, how.text)
     encoder = Encoder(tokens=tokens)
     return DataSet(name, train, test, CLASSES, (), (), encoder.vocabulary, encoder=encoder)
 

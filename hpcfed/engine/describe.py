@@ -83,10 +83,15 @@ def inputs(facts: World) -> dict[str, Any]:
 def client_names(job: Job, facts: World) -> list[str]:
     """Return the name of each client; [] if they have none, or for more than LISTED clients.
 
-    A client that has the examples of several natural clients has the names of all of them.
+    A client that has the examples of several natural clients has the names of all of them. Clients
+    that share those of one are numbered.
     """
     users = natural_clients(job, facts) if job.clients <= LISTED else []
-    return [join_few(names, NAMES, " + ") for names in users]
+    shared = [join_few(names, NAMES, " + ") for names in users]
+    per_domain = job.data.clients_per_domain
+    if per_domain == 1:
+        return shared
+    return [f"{name} {k % per_domain + 1}" for k, name in enumerate(shared)]
 
 
 def modalities(facts: World) -> list[list[str]]:

@@ -41,7 +41,8 @@ def merged_users(job: Job, world: World) -> list[str]:
     ]
     if not several:
         return []
-    column, total = job.columns.client or "its users", sum(map(len, names))
+    column = job.columns.client or "its users"
+    total = sum(map(len, names[:: job.data.clients_per_domain]))
     return [
         f"{data_name(job.data.model_dump())}: {column} has {total} values for {job.clients} "
         f"clients, so some are merged: {join_few(several, FEW, '; ')}; set clients = {total} for "

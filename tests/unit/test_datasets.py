@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import DATASETS, digits, vision
-from hpcfed.data.dataset import from_arrays, to_arrays
+from hpcfed.data.dataset import Reading, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
 
@@ -68,7 +68,7 @@ def changed(key: str, index, value) -> dict:
 
 
 OTHERS = {"digits", "sentiment140", "synthetic", "utd-mhad", "health-records", "heart-disease"}
-OTHERS |= {"uci-har", "femnist", "celeba", "shakespeare", "tcga-brca"}
+OTHERS |= {"uci-har", "femnist", "celeba", "shakespeare", "tcga-brca", "digits-domains"}
 
 
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
@@ -314,3 +314,17 @@ def test_jpeg_bodies_with_a_shared_header_are_decoded_and_damage_is_named(tmp_pa
         file["test/jpeg_offsets"][5] = file["test/jpeg_offsets"][4]
     with pytest.raises(DataError, match="test/jpeg_body: image 4"):
         load("tiny.h5", tmp_path)
+
+
+def test_real_digits_make_domains_in_the_form_of_digit_5():
+    names = ("mnist", "mnist-m", "digits")
+    root = shared("mnist.h5").parent
+    shared("cifar10.h5")  # the photographs of MNIST-M
+    data = load("digits-domains", root, download=False, how=Reading(domains=names))
+    assert data.user_names == names
+    assert np.bincount(data.train.users).tolist() == [7_438, 7_438, 1_438]
+    assert np.bincount(data.test.users).tolist() == [14_000, 14_000, 359]
+    grey, colour = (data.test.x[data.test.users == domain] for domain in (0, 1))
+    # both domains have the same digits as tests, in one of them over photographs
+    assert (data.test.y[data.test.users == 0] == data.test.y[data.test.users == 1]).all()
+    assert (grey == grey[:, :1]).all() and colour.std(1).mean() > 5

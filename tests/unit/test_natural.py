@@ -5,7 +5,6 @@ they are.
 import json
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from PIL import Image
 
 from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
+from hpcfed.config.sections import Data
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import celeba, har, heart, leaf, tcga
 from hpcfed.data.datasets import load
@@ -21,24 +21,9 @@ from hpcfed.models import build
 from tests.contract import toy
 from tests.unit.test_datasets import shared
 
-JOB = {
-    "partition": "natural",
-    "sizes": "equal",
-    "imbalance": 1.0,
-    "sort_clients": False,
-    "halve": 0.0,
-    "train_limit": None,
-    "test_share": 0.3,
-    "public": 0,
-    "partition_file": None,
-    "least": 0,
-    "missing_labels": 0.0,
-    "partition_by": "label",
-}
 
-
-def settings(**fields: object) -> SimpleNamespace:
-    return SimpleNamespace(**JOB | fields)
+def settings(**fields: object) -> Data:
+    return Data().model_copy(update={"partition": "natural"} | fields)
 
 
 # ---- heart disease ----

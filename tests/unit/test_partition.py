@@ -29,7 +29,7 @@ DRAWS = {
     "classes": lambda y, k, g: schemes.classes(y, k, 2, g),
     "shards": lambda y, k, g: schemes.shards(y, k, 2, g),
     "quantity": lambda y, k, g: schemes.quantity(y, k, 1.0, g),
-    "natural": lambda y, k, g: schemes.natural(np.arange(len(y)) % 50, k, g),
+    "natural": lambda y, k, g: schemes.natural(np.arange(len(y)) % 50, k, 1, g),
     "linear": lambda y, k, g: schemes.linear(y, k, g),
     "square": lambda y, k, g: schemes.square(y, k, g),
     "exponential": lambda y, k, g: schemes.exponential(y, k, g),
@@ -251,13 +251,13 @@ def test_shares_are_read_from_a_file(tmp_path):
 
 def test_natural_clients_are_users_or_groups_of_complete_users():
     users = np.array([7, 7, 3, 9, 3, 9, 9])
-    assert [p.tolist() for p in schemes.natural(users, 3, G)] == [[2, 4], [0, 1], [3, 5, 6]]
-    grouped = schemes.natural(users, 2, G)
+    assert [p.tolist() for p in schemes.natural(users, 3, 1, G)] == [[2, 4], [0, 1], [3, 5, 6]]
+    grouped = schemes.natural(users, 2, 1, G)
     assert (
         sorted(len(np.unique(users[p])) for p in grouped) == [1, 2] and sum(map(len, grouped)) == 7
     )
     with pytest.raises(DataError, match="3 users, but the job has 4 clients"):
-        schemes.natural(users, 4, G)
+        schemes.natural(users, 4, 1, G)
 
 
 def test_halving_touches_the_chosen_share_of_clients():
