@@ -103,10 +103,13 @@ class HiddenCounts:
 
 
 class Measured:
-    """Bytes of a round by kind of client and number of classes, measured when first asked for."""
+    """Bytes of a round by kind of client and number of classes, measured when first asked for.
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    encoded: whether messages are what the job's transforms make of them.
+    """
+
+    def __init__(self, fed: Federation, encoded: bool = True) -> None:
+        self._fed, self._encoded = fed, encoded
         self._first: dict[Kind, int] = {}  # client of each kind
         for k, kind in enumerate(zip(fed.architectures, fed.modalities, strict=True)):
             self._first.setdefault(kind, k)
@@ -173,7 +176,7 @@ class Measured:
             key=lambda k: (names[k] != names[0], k),
         )
         with rng.scoped(self._fed.seed, "trial"):
-            fed = trial(self._fed, ids)
+            fed = trial(self._fed, ids, self._encoded)
             try:
                 bytes_ = perform(fed)
                 exchange: Any = fed.exchange
@@ -187,14 +190,15 @@ class Measured:
         return dict(zip(ids, bytes_, strict=True))
 
 
-MEASURED: WeakKeyDictionary[Federation, Measured] = WeakKeyDictionary()
+MEASURED: WeakKeyDictionary[Federation, dict[bool, Measured]] = WeakKeyDictionary()
 
 
-def measure(fed: Federation) -> Measured:
-    """Return what is measured of the rounds of a federation."""
-    if fed not in MEASURED:
-        MEASURED[fed] = Measured(fed)
-    return MEASURED[fed]
+def measure(fed: Federation, encoded: bool = True) -> Measured:
+    """Return what is measured of the rounds of a federation; see `Measured`."""
+    by_form = MEASURED.setdefault(fed, {})
+    if encoded not in by_form:
+        by_form[encoded] = Measured(fed, encoded)
+    return by_form[encoded]
 
 
 def check_privacy(fed: Federation) -> None:
@@ -302,8 +306,11 @@ def work_once(
     fed.run([client.id], turn)
 
 
-def trial(fed: Federation, ids: list[int]) -> Federation:
-    """Return a federation of these clients, renumbered, on the CPU of this rank."""
+def trial(fed: Federation, ids: list[int], encoded: bool = True) -> Federation:
+    """Return a federation of these clients, renumbered, on the CPU of this rank.
+
+    encoded: whether it has the transforms and the rule of the federation.
+    """
     method, job = fed.job.algorithm, shorten(fed.job, len(ids))
     store, cpu = fed.store.fresh(), torch.device("cpu")
     names = [fed.architectures[k] for k in ids]
@@ -331,8 +338,8 @@ def trial(fed: Federation, ids: list[int]) -> Federation:
         pool=lambda: pooled(fed, len(ids), store),
         modalities=lambda: [fed.modalities[k] for k in ids],
     )
-    federation.trial, federation.transforms = True, fed.transforms
-    if fed.rule:
+    federation.trial, federation.transforms = True, fed.transforms if encoded else []
+    if fed.rule and encoded:
         federation.rule = fed.rule.fresh()
         federation.label_counts = HiddenCounts(federation, fed.rule)  # type: ignore[assignment]
     federation.exchange = Counting(

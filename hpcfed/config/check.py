@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic_core import to_jsonable_python
 
 from hpcfed.config.architectures import find as find_model
+from hpcfed.config.compression import check_compression
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.effects import format_value, refuse_idle_fields
 from hpcfed.config.methods import ALGORITHMS
@@ -48,6 +49,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_method(job)
     check_selection(job)
     check_edges(job)
+    check_compression(job)
     check_privacy(job)
     check_secure(job)
     if not stored:

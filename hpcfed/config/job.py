@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PrivateAttr, create_mode
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
+from hpcfed.config.compression import Compression
 from hpcfed.config.conditions import check_conditions
 from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
@@ -132,6 +133,7 @@ class Job(Limited):
     selection: Selection = Selection()
     system: System = System()
     edges: Edges = Edges()
+    compression: Compression = Compression()
     privacy: Privacy = Privacy()
     secure: Secure = Secure()
     evaluate: Evaluate = Evaluate()

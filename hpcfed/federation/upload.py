@@ -42,6 +42,9 @@ class Upload:
     update; by default none: the part is an update already, or no update. For several parts, a dict
     by the part's name. Transforms that need it (compression, clipping) get it; it is not sent.
     receivers: number of clients to which the upload goes; each of them gets all bytes.
+    lasting: whether the values at the same positions of the client's next upload are new versions
+    of these. They are not if they belong to public examples that were drawn for this round.
+    Otherwise what compression loses is added to the next upload.
     sizes: bytes of the parts that travel encoded, by name; transforms set them.
     updates: names of the parts that a transform has replaced by their updates, part - relative_to.
     """
@@ -49,11 +52,19 @@ class Upload:
     parts: Mapping[str, Part]
     relative_to: Mapping[str, Any]
     receivers: int
+    lasting: bool
     sizes: Mapping[str, int]
     updates: frozenset[str]
 
     def __init__(
-        self, part: Part = None, /, *, relative_to: Any = None, receivers: int = 1, **parts: Part
+        self,
+        part: Part = None,
+        /,
+        *,
+        relative_to: Any = None,
+        receivers: int = 1,
+        lasting: bool = True,
+        **parts: Part,
     ) -> None:
         if (part is None) == (not parts):
             raise user_code.OwnError(
@@ -64,6 +75,7 @@ class Upload:
         object.__setattr__(self, "parts", {ALONE: part} if part is not None else parts)
         object.__setattr__(self, "relative_to", references)
         object.__setattr__(self, "receivers", receivers)
+        object.__setattr__(self, "lasting", lasting)
         object.__setattr__(self, "sizes", {})
         object.__setattr__(self, "updates", frozenset())
 
@@ -120,7 +132,10 @@ class Transform:
 
     It changes nothing by default. What it keeps of a client from round to round is in
     `client.memory`, never in its own fields: a trial uses the same object for other clients.
+    keeps_state: whether it keeps anything. Then clients are not trained several at once.
     """
+
+    keeps_state = True
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         """Return what the server receives of a client's upload (`Upload.changed`).

@@ -43,8 +43,8 @@ NAME = argument(
     "name", metavar="NAME", help="an algorithm, data set, partition, model, metric or figure"
 )
 KINDS = (
-    *("algorithms", "datasets", "partitions", "models", "selections", "protocols", "tasks"),
-    *("metrics", "figures"),
+    *("algorithms", "datasets", "partitions", "models", "selections", "codecs", "protocols"),
+    *("tasks", "metrics", "figures"),
 )
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 PAGE = argument(

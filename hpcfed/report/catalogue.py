@@ -29,6 +29,7 @@ REGISTRIES = {
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
     "selections": "hpcfed.config.selection:SELECTIONS",
+    "codecs": "hpcfed.config.compression:CODECS",
     "protocols": "hpcfed.config.secure:PROTOCOLS",
     "tasks": "hpcfed.tasks:TASKS",
     "metrics": "hpcfed.tasks:METRICS",

@@ -11,14 +11,16 @@ from hpcfed.storage.results import Record, load
 def citation_keys(record: Record) -> list[str]:
     """Return keys of references.bib for hpcfed and for the parts of the run, each once.
 
-    Parts are its algorithm, data set, partition, secure aggregation, choice of cohorts and models.
-    A user's own data file has no key.
+    Parts are its algorithm, data set, partition, codecs, secure aggregation, choice of cohorts and
+    models. A user's own data file has no key.
     """
     job = record.header["job"]
     names = [
         ("algorithms", job["algorithm"]["name"]),
         ("datasets", job["data"]["name"]),
         ("partitions", job["data"]["partition"]),
+        ("codecs", job.get("compression", {}).get("by", "none")),
+        ("codecs", job.get("compression", {}).get("down", "none")),
         ("protocols", job.get("secure", {}).get("by", "none")),
         ("selections", job.get("selection", {}).get("by", "uniform")),
         *(

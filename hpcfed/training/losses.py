@@ -150,11 +150,13 @@ def to_soft_targets(
     """Return the mean over examples of the distance of soft predictions to their targets.
 
     logits: [n, C].  target: [n, C], probabilities; a row of nan is not a target and contributes 0.
+    Values below 0, which lossy compression or noise may leave, count as 0 in KL.
     distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
     Jeong et al. (FD), 2018, arXiv:1811.11479, algorithm 1.
     """
     if distance == "kl":
-        return distil(target.nan_to_num(), logits)  # a row of zeros has divergence 0
+        # a row of zeros has divergence 0
+        return distil(target.nan_to_num().clamp(min=0), logits)
     valid = ~target.isnan().any(1, keepdim=True)
     apart = F.softmax(logits, dim=1) - target.nan_to_num()
     return torch.where(valid, apart, 0.0).square().sum(1).mean()

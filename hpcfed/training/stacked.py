@@ -123,7 +123,9 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
         "clients keep weights": not fed.store.stateless,
         "each client has its own class weights": fed.job.local.class_weights == "client",
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
-        "uploads are transformed, client by client": bool(fed.transforms),
+        "what changes uploads keeps a state of each client": any(
+            transform.keeps_state for transform in fed.transforms
+        ),
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
         f"{architecture} has buffers": bool(layout.buffers or layout.integers),
         f"{architecture} is recurrent": is_recurrent(fed.store.skeleton(architecture).model),

@@ -15,6 +15,7 @@ from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import CheckpointError, DivergedError
 from hpcfed.engine.rounds import Rounds
+from hpcfed.federation.upload import Transform
 from hpcfed.models import MODELS, Entry
 from hpcfed.training import stacked
 from hpcfed.training.stacked import groups, resolve_engine
@@ -188,13 +189,36 @@ def test_clients_that_cannot_be_stacked_train_one_by_one_with_one_notice(
     assert capsys.readouterr().err.count(f"cannot be stacked ({why}); they train one by one") == 1
 
 
-def test_clients_whose_uploads_are_transformed_train_alone():
-    """A transform may keep a residual in the client's memory, which each turn has to find."""
+def test_clients_of_which_a_transform_keeps_a_state_train_alone():
+    """A turn has to find the residual in the client's memory; most random codecs have none."""
+    for flags, alone in (
+        ((), False),
+        (("--compression.by", "qsgd"), False),
+        (("--compression.by", "top-k"), True),
+        (("--compression.down", "qsgd"), True),
+    ):
+        rounds = start("--training.stack", "3", *flags)
+        stacked = groups(rounds.fed, rounds.algorithm, [0, 1, 2])
+        assert stacked == ([[0], [1], [2]] if alone else [[0, 1, 2]])
     rounds = start("--training.stack", "3")
-    assert groups(rounds.fed, rounds.algorithm, [0, 1, 2]) == [[0, 1, 2]]
-    rounds = start("--training.stack", "3")
-    rounds.fed.transforms.append(object())
+    rounds.fed.transforms.append(Transform())
     assert groups(rounds.fed, rounds.algorithm, [0, 1, 2]) == [[0], [1], [2]]
+
+
+def test_uploads_of_clients_that_train_as_one_are_encoded_each():
+    small = ("--compression.min_size", "16", "--compression.feedback", "none")
+    codecs = ("random-k", "top-k")
+    plain, lossless, lossy = (
+        toy.run(Serial(), toy.job("fedavg", *PLAIN, "--training.engine", "stacked", *flags))
+        for flags in (
+            (),
+            (*small, "--compression.by", codecs[0], "--compression.share", "1"),
+            (*small, "--compression.by", codecs[1]),
+        )
+    )
+    assert toy.differences(plain.state, lossless.state) == []
+    assert toy.differences(plain.state, lossy.state) != []
+    assert (lossy.column("up").sum(1) < plain.column("up").sum(1) / 4).all()
 
 
 def dropping(shape: tuple[int, ...], d: int) -> nn.Module:

@@ -78,7 +78,7 @@ class DSFL(RoundBased):
         """Train the client on its own data; return its soft predictions of the public examples."""
         self.train(fed, client, state, t)
         soft = soften(logits(fed, client, public))
-        return Upload(Mean.of(Params(soft=soft), self.weight(client)))
+        return Upload(Mean.of(Params(soft=soft), self.weight(client)), lasting=False)
 
     def learn(
         self, fed: Federation, client: Client, t: int, public: Shard, aggregate: Tensor

@@ -142,7 +142,8 @@ class FCCL(RoundBased):
             how: dict[str, Any] = {"epochs": self.pretrain_epochs, "phase": "pretrain"}
             self.train(fed, client, state, t, **how)
             client.memory["intra"] = soften(logits(fed, client, client.train))
-        return Upload(Mean.of(Params(logits=logits(fed, client, public)), self.weight(client)))
+        sent = Params(logits=logits(fed, client, public))
+        return Upload(Mean.of(sent, self.weight(client)), lasting=False)
 
     def teachers(self, fed: Federation, client: Client) -> Tensor | None:
         """Return the teachers' soft predictions of the client's examples, [n, 2, C].

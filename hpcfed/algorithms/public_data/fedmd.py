@@ -99,7 +99,8 @@ class FedMD(RoundBased):
 
     def answer(self, fed: Federation, client: Client, public: Shard) -> Upload:
         """Return the client's logits of the round's public examples."""
-        return Upload(Mean.of(Params(logits=logits(fed, client, public)), self.weight(client)))
+        sent = Params(logits=logits(fed, client, public))
+        return Upload(Mean.of(sent, self.weight(client)), lasting=False)
 
     def learn(
         self,

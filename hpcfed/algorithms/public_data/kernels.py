@@ -106,7 +106,8 @@ class HalfKernel:
 def send_kernel(fed: Federation, client: Client, rad: Shard, method: Settings) -> Upload:
     """Return what a client sends of the examples: representations [L, d], or half of the kernel."""
     z = represent(fed, client, rad)
-    return Upload(z if method.upload == "representations" else Kernel.of(z, method).half())
+    kernel = z if method.upload == "representations" else Kernel.of(z, method).half()
+    return Upload(kernel, lasting=False)
 
 
 def received_kernel(value: Tensor, size: int, method: Settings) -> Kernel | HalfKernel:

@@ -155,7 +155,7 @@ class KTpFL(RoundBased):
         self.train(fed, client, state, t, epochs=min(t + 1, self.ramp) or None)
         if data is None:
             return Upload(client.params())
-        return Upload(soften(logits(fed, client, data), self.tau))
+        return Upload(soften(logits(fed, client, data), self.tau), lasting=False)
 
     def learn_predictions(
         self,

@@ -31,6 +31,8 @@ class Central(RoundBased):
     samples_cohorts: ClassVar[bool] = False
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged",
+        "compression.by": "nothing is sent",
+        "compression.down": "nothing is sent",
     }
 
     def refuses(self, job: Job) -> dict[str, str]:

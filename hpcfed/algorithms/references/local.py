@@ -35,6 +35,8 @@ class Local(RoundBased):
     keeps_stragglers: ClassVar[bool] = True
     unused: ClassVar[Unused] = {
         "weighting": "nothing is averaged",
+        "compression.by": "nothing is sent",
+        "compression.down": "nothing is sent",
     }
 
     contrastive: bool = False

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.trial import measure
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration, size, table
@@ -177,8 +178,11 @@ def demand(fed: Federation, tests: np.ndarray, trial: Costs) -> Demand:
     )
     draws = [method.cohort(fed, t) for t in range(min(job.rounds, COHORTS))]
     cohorts = [cohort for cohort in draws if cohort] or [[0]]  # Poisson cohorts may be empty
-    uploads = [method.traffic(fed, k)[1] for k in cohorts[0]]
-    values = 0 if measure(fed).moves else max(uploads) // 4
+    # clients encode what they send, but ranks exchange decoded values
+    measured = measure(fed, encoded=not fed.transforms)
+    usual = type(method).traffic is Method.traffic
+    uploads = [(measured.traffic(k) if usual else method.traffic(fed, k))[1] for k in cohorts[0]]
+    values = 0 if measured.moves else max(uploads) // 4
     return Demand(
         architectures=names,
         size={name: 4 * fed.store.layout(name).size for name in sorted(set(names))},

@@ -1,1 +1,51 @@
 """Compression of uploads and downloads: each codec is one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.config.compression import CODECS
+from hpcfed.federation.transforms.compression.codec import Codec
+from hpcfed.federation.transforms.compression.transform import Compression, Feedback
+
+if TYPE_CHECKING:
+    from hpcfed.config.compression import Compression as Settings
+
+
+def transform_of(settings: Settings) -> Compression | None:
+    """Return the transform of a job's settings; None: nothing is encoded.
+
+    Raises ConfigError if the package of a codec is missing.
+    """
+    if settings.by == settings.down == "none":
+        return None
+    feedback: Feedback = "none"
+    if settings.by != "none" and settings.feedback == "auto":
+        feedback = "ef14" if CODECS[settings.by].load().contracts else "none"
+    elif settings.feedback != "auto":
+        feedback = settings.feedback
+    # without scaling, random positions lose values but do not enlarge what they keep
+    up = codec_of(settings.by, settings, scaled=feedback == "none")
+    return Compression(up, codec_of(settings.down, settings, scaled=False), feedback)
+
+
+def codec_of(name: str, settings: Settings, scaled: bool) -> Codec | None:
+    """Return the codec of this name with the job's settings; None for "none".
+
+    scaled: random-k decodes values that are right in the mean.
+    """
+    if name == "none":
+        return None
+    together = settings.per == "message"
+    arguments: dict[str, dict[str, Any]] = {
+        "top-k": {"share": settings.share, "together": together},
+        "random-k": {"share": settings.share, "together": together, "scaled": scaled},
+        "stc": {"share": settings.share, "together": together},
+        "qsgd": {"levels": 2 ** (settings.bits - 1) - 1, "bucket": settings.bucket},
+        "sign": {"eta": settings.eta},
+        "eden": {"bits": settings.bits},
+        "powersgd": {"rank": settings.rank},
+        "sz3": {"bound": settings.bound},
+        "zfp": {"bound": settings.bound},
+    }
+    return CODECS[name].load()(**arguments.get(name, {}), min_size=settings.min_size)

@@ -1,7 +1,7 @@
 """SZ3: error-bounded compression by prediction, quantisation and entropy coding.
 
 Liang et al., IEEE Transactions on Big Data 2023, arXiv:2111.02925; for federated learning: Wilkins
-et al., IPDPS 2024, arXiv:2312.13461 (FedSZ). No value of a tensor changes by more than the bound
+et al., ICDCS 2024, arXiv:2312.13461 (FedSZ). No value of a tensor changes by more than the bound
 times its range, max - min. The package is pysz; tensors are compressed as vectors, because
 neighbouring weights are not alike. How many bytes a message has depends on its values, and may
 differ between versions and machines.

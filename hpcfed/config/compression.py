@@ -1,0 +1,127 @@
+"""The part of a job that sets how uploads and downloads are encoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hpcfed.config.conditions import field, other_than
+from hpcfed.config.limits import Count
+from hpcfed.config.sections import Section
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import Entry
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+FOLDER = "hpcfed.federation.transforms.compression"
+CODECS = {  # the values of compression.by and compression.down, but "none"
+    name: Entry(f"{FOLDER}.{target}", line, cite)
+    for name, target, line, cite in (
+        ("top-k", "topk:TopK", "the largest values and their positions", "aji2017"),
+        ("random-k", "randomk:RandomK", "values at random positions", "stich2018"),
+        ("stc", "stc:STC", "signs of the largest values, and one magnitude", "sattler2020"),
+        ("qsgd", "qsgd:QSGD", "values rounded at random to a few levels", "alistarh2017"),
+        ("terngrad", "terngrad:TernGrad", "-1, 0 or 1 at random, times a scale", "wen2017"),
+        ("sign", "sign:Sign", "one bit a value", "karimireddy2019,bernstein2018"),
+        ("eden", "eden:EDEN", "a few bits a value after a random rotation", "vargaftik2022"),
+        ("powersgd", "powersgd:PowerSGD", "matrices as products of thin factors", "vogels2019"),
+        ("int8", "int8:Int8", "one byte a value", ""),
+        ("float16", "float16:Float16", "half precision", ""),
+        ("sz3", "sz3:SZ3", "error-bounded by prediction (pysz)", "liang2023,wilkins2024"),
+        ("zfp", "zfp:ZFP", "error-bounded by a transform of blocks (zfpy)", "lindstrom2014"),
+    )
+}
+Name = Literal[
+    "none",
+    "top-k",
+    "random-k",
+    "stc",
+    "qsgd",
+    "terngrad",
+    "sign",
+    "eden",
+    "powersgd",
+    "int8",
+    "float16",
+    "sz3",
+    "zfp",
+]
+
+
+def either(*names: str) -> tuple[dict[str, tuple[str, ...]], ...]:
+    """Return the condition that uploads or downloads have one of these codecs."""
+    return {"by": names}, {"down": names}
+
+
+SPARSE = either("top-k", "random-k", "stc")
+ON = ({"by": other_than("none")}, {"down": other_than("none")})
+
+
+class Compression(Section):
+    """How uploads and downloads are encoded (`hpcfed list codecs`).
+
+    It applies to every method. Bytes are those of the encoded messages.
+    """
+
+    by: Name = "none"
+    """Codec of what clients send: of the difference to what they received if the method sends
+    models, otherwise of the values.
+    """
+    down: Name = "none"
+    """Codec of what clients receive: of the difference to what the client received last."""
+    share: Annotated[float, Gt(0), Le(1)] = field(0.1, used_if=SPARSE)
+    """Top-k, random-k, STC: share of the values that are sent; the paper's STC: 0.0025."""
+    per: Literal["message", "tensor"] = field("message", used_if=SPARSE)
+    """Top-k, random-k, STC: it is the share of all values of a message, or of each tensor."""
+    bits: Annotated[int, Ge(1), Le(16)] = field(4, used_if=either("qsgd", "eden"))
+    """QSGD (2 to 16) and EDEN (1 to 8): bits of each value."""
+    bucket: PositiveInt = field(512, used_if=either("qsgd"))
+    """QSGD: number of values that have a norm in common."""
+    eta: PositiveFloat | None = field(None, used_if=either("sign"))
+    """Signs: magnitude of all decoded values; default: the mean magnitude of each tensor."""
+    rank: PositiveInt = field(2, used_if=either("powersgd"))
+    """PowerSGD: number of columns of a matrix's factors."""
+    bound: NonNegativeFloat = field(0.01, used_if=either("sz3", "zfp"))
+    """SZ3 and ZFP: largest error of a value over the range of its tensor, max - min; 0: none."""
+    feedback: Literal["auto", "none", "ef14", "ef21"] = field(
+        "auto", used_if={"by": other_than("none")}
+    )
+    """What becomes of what an upload loses. Ef14: the client adds it to its next one; ef21: the
+    client encodes the difference to what the server has of it; auto: ef14 for codecs that are
+    biased, and nothing for random-k, QSGD, TernGrad and EDEN.
+    """
+    min_size: Count = field(1000, used_if=ON)
+    """Tensors with fewer values travel as they are."""
+
+    @model_validator(mode="after")
+    def fits(self) -> Compression:
+        for codec, least, most in (("qsgd", 2, 16), ("eden", 1, 8)):
+            if codec in (self.by, self.down) and not least <= self.bits <= most:
+                raise ValueError(f"bits = {self.bits}, but {codec} takes {least} to {most} bits")
+        return self
+
+
+def check_compression(job: Job) -> None:
+    """Raise ConfigError for encoded messages that other settings of the job rule out."""
+    up, down = job.compression.by, job.compression.down
+    if up == down == "none":
+        return
+    where = f"compression.{f'by = {up!r}' if up != 'none' else f'down = {down!r}'}"
+    if job.edges.number:
+        raise ConfigError(
+            f"{where}: edge servers send sums of what they receive, which are not encoded, so that "
+            f"their traffic would be wrong; remove [edges] or [compression]"
+        )
+    if up != "none" and job.privacy.by in ("local", "distributed"):
+        raise ConfigError(
+            f"{where}: with privacy.by = {job.privacy.by!r} clients add noise to what is encoded, "
+            f"which no codec makes shorter; set compression.by = 'none' or privacy.by = 'central'"
+        )
+    if up != "none" and job.secure.by != "none":
+        raise ConfigError(
+            f"{where}: with secure.by = {job.secure.by!r} clients send masked whole numbers, which "
+            f"no codec makes shorter; set compression.by = 'none'"
+        )

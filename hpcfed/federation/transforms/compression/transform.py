@@ -1,0 +1,361 @@
+"""Compression of uploads and downloads: values become messages, and what arrives is decoded.
+
+An upload has one message for each part. It encodes the float32 tensors: their difference to the
+reference if the part is a new version of one, else the values. Weights of a `Mean`, whole numbers
+and other types travel as they are. If a tensor is decoded without any loss, the server has the very
+value that was sent.
+
+Error feedback, for a client's update u (Seide et al., Interspeech 2014; Stich et al.,
+arXiv:1809.07599; Richtarik et al., arXiv:2106.05203):
+
+    ef14    a = u + e;  send C(a);      e <- a - C(a);    the server takes C(a)
+    ef21    c = C(u - g);  send c;      g <- g + c;       the server takes g
+
+e and g are in the client's memory, and the server has a copy of g. They stay as they are while a
+client is away, and if its turn fails. They belong to the part of the same name in the turn of the
+same number of a round, and to positions in the mean's tensors if the part has such (`Mean.of(...,
+at=...)`). Where a tensor has another shape than before, they start again from 0.
+
+A download encodes the difference to what this client received last, or the value itself if that is
+shorter. The server has this for each client (in the client's memory), so that what is lost is in
+the next difference. What a client receives for the first time travels as it is. A client may
+receive several values in a round: the n-th one belongs to the n-th one of the last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core import rng
+from hpcfed.core.params import Mean
+from hpcfed.core.payload import nbytes
+from hpcfed.federation.transforms.compression.codec import Codec
+from hpcfed.federation.upload import Transform, Upload
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+T = TypeVar("T")
+Feedback = Literal["none", "ef14", "ef21"]
+STATE = "compression"  # in a client's memory
+
+
+class Value(NamedTuple):
+    """A tensor that is encoded.
+
+    path: its name in the part.
+    reference: the tensor of which it is a new version; None: there is none.
+    at: its positions in a larger tensor, as in `Mean.of`; None: it is complete.
+    """
+
+    path: str
+    tensor: Tensor
+    reference: Tensor | None = None
+    at: tuple[Any, ...] | None = None
+
+
+class Compression(Transform):
+    """up, down: the codecs of uploads and downloads; None: they travel as they are.
+
+    feedback: what is done with what uploads lose.
+    """
+
+    def __init__(self, up: Codec | None, down: Codec | None, feedback: Feedback) -> None:
+        self.up, self.down, self.feedback = up, down, feedback
+        self.keeps_state = bool(down or feedback != "none" or (up and up.has_memory))
+
+    def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
+        if self.up is None:
+            return upload
+        parts, sizes = {}, {}
+        for name, part in upload.parts.items():
+            values = list(values_of(part, upload.relative_to.get(name)))
+            if not values:
+                continue
+            rest = nbytes(part) - sum(value.tensor.nbytes for value in values)
+            if fed.trial:
+                sizes[name] = rest + self.up.most_bytes([v.tensor.shape for v in values])
+                continue
+            number = 0 if in_virtual_time(fed) else turn_of(fed, client)
+            key = f"{number} {name}"
+            received, length = self._encoded(fed, client, key, values, upload.lasting)
+            parts[name] = with_values(part, received)
+            sizes[name] = rest + length
+        return upload.changed(parts, sizes=sizes)
+
+    def _encoded(
+        self, fed: Federation, client: Client, key: str, values: list[Value], lasting: bool
+    ) -> tuple[dict[str, Tensor], int]:
+        """Return what the server receives of these values, by path, and the bytes of the message.
+
+        key: of the client's memory for this part.
+        """
+        assert self.up is not None
+        feedback = self.feedback if lasting else "none"
+        state = State(client, "up", key)
+        errors = [state.read(value) if feedback != "none" else None for value in values]
+        updates = [update_of(value) for value in values]
+        sign = np.float32(-1 if feedback == "ef21" else 1)
+        targets = [
+            update if error is None else update + sign * error
+            for update, error in zip(updates, errors, strict=True)
+        ]
+        decoded, length = self._exchange(fed, client, self.up, "compress", key, targets)
+        received = {}
+        for value, update, error, target, code in zip(
+            values, updates, errors, targets, decoded, strict=True
+        ):
+            exact = code.tobytes() == target.tobytes()
+            arrived = code if error is None or feedback == "ef14" else error + code
+            if exact and (error is None or feedback == "ef21"):
+                arrived, received[value.path] = update, value.tensor
+            else:
+                received[value.path] = added(value, arrived)
+            if feedback == "ef14":
+                state.write(value, None if exact else target - code)
+            elif feedback == "ef21":
+                state.write(value, arrived)
+        state.save()
+        return received, length
+
+    def download(self, fed: Federation, client: Client, value: T) -> tuple[T, int | None]:
+        values = list(values_of(value)) if self.down else []
+        if self.down is None or not values:
+            return value, None
+        rest = nbytes(value) - sum(v.tensor.nbytes for v in values)
+        if fed.trial:  # of a client that has received such a value before
+            size = self.down.most_bytes([v.tensor.shape for v in values])
+            return value, rest + size + flag_bytes(len(values))
+        key = str(self._number_of_download(fed, client))
+        state = State(client, "down", key)
+        again, last = [], []
+        for v in values:
+            before = state.read(v)
+            if before is not None and np.isfinite(before).all():
+                again.append(v)
+                last.append(before)
+            else:
+                rest += v.tensor.nbytes
+        arrays = [array(v.tensor) for v in again]
+        starts = [nearer(x, before) for x, before in zip(arrays, last, strict=True)]
+        targets = [x - start for x, start in zip(arrays, starts, strict=True)]
+        received: dict[str, Tensor] = {v.path: v.tensor for v in values}
+        if again:
+            decoded, length = self._exchange(fed, client, self.down, "down", key, targets)
+            rest += length + flag_bytes(len(again))
+            for v, start, target, code in zip(again, starts, targets, decoded, strict=True):
+                if code.tobytes() != target.tobytes():
+                    received[v.path] = tensor(start + code, v.tensor)
+        for v in values:
+            state.write(v, array(received[v.path]))
+        state.save()
+        return with_values(value, received), rest
+
+    def _exchange(
+        self,
+        fed: Federation,
+        client: Client,
+        codec: Codec,
+        purpose: str,
+        key: str,
+        targets: list[np.ndarray],
+    ) -> tuple[list[np.ndarray], int]:
+        """Encode tensors and decode their message; return what is decoded, and its bytes.
+
+        Both sides draw from the stream of this name.
+        """
+        name = (purpose, fed.t, client.id, turn_of(fed, client), key)
+        shapes = [target.shape for target in targets]
+        memory = State(client, f"{purpose} codec", key)
+        message = codec.encode(targets, rng.stream(fed.seed, *name), memory.entries)
+        if codec.has_memory:
+            memory.save()
+        return codec.decode(message, shapes, rng.stream(fed.seed, *name)), len(message)
+
+    def _number_of_download(self, fed: Federation, client: Client) -> int:
+        """Return the number of this download, from 0, among those of its client in the round.
+
+        In virtual time, among those of its turn.
+        """
+        now = [fed.t, turn_of(fed, client) if in_virtual_time(fed) else 0]
+        state = dict(client.memory.get(STATE, {}))
+        number = state["downloads"] if state.get("now") == now else 0
+        client.memory[STATE] = state | {"now": now, "downloads": number + 1}
+        return number
+
+
+class State:
+    """What a client's memory has for one part: arrays by path.
+
+    A client's memory is replaced, never changed, because the state before a round is restored if
+    the round is repeated.
+    """
+
+    def __init__(self, client: Client, way: str, key: str) -> None:
+        self._client, self._way, self._key = client, way, key
+        self.entries: dict[str, Any] = dict(self._all().get(way, {}).get(key, {}))
+
+    def _all(self) -> dict[str, Any]:
+        return self._client.memory.get(STATE, {})
+
+    def read(self, value: Value) -> np.ndarray | None:
+        """Return the array of a value, in its shape; None: there is none."""
+        array, shape = self.entries.get(value.path), tuple(value.tensor.shape)
+        if array is None:
+            return None
+        if value.at is None:
+            return array if array.shape == shape else None
+        wide = widened(array, value)
+        return None if wide is None else wide[cells(value.at)]
+
+    def write(self, value: Value, new: np.ndarray | None) -> None:
+        """Set the array of a value; None: zeros."""
+        before = self.entries.get(value.path)
+        if value.at is None:
+            self.entries.pop(value.path, None)
+            if new is not None:
+                self.entries[value.path] = new
+        elif new is not None or before is not None:
+            empty = np.zeros((0,) * len(value.tensor.shape), np.float32)
+            wide = widened(empty if before is None else before, value)
+            wide = widened(empty, value) if wide is None else wide
+            assert wide is not None
+            wide[cells(value.at)] = 0 if new is None else new
+            self.entries[value.path] = wide
+
+    def save(self) -> None:
+        """Write the arrays into the client's memory."""
+        everything = dict(self._all())
+        ways = dict(everything.get(self._way, {}))
+        ways.pop(self._key, None)
+        if self.entries:
+            ways[self._key] = self.entries
+        everything.pop(self._way, None)
+        if ways:
+            everything[self._way] = ways
+        if everything or STATE in self._client.memory:
+            self._client.memory[STATE] = everything
+
+
+def cells(at: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    """Return the index of positions in a larger array."""
+    return np.ix_(*(np.asarray(torch.as_tensor(axis).cpu()) for axis in at))
+
+
+def widened(array: np.ndarray, value: Value) -> np.ndarray | None:
+    """Return a copy of an array that is large enough for the positions of a value, with zeros.
+
+    None: the dimensions without positions have other sizes.
+    """
+    assert value.at is not None
+    n, shape = len(value.at), tuple(value.tensor.shape)
+    if array.ndim != len(shape) or (array.size and array.shape[n:] != shape[n:]):
+        return None
+    needed = [int(torch.as_tensor(axis).max()) + 1 if len(axis) else 0 for axis in value.at]
+    sizes = [max(old, new) for old, new in zip(array.shape, needed, strict=False)]
+    wide = np.zeros((*sizes, *shape[n:]), np.float32)
+    if array.size:
+        wide[tuple(slice(size) for size in array.shape)] = array
+    return wide
+
+
+def turn_of(fed: Federation, client: Client) -> int:
+    """Return the number of the client's turn in the round, from 1."""
+    return fed.replay.given.get(client.id, 0)
+
+
+def in_virtual_time(fed: Federation) -> bool:
+    """Return whether a client may have any number of turns in a round, all of them alike."""
+    return hasattr(fed.job.algorithm, "to_server")
+
+
+def values_of(part: Any, reference: Any = None, path: str = "") -> Iterator[Value]:
+    """Yield the tensors of a part that are encoded: float32, without the weights of means."""
+    references = reference if isinstance(reference, Mapping) else {}
+    if isinstance(part, Mean):
+        for i, term in enumerate(part.terms):
+            for name, value in term.value.items():
+                if value.dtype == torch.float32:
+                    at = term.at.get(name)
+                    yield Value(f"{path}/{i}/{name}", value, version(references, name, value), at)
+    elif isinstance(part, dict):
+        for name, value in part.items():
+            if isinstance(value, Tensor):
+                if value.dtype == torch.float32:
+                    yield Value(f"{path}/{name}", value, version(references, name, value))
+            else:
+                yield from values_of(value, references.get(name), f"{path}/{name}")
+    elif type(part) in (list, tuple):
+        for i, value in enumerate(part):
+            yield from values_of(value, None, f"{path}/{i}")
+    elif isinstance(part, Tensor) and part.dtype == torch.float32:
+        yield Value(path, part, reference if isinstance(reference, Tensor) else None)
+
+
+def version(references: Mapping[str, Any], name: Any, value: Tensor) -> Tensor | None:
+    """Return the tensor of which a value is a new version, if there is one."""
+    reference = references.get(name)
+    same = isinstance(reference, Tensor) and reference.shape == value.shape
+    return reference if same else None
+
+
+def with_values(part: T, new: Mapping[str, Tensor], path: str = "") -> T:
+    """Return the part with other tensors, by path."""
+    how: Callable[[Any, str], Any] = lambda value, path: with_values(value, new, path)  # noqa: E731
+    result: Any = part
+    if isinstance(part, Mean):
+        result = Mean(
+            tuple(
+                term._replace(value=how(term.value, f"{path}/{i}"))
+                for i, term in enumerate(part.terms)
+            )
+        )
+    elif isinstance(part, dict):
+        result = type(part)({name: how(v, f"{path}/{name}") for name, v in part.items()})
+    elif type(part) in (list, tuple):
+        result = type(part)(how(v, f"{path}/{i}") for i, v in enumerate(part))  # type: ignore
+    elif isinstance(part, Tensor):
+        result = new.get(path, part)
+    return result
+
+
+def array(value: Tensor) -> np.ndarray:
+    """Return a copy of a tensor on the host."""
+    return np.array(value.detach().cpu().numpy())
+
+
+def tensor(x: np.ndarray, like: Tensor) -> Tensor:
+    """Return an array as a tensor of this shape, on the device of another one."""
+    return torch.from_numpy(np.array(x, np.float32).reshape(like.shape)).to(like.device)
+
+
+def update_of(value: Value) -> np.ndarray:
+    """Return the difference to the reference; without one, the value."""
+    x = array(value.tensor)
+    return x if value.reference is None else x - array(value.reference)
+
+
+def added(value: Value, update: np.ndarray) -> Tensor:
+    """Return the reference, if there is one, plus an update."""
+    if value.reference is None:
+        return tensor(update, value.tensor)
+    return tensor(array(value.reference) + update, value.tensor)
+
+
+def nearer(x: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return which is nearer to a tensor, the one before it or zeros."""
+    if not np.isfinite(x).all():
+        return np.zeros_like(x)
+    near = np.linalg.norm(np.float64(x) - before) <= np.linalg.norm(np.float64(x))
+    return before if near else np.zeros_like(x)
+
+
+def flag_bytes(n: int) -> int:
+    """Return the bytes of one bit for each of n tensors."""
+    return -(-n // 8)
