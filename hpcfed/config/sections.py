@@ -256,7 +256,8 @@ class Columns(Section):
     """
     client: str = ""
     """Column that names the client of each example, for data.partition = "natural"; in HDF5 and NPZ
-    any array with one value per example; for a folder of images, a column of its metadata.csv.
+    any array with one value per example; for a folder of images, a column of its metadata.csv, or
+    `folder`: its folders are those of clients, with a folder for each class in each.
     """
     test: str = ""
     """Column that says which examples are tests: test, true or 1; train, false or 0."""

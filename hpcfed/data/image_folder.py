@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from hpcfed.core.encoder import Encoder
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.paths import regular
 from hpcfed.core.wording import count_noun
 from hpcfed.data.dataset import DataSet, Reading, Split
@@ -31,6 +31,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 GREY = ("1", "L", "I;16", "I", "LA")  # Pillow's modes of images without colour
 TRAIN, TEST = "train", "test"
 LIST, NAME = "metadata.csv", "file_name"  # as Hugging Face's image folders have them
+FOLDER = "folder"  # the value of columns.client if the first level of folders names the clients
 
 
 def read(folder: Path, how: Reading) -> DataSet:
@@ -41,8 +42,10 @@ def read(folder: Path, how: Reading) -> DataSet:
     scales them, width and height independently; without it all must have the same size. Files whose
     endings are not those of images are ignored.
     With `columns.client`, metadata.csv in the folder (or in train, and in test) names the client of
-    each image: a column file_name, such as CLASS/IMAGE.png, and the column of clients. Each client
-    is tested on its own test images.
+    each image: a column file_name, such as CLASS/IMAGE.png, and the column of clients. With
+    `columns.client = "folder"` the folders of classes are in those of clients, as PACS,
+    Office-Caltech and DomainNet have their domains: CLIENT/CLASS/images. Each client is tested on
+    its own test images.
     Raises DataError.
     """
     parted = (folder / TRAIN).is_dir()
@@ -52,32 +55,44 @@ def read(folder: Path, how: Reading) -> DataSet:
         set() if test else {"data.held_out"}
     )
     how.refuse_others(str(folder), f"a folder of images{' with tests' if test else ''}", taken)
-    classes = classes_of(train)
-    if not classes:
-        raise DataError(
-            f"{train}: holds no folders with images; make a folder for each class, and in it files "
-            f"that end in {', '.join(ENDS[:3])} ..."
-        )
-    if test and (foreign := [name for name in classes_of(test) if name not in classes]):
-        raise DataError(f"{test}: class {foreign[0]!r} is not in {train}; classes are its folders")
     places = [train, test] if test else [train]
-    lists = [listed(place, classes) for place in places]
-    for (files, _), place in zip(lists, places, strict=True):
-        if not files:
-            raise DataError(f"{place}: holds no images; remove the folder, or fill it")
-    users: list[np.ndarray | None] = [None] * len(lists)
+    by_folder = how.columns.client == FOLDER
+    homes = [homes_of(place, how.domains) if by_folder else [place] for place in places]
+    classes = sorted({name for home in homes[0] for name in classes_of(home)})
+    if not classes:
+        inside = " in the folder of each client" if by_folder else ""
+        raise DataError(
+            f"{train}: holds no folders with images; make a folder for each class{inside}, and in "
+            f"it files that end in {', '.join(ENDS[:3])} ..."
+        )
+    tested = sorted({name for home in homes[-1] for name in classes_of(home)})
+    if test and (foreign := [name for name in tested if name not in classes]):
+        raise DataError(f"{test}: class {foreign[0]!r} is not in {train}; classes are its folders")
+    parts = [[listed(home, classes) for home in of_place] for of_place in homes]
+    files = [[file for of_home, _ in part for file in of_home] for part in parts]
+    for of_place, place in zip(files, places, strict=True):
+        if not of_place:
+            deeper = not by_folder and any(classes_of(train / name) for name in classes)
+            hint = f"set columns.client = '{FOLDER}' for CLIENT/CLASS/images, or " if deeper else ""
+            raise DataError(f"{place}: holds no images; {hint}remove the folder, or fill it")
+    users: list[np.ndarray | None] = [None] * len(places)
     user_names: tuple[str, ...] = ()
-    if column := how.columns.client:
-        listings = [
-            clients_of(at, files, column) for at, (files, _) in zip(places, lists, strict=True)
+    if by_folder:
+        user_names = tuple(home.name for home in homes[0])
+        users = [
+            np.repeat(client_numbers(of_place, user_names), [len(y) for _, y in part])
+            for of_place, part in zip(homes, parts, strict=True)
         ]
+    elif column := how.columns.client:
+        listings = [clients_of(*pair, column) for pair in zip(places, files, strict=True)]
         users, user_names = clients(listings, column)
-    y, names = [labels for _, labels in lists], tuple(classes)
+    y = [np.concatenate([labels for _, labels in part]) for part in parts]
+    names = tuple(classes)
     task: Task = Classification()
     if positive := how.columns.positive:
         y, names = positive_last(str(folder), y, names, positive)
         task = Binary()
-    images = [partial(each, files) for files, _ in lists]
+    images = [partial(each, of_place) for of_place in files]
     facts: Any = {"name": folder.resolve().name, "classes": names, "user_names": user_names}
     return of_images(str(folder), images, y, users, task, how, **facts)
 
@@ -128,6 +143,29 @@ def classes_of(folder: Path) -> list[str]:
         for name in os.listdir(folder)
         if name[0] != "." and os.path.isdir(folder / name)  # no link that goes in a circle
     )
+
+
+def homes_of(folder: Path, domains: Sequence[str]) -> list[Path]:
+    """Return the folders of clients in a folder.
+
+    domains: names of those that are used; none: all.  Raises DataError if one is missing.
+    """
+    names = classes_of(folder)
+    for name in domains:
+        if name not in names:
+            raise DataError(f"{folder}: {unknown('folder', name, names)}; check data.domains")
+    return [folder / name for name in names if not domains or name in domains]
+
+
+def client_numbers(homes: Sequence[Path], names: Sequence[str]) -> list[int]:
+    """Return the numbers of the clients whose folders these are.
+
+    names: of all clients.  Raises DataError for a client that is not among them.
+    """
+    for home in homes:
+        if home.name not in names:
+            raise DataError(f"{home}: this client has no training images, which are to be in train")
+    return [names.index(home.name) for home in homes]
 
 
 def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:

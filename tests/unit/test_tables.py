@@ -355,6 +355,45 @@ def test_a_list_beside_the_images_names_their_clients(tmp_path):
         assert np.array_equal(split.x[:, 0, 0, 0] % 100 // 2, split.users)
 
 
+def test_the_first_level_of_folders_may_be_the_domains_whose_images_differ(tmp_path):
+    for domain, kinds in (("photo", ("cat", "dog")), ("art", ("dog", "owl"))):
+        draw(tmp_path / "pacs" / domain, kinds, mode="RGB" if domain == "art" else "L")
+    with pytest.raises(DataError, match="holds no images; set columns.client = 'folder' for CLIEN"):
+        read(str(tmp_path / "pacs"))
+    data = read(str(tmp_path / "pacs"), client="folder")
+    assert data.classes == ("cat", "dog", "owl") and data.user_names == ("art", "photo")
+    assert data.shape == (3, 5, 6) and data.own_tests
+    for split, n in ((data.train, 8), (data.test, 2)):  # of each class of each domain
+        pairs = np.stack([split.users, split.y], 1)
+        assert [(pairs == pair).all(1).sum() for pair in ([0, 1], [0, 2], [1, 0], [1, 1])] == [
+            n
+        ] * 4 and len(pairs) == 4 * n
+    one = load(str(tmp_path / "pacs"), tmp_path, how=by_folder("photo"))
+    assert (one.classes, one.user_names, one.shape) == (("cat", "dog"), ("photo",), (1, 5, 6))
+    with pytest.raises(
+        DataError, match=r"no folder 'foto'; did you mean 'photo'\?(?s:.*)data.domai"
+    ):
+        load(str(tmp_path / "pacs"), tmp_path, how=by_folder("foto"))
+
+
+def test_folders_of_domains_may_lie_in_a_training_and_a_test_part(tmp_path):
+    for part, n in (("train", 3), ("test", 2)):
+        draw(tmp_path / part / "real", n=n), draw(tmp_path / part / "sketch", ("dog",), n)
+    data = load(str(tmp_path), tmp_path, how=by_folder())
+    assert data.train.users.tolist() == [0] * 6 + [1] * 3
+    assert (data.test.users.tolist(), data.test.y.tolist()) == (
+        [0] * 4 + [1] * 2,
+        [0, 0, 1, 1, 1, 1],
+    )
+    draw(tmp_path / "test" / "clipart")
+    with pytest.raises(DataError, match="test/clipart: this client has no training images"):
+        load(str(tmp_path), tmp_path, how=by_folder())
+
+
+def by_folder(*domains: str) -> Reading:
+    return Reading(columns=Columns(client="folder"), domains=domains)
+
+
 def test_images_of_several_sizes_need_one(tmp_path):
     draw(tmp_path), draw(tmp_path, ("owl",), size=(4, 4))
     with pytest.raises(DataError, match="owl/0.png: has 4x4 pixels, .*6x5; set data.image_size"):
