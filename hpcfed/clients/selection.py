@@ -1,4 +1,4 @@
-"""Selection of the cohort of a round: uniform, by size, power of choice, E3CS, or Poisson.
+"""Selection of a round's cohort: uniform, by size, power of choice, E3CS, Poisson, or cyclic.
 
 Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
 arXiv:2011.08756.
@@ -13,10 +13,13 @@ client exactly its probability. The authors' quota "inc", 0 in the first quarter
 one that did not report.
 Poisson: each client takes part with the same probability, independently of all others, which is the
 sampling that accounts of privacy assume. A cohort may be empty.
+Cyclic: client k is in group k mod b, and only the clients of group t mod b take part in round t,
+each with probability b times `participation`, at most 1. So rounds of one client are b apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +86,12 @@ class Choice:
         if by == "poisson":  # in two steps, which take as long as the cohort is large
             size = g.binomial(K, self.participation)
             return sorted(g.choice(K, size, replace=False, shuffle=False).tolist())
+        if by == "cyclic":
+            b = count_groups(self.selection, self.participation)
+            members = np.arange(t % b, K, b)
+            size = g.binomial(len(members), min(1.0, b * self.participation))
+            chosen = g.choice(len(members), size, replace=False, shuffle=False)
+            return sorted(members[chosen].tolist())
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
         several = (self.selection.candidates or 2 * self.m) if by == "power-of-choice" else self.m
@@ -125,6 +134,11 @@ class Choice:
     def from_tree(self, tree: dict[str, Any]) -> None:
         """Restore the values that `to_tree` returned."""
         self.losses, self.log_weights = np.array(tree["losses"]), np.array(tree["log_weights"])
+
+
+def count_groups(selection: Selection, participation: float) -> int:
+    """Return the number of groups of a cyclic selection."""
+    return selection.groups or max(1, math.floor(1 / participation + 1e-9))
 
 
 def allocate(log_weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:

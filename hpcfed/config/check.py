@@ -228,7 +228,7 @@ def check_selection(job: Job) -> None:
             f"{where}: {job.algorithm.name} schedules its clients itself; set "
             f"selection.by = 'uniform'"
         )
-    if m == job.clients:
+    if m == job.clients and chosen.by != "cyclic":
         raise ConfigError(
             f"{where} has no effect if all {m} clients are in every cohort; set a smaller "
             f"participation, or selection.by = 'uniform'"

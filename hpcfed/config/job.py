@@ -164,9 +164,9 @@ class Job(Limited):
         method, privacy = self.algorithm, self.privacy
         local = {f"local.{name}": value for name, value in method.local_defaults.items()}
         needed: dict[str, Any] = {}
-        samples = privacy.samples and getattr(method, "samples_cohorts", False)
-        if samples and self.cohort_size < self.clients:
-            needed["selection.by"] = "poisson"
+        samples = privacy.sampling and getattr(method, "samples_cohorts", False)
+        if samples and (self.cohort_size < self.clients or privacy.sampling == "cyclic"):
+            needed["selection.by"] = privacy.sampling
         if privacy.bounds and not privacy.cap and "weighting" in type(method).model_fields:
             needed["algorithm.weighting"] = "uniform"
         return {f"default of {method.name}": local, f"privacy.by = {privacy.by}": needed}

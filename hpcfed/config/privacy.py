@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Gt, Le, Lt
-from pydantic import NonNegativeFloat, PositiveFloat
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed.config.conditions import SET, field, other_than
 from hpcfed.config.sections import Section
@@ -16,32 +16,64 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 PRIVACIES = {  # the values of privacy.by
-    name: Entry(f"hpcfed.federation.transforms.privacy.{place}", line, cite)
+    name: Entry(f"hpcfed.{place}", line, cite)
     for name, place, line, cite in (
-        ("central", "central:CentralMean", "the server adds noise to sums", "mcmahan2018dp"),
-        ("local", "local:LocalNoise", "each client adds noise to what it sends", ""),
+        (
+            "central",
+            "federation.transforms.privacy.central:CentralMean",
+            "the server adds noise to sums",
+            "mcmahan2018dp",
+        ),
+        (
+            "local",
+            "federation.transforms.privacy.local:LocalNoise",
+            "each client adds noise to what it sends",
+            "",
+        ),
+        (
+            "distributed",
+            "federation.transforms.privacy.distributed:DistributedMean",
+            "each client adds its share of the noise of the sum",
+            "kairouz2021ddg,agarwal2021skellam",
+        ),
+        (
+            "correlated",
+            "federation.transforms.privacy.correlated:CorrelatedMean",
+            "noise of earlier rounds is taken away in part by later ones",
+            "kairouz2021dpftrl,choquettechoo2023",
+        ),
+        (
+            "examples",
+            "training.examples:PrivateGradient",
+            "each client clips the gradients of its examples and adds noise: DP-SGD",
+            "abadi2016",
+        ),
     )
 }
 ON = {"by": other_than("none")}
-BOUNDED = {"by": ("central", "local")}
+BOUNDED = {"by": ("central", "local", "distributed", "correlated")}
 CENTRAL = {"by": "central"}
+DISTRIBUTED = {"by": "distributed"}
+MECHANISMS = {  # by privacy.by, the default first
+    "distributed": ("discrete-gaussian", "skellam"),
+    "correlated": ("banded", "tree"),
+}
 ADAPTIVE = {"clipping": "adaptive"}
 
 
 class Privacy(Section):
     """Differential privacy: clipped uploads, noise, and the account of what they reveal."""
 
-    by: Literal["none", "central", "local", "examples"] = "none"
-    """Where noise is added: by the server to the sum of clipped uploads (central), by each client
-    to its own upload (local), or to each gradient of local training (examples): DP-SGD.
+    by: Literal["none", "central", "local", "distributed", "correlated", "examples"] = "none"
+    """Where noise is added: by the server to the sum of clipped uploads (central; correlated over
+    rounds), by each client to its own upload (local), as shares of the noise of the sum
+    (distributed), or to each gradient of local training (examples): DP-SGD.
     """
     clip: PositiveFloat | None = field(None, used_if=ON)
     """Bound C: largest L2 norm of a client's upload, to which longer ones are scaled: of its update
     if the method sends models, otherwise of the values. None: there is no bound, and no noise.
     """
-    clipping: Literal["flat", "layers", "adaptive"] = field(
-        "flat", used_if={"by": ("central", "local"), "clip": SET}
-    )
+    clipping: Literal["flat", "layers", "adaptive"] = field("flat", used_if=BOUNDED | {"clip": SET})
     """Flat: the bound is that of all tensors together; layers: each of L tensors has the bound
     clip / sqrt(L); adaptive: flat, and the bound follows a quantile of the clients' norms.
     """
@@ -55,7 +87,11 @@ class Privacy(Section):
     """
     delta: Annotated[float, Gt(0), Lt(1)] = field(1e-5, used_if=ON)
     """Probability with which the guarantee may fail; smaller than 1 / clients."""
-    accountant: Literal["pld", "rdp"] = field("pld", used_if=BOUNDED)
+    accountant: Literal["pld", "rdp"] = field(
+        "pld",
+        used_if={"by": ("central", "local", "correlated")},
+        why="the account of distributed noise is by Renyi divergences (privacy.by)",
+    )
     """How epsilon is computed: privacy loss distributions, close to exact; Renyi differential
     privacy, an upper bound.
     """
@@ -63,13 +99,25 @@ class Privacy(Section):
     """What epsilon compares: a client takes part or not; its data are any others; its data are
     none, so that it sends zeros.
     """
-    cap: PositiveFloat | None = field(None, used_if=CENTRAL)
+    cap: PositiveFloat | None = field(None, used_if={"by": ("central", "correlated")})
     """Number of examples from which clients have the same weight: min(n, cap) / cap. None: all
     clients have the same weight.
     """
     count_scale: PositiveFloat = field(1.0, used_if=BOUNDED)
     """Factor of counts beside sums in a client's norm, for methods whose uploads have a weight for
     each class: more of it means less noise in the counts, and more in the sums.
+    """
+    mechanism: Literal["discrete-gaussian", "skellam", "banded", "tree"] | None = field(
+        None, used_if={"by": ("distributed", "correlated")}
+    )
+    """Distributed: discrete-gaussian (default) or skellam noise. Correlated: by banded Toeplitz
+    matrices (banded, default), or by the nodes of trees over rounds (tree).
+    """
+    bits: Annotated[int, Ge(4), Le(24)] = field(16, used_if=DISTRIBUTED)
+    """Distributed: bits of each integer that a client sends; sums are modulo 2^bits."""
+    fewest: PositiveInt | None = field(None, used_if=DISTRIBUTED)
+    """Distributed: number of clients whose shares together have the multiplier `noise`; a round
+    with fewer costs more. Default: the expected cohort.
     """
     quantile: Annotated[float, Gt(0), Lt(1)] = field(0.5, used_if=ADAPTIVE)
     """Adaptive: the share of clients whose norms the bound is to exceed."""
@@ -86,14 +134,21 @@ class Privacy(Section):
         return self.bounds and bool(self.noise or (self.noise is None and self.epsilon))
 
     @property
-    def samples(self) -> bool:
-        """Whether the account counts on cohorts that are drawn at random."""
-        return self.by == "central"
+    def kind(self) -> str:
+        """The mechanism of distributed or correlated noise."""
+        return self.mechanism or MECHANISMS[self.by][0]
+
+    @property
+    def sampling(self) -> str:
+        """The selection of cohorts on which the account counts; "": any."""
+        return {"central": "poisson", "distributed": "poisson", "correlated": "cyclic"}.get(
+            self.by, ""
+        )
 
     @property
     def bounds(self) -> bool:
         """Whether what a client sends is bounded, and has noise as a whole."""
-        return self.by in ("central", "local")
+        return self.by not in ("none", "examples")
 
 
 def refusals(job: Job) -> Iterator[str]:
@@ -116,11 +171,17 @@ def refusals(job: Job) -> Iterator[str]:
     if getattr(method, "weighting", "") == "samples" and not privacy.cap:
         yield (
             "algorithm.weighting = 'samples': a client counts by its examples without limit; set "
-            "algorithm.weighting = 'uniform'" + (", or privacy.cap" if privacy.samples else "")
+            "algorithm.weighting = 'uniform'"
+            + (", or privacy.cap" if privacy.by in ("central", "correlated") else "")
         )
-    if privacy.clipping == "adaptive" and not privacy.samples:
-        yield "the server adapts the bound to all clients; set privacy.clipping = 'flat'"
-    if privacy.samples:
+    if privacy.clipping == "adaptive" and privacy.by != "central":
+        yield "only the server's independent noise can adapt to a bound that changes; set " + (
+            "privacy.clipping = 'flat'"
+        )
+    kinds = MECHANISMS.get(privacy.by, ())
+    if privacy.mechanism and privacy.mechanism not in kinds:
+        yield f"it has no mechanism {privacy.mechanism!r}; take {' or '.join(map(repr, kinds))}"
+    if privacy.sampling:
         yield from refusals_of_sampling(job)
 
 
@@ -134,6 +195,11 @@ def refusals_of_sampling(job: Job) -> Iterator[str]:
         )
     if not method.samples_cohorts:
         yield f"{method.name} schedules its clients itself; take a method such as fedavg"
+    if privacy.by == "correlated" and job.selection.by != "cyclic":
+        yield (
+            f"a client may take part in every b-th round only, which selection.by = "
+            f"{job.selection.by!r} does not ensure; set selection.by = 'cyclic'"
+        )
     if job.cohort_size == job.clients:
         return
     if job.selection.by == "uniform" and privacy.neighbours != "replace":

@@ -16,6 +16,7 @@ SELECTIONS = {  # the values of selection.by
         ("power-of-choice", "the highest losses among candidates drawn by size", "cho2020powd"),
         ("e3cs", "clients that report become likelier, with a quota for all", "huang2020e3cs"),
         ("poisson", "each client independently, so that cohorts differ in size", ""),
+        ("cyclic", "groups of clients in turn, in a group each client independently", ""),
     )
 }
 
@@ -26,10 +27,15 @@ class Selection(Section):
     It applies to every method that works in rounds.
     """
 
-    by: Literal["uniform", "size", "power-of-choice", "e3cs", "poisson"] = "uniform"
+    by: Literal["uniform", "size", "power-of-choice", "e3cs", "poisson", "cyclic"] = "uniform"
     """Uniform; in proportion to examples (use weighting = 'uniform'); the highest losses among
     candidates drawn in proportion to examples (likewise); E3CS: prefers clients that report;
-    Poisson: each client with probability `participation`, the default with central privacy.
+    Poisson: each client with probability `participation`, the default with central privacy; cyclic:
+    Poisson among the clients of one group, whose turn it is, the default with correlated noise.
+    """
+    groups: PositiveInt | None = field(None, used_if={"by": "cyclic"})
+    """Cyclic: number b of groups; client k takes part in rounds k mod b, b + k mod b, ... only.
+    Default: so many that each has about a cohort, 1 / participation.
     """
     candidates: PositiveInt | None = field(None, used_if={"by": "power-of-choice"})
     """Power of choice: clients drawn by size, of which those with the highest losses train.

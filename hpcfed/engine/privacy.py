@@ -21,7 +21,7 @@ def open_account(fed: Federation, method: Any) -> None:
     if fed.rule or fed.account:
         try:
             streams = measure(fed).streams
-            if fed.job.privacy.samples:
+            if fed.job.privacy.sampling:
                 check_cohorts(fed, method)
         except ConfigError as error:
             raise everywhere(error) from None

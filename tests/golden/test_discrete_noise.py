@@ -169,8 +169,7 @@ def test_bands_lower_the_error_as_in_jax_privacy():
     assert errors == pytest.approx([9.767663, 10.528882])
 
 
-def test_groups_keep_participations_apart():
-    assert [correlated.group(k, 3) for k in range(5)] == [0, 1, 2, 0, 1]
+def test_the_number_of_participations():
     assert [correlated.participations(n, 4) for n in (1, 4, 5, 8)] == [1, 1, 2, 2]
 
 

@@ -8,11 +8,19 @@ from hpcfed.federation.transforms.bounded import BoundedMean
 from hpcfed.federation.transforms.compression import transform_of
 from hpcfed.federation.transforms.privacy.account import Account
 from hpcfed.federation.transforms.privacy.central import CentralBound, CentralMean
+from hpcfed.federation.transforms.privacy.correlated import CorrelatedAccount, CorrelatedMean
+from hpcfed.federation.transforms.privacy.distributed import (
+    DistributedAccount,
+    DistributedMean,
+    Shares,
+)
 from hpcfed.federation.transforms.privacy.local import LocalNoise
 from hpcfed.federation.transforms.secure.sums import Envelope, SecureSums
 
 if TYPE_CHECKING:
+    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.federation.sealed import MeanRule
 
 
 def install(fed: Federation) -> None:
@@ -30,10 +38,23 @@ def install(fed: Federation) -> None:
         fed.rule = CentralMean(privacy, job.selection.by == "poisson")
     if privacy.by == "local" and privacy.clip:
         fed.transforms.append(LocalNoise(privacy))
+    if privacy.by == "distributed" and privacy.clip:
+        fed.transforms.append(Shares(privacy))
+        fed.rule = DistributedMean(privacy, job.selection.by == "poisson")
+    if privacy.by == "correlated" and privacy.clip:
+        fed.transforms.append(CentralBound(privacy))
+        fed.rule = CorrelatedMean(job)
     if privacy.has_noise:
-        fed.account = Account(job)
+        fed.account = open_account(job, fed.rule)
     if fed.job.secure.by != "none":
         install_secure_sums(fed)
+
+
+def open_account(job: Job, rule: MeanRule | None) -> Account:
+    """Return the account of a job's noise.  rule: of its means."""
+    if isinstance(rule, DistributedMean):
+        return DistributedAccount(job, rule)
+    return CorrelatedAccount(job) if isinstance(rule, CorrelatedMean) else Account(job)
 
 
 def install_secure_sums(fed: Federation) -> None:

@@ -32,12 +32,12 @@ class Account:
         privacy = job.privacy
         self.by, self.budget, self.rounds = privacy.by, privacy.epsilon, job.rounds
         self.z, self.target = privacy.noise or 0.0, privacy.noise is None
-        self.q = probability(job) if self.by == "central" else 1.0
+        self.q = 1.0 if self.by == "local" else probability(job)
         self.accountant = Accountant(
             privacy.delta,
             privacy.accountant,
             privacy.neighbours if self.by == "central" else "add-remove",  # its noise is for 2 C
-            "poisson" if job.selection.by == "poisson" else "fixed",
+            "poisson" if job.selection.by in ("poisson", "cyclic") else "fixed",
             job.clients,
         )
         self.ledger, self.turns, self.each = Ledger(), Counter[int](), 1
@@ -50,17 +50,17 @@ class Account:
         Raises ConfigError if no noise reaches the target, or if one round exceeds the budget.
         """
         self.each = each
-        times = each * (self.rounds if self.by == "central" else turns)
+        times = each * self.most_releases(turns)
 
         def compute() -> list[float]:
             if self.target:
                 assert self.budget is not None
                 try:
-                    self.z = self.accountant.calibrate(self.budget, self.q, times)
+                    self.z = self.calibrate(times)
                 except ValueError as error:
                     raise ConfigError(f"privacy.epsilon = {self.budget:g}: {error}") from None
             self.accountant = self.accountant.for_run(self.z, self.q, times)
-            return [self.z, self._cost(each)]
+            return [self.z, self.cost(each)]
 
         values = on_all_ranks(comm, lambda: compute() if comm.rank == 0 else [])
         self.z, self.ahead = comm.bcast(values)
@@ -71,23 +71,36 @@ class Account:
                 f"and it is computed"
             )
 
+    def most_releases(self, turns: int) -> int:
+        """Return the number of rounds of the run that count.  turns: of the busiest client."""
+        return turns if self.by == "local" else self.rounds
+
+    def calibrate(self, times: int) -> float:
+        """Return the noise with which so many releases cost the budget. Raises ValueError."""
+        assert self.budget is not None
+        return self.accountant.calibrate(self.budget, self.q, times)
+
     def close(self, comm: Comm, cohort: Collection[int], each: int) -> float:
         """Note the releases of a round, and return epsilon so far; collective.
 
         cohort: the clients that were to send.  each: releases, or uploads of each client.
         """
         self.each = max(self.each, each)
-        if self.by == "central":
-            self.ledger.add(self.z, self.q, each)
-        else:
-            self.turns.update(dict.fromkeys(cohort, each))
-        costs = [self._cost(0), self._cost(self.each)] if comm.rank == 0 else []
+        self.note(comm, cohort, each)
+        costs = [self.cost(0), self.cost(self.each)] if comm.rank == 0 else []
         self.spent, self.ahead = comm.bcast(costs)
         return self.spent
 
-    def _cost(self, more: int) -> float:
-        """Return epsilon with further releases."""
-        if self.by == "central":
+    def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:
+        """Note the releases of a round; collective."""
+        if self.by == "local":
+            self.turns.update(dict.fromkeys(cohort, each))
+        else:
+            self.ledger.add(self.z, self.q, each)
+
+    def cost(self, more: int) -> float:
+        """Return epsilon with the further releases of another round."""
+        if self.by != "local":
             return self.accountant.epsilon(self.ledger.then(self.z, self.q, more))
         times = max(self.turns.values(), default=0) + more
         return self.accountant.epsilon([Release(self.z, 1.0, times)])

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from hpcfed.clients.selection import count_groups
 from hpcfed.core import rng
 from hpcfed.core.averaging import Quotients
 from hpcfed.core.errors import ConfigError
@@ -52,9 +53,11 @@ BIT = "privacy.bit"  # part of an upload that tells whether the client's vector 
 
 
 def probability(job: Job) -> float:
-    """Return the probability with which a client is in a cohort."""
-    poisson = job.selection.by == "poisson"
-    return job.participation if poisson else job.cohort_size / job.clients
+    """Return the expected share of the clients that are in a cohort."""
+    if job.selection.by == "cyclic":
+        b = count_groups(job.selection, job.participation)
+        return min(1.0, b * job.participation) / b
+    return job.participation if job.selection.by == "poisson" else job.cohort_size / job.clients
 
 
 class CentralBound(Bound):
@@ -164,11 +167,21 @@ class CentralMean(BoundedMean):
             )
         if not keep:
             return keep
-        mean = super().mean(fed, parts, keep, per)
+        mean = self.average(fed, parts, keep, per)
         self.call += 1
         return Params({name: valid(name, value, keep[name]) for name, value in mean.items()})
 
-    def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
+    def average(
+        self, fed: Federation, parts: list[tuple[int, Sealed]], keep: Params, per: Per
+    ) -> Params:
+        """Return the mean of uploads of all clients, each of them once; collective."""
+        return super().mean(fed, parts, keep, per)
+
+    def complete_form(self, fed: Federation, form: Form, per: Per) -> Form:
+        """Return the form of a mean, also if nobody sends.
+
+        Raises ConfigError for weights of which no account can be kept.
+        """
         if Form.SENT in form:
             form |= self.forms.setdefault(self.call, form) & Form.ONES
         else:
@@ -179,14 +192,22 @@ class CentralMean(BoundedMean):
                 f"the weights are as many as the values and would take half of the bound; take "
                 f"another method, such as fedavg, or privacy.by = 'local'"
             )
+        return form
+
+    def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
+        form = self.complete_form(fed, form, per)
         divisor = None if Form.TENSORS in form else self.divisor(fed, form)
         std = self.multiplier(fed) * self.bound * self.largest(form)
 
         def noise(i: int, start: int, n: int) -> np.ndarray:
-            return std * gaussian(fed.seed, "privacy", fed.t, self.call, i, start=start, n=n)
+            return std * self.noise(fed, i, start, n)
 
         updates = Form.UPDATE in form
         return NoisyQuotients(keep, per, updates, divisor, std, noise, self.count_scale)
+
+    def noise(self, fed: Federation, i: int, start: int, n: int) -> np.ndarray:
+        """Return noise of multiplier 1 for n totals of array i from a flat position."""
+        return gaussian(fed.seed, "privacy", fed.t, self.call, i, start=start, n=n)
 
     def divisor(self, fed: Federation, form: Form) -> float:
         """Return the expected sum of the weights of a cohort."""

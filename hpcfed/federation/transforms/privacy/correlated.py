@@ -16,11 +16,25 @@ tree every b rounds. Dwork et al., STOC 2010.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.signal import lfilter
+
+from hpcfed.clients.selection import count_groups
+from hpcfed.federation.transforms.privacy.account import Account
+from hpcfed.federation.transforms.privacy.central import CentralMean
+from hpcfed.federation.transforms.privacy.noise import gaussian
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+Section = tuple[int, int, int, int]  # of a total: call, array, flat position, length
 
 
 def square_root_coefficients(n: int) -> np.ndarray:
@@ -79,11 +93,6 @@ def sensitivity(coefficients: np.ndarray, participations: int = 1) -> float:
     return math.sqrt(participations * float(coefficients @ coefficients))
 
 
-def group(k: int, groups: int) -> int:
-    """Return the group of client k; it takes part in rounds t with t mod groups = group."""
-    return k % groups
-
-
 def participations(rounds: int, groups: int) -> int:
     """Return the most rounds in which one client can take part."""
     return -(-rounds // groups)
@@ -111,3 +120,98 @@ def tree_changes(t: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the nodes that round t (from 0, within its tree) adds to the prefix, and removes."""
     before, after = set(tree_nodes(t)), set(tree_nodes(t + 1))
     return sorted(after - before), sorted(before - after)
+
+
+class CorrelatedMean(CentralMean):
+    """The mean with noise that is correlated over rounds.
+
+    The multiplier z counts for one participation: noise of standard deviation z C times the norm of
+    a column of C, or of a round's path through a tree. So z costs the same with any matrix, and
+    with one group the noise is that of `CentralMean`.
+
+    It has no state: noise of earlier rounds is a function of its round, and what a resumed run
+    lacks is computed again.
+    noises: of the latest rounds, by section and round.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.privacy, True)
+        self.groups = count_groups(job.selection, job.participation)
+        self.coefficients = banded_coefficients(self.groups, job.rounds)
+        self.noises: dict[Section, dict[int, np.ndarray]] = {}
+
+    def fresh(self) -> CentralMean:
+        rule = super().fresh()
+        assert isinstance(rule, CorrelatedMean)
+        rule.noises = {}
+        return rule
+
+    def noise(self, fed: Federation, i: int, start: int, n: int) -> np.ndarray:
+        section = self.call, i, start, n
+        if self.privacy.kind == "tree":
+            return self.tree_noise(fed.seed, fed.t, section)
+        return self.banded_noise(fed.seed, fed.t, section)
+
+    def banded_noise(self, seed: int, t: int, section: Section) -> np.ndarray:
+        """Return the noise of a section in round t, of multiplier 1."""
+        c, latest = self.coefficients, self.noises.setdefault(section, {})
+        for s in [s for s in latest if s > t]:  # of rounds that are repeated
+            del latest[s]
+        if t not in latest and not all(s in latest for s in range(max(0, t - len(c) + 1), t)):
+            latest.clear()
+        call, i, start, n = section
+        for s in range(max(latest, default=-1) + 1, t + 1):
+            noise = gaussian(seed, "privacy", s, call, i, start=start, n=n)
+            for j in range(1, min(s + 1, len(c))):
+                noise -= c[j] * latest[s - j]
+            latest[s] = noise
+            latest.pop(s - len(c), None)
+        return latest[t] * sensitivity(np.array(c))
+
+    def tree_noise(self, seed: int, t: int, section: Section) -> np.ndarray:
+        """Return the noise of a section in round t, of multiplier 1."""
+        call, i, start, n = section
+        tree, step = divmod(t, self.groups)
+        noise = np.zeros(n)
+        for sign, nodes in zip((1, -1), tree_changes(step), strict=True):
+            for level, index in nodes:
+                key = "privacy", "node", tree, level, index, call, i
+                noise += sign * gaussian(seed, *key, start=start, n=n)
+        return noise * math.sqrt(tree_height(self.groups))
+
+
+class CorrelatedAccount(Account):
+    """The account of correlated noise: a client's releases are the rounds in which it is its turn.
+
+    rounds_done: number of rounds that are over.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.groups = count_groups(job.selection, job.participation)
+        # a tree hides one participation, sampled or not
+        sampled = job.privacy.kind == "banded"
+        self.q = min(1.0, self.groups * job.participation) if sampled else 1.0
+        self.rounds_done = 0
+
+    def most_releases(self, turns: int) -> int:
+        return participations(self.rounds, self.groups)
+
+    def note(self, comm: Comm, cohort: Collection[int], each: int) -> None:
+        self.ledger.add(self.z, self.q, each if self.begins_cycle else 0)
+        self.rounds_done += 1
+
+    @property
+    def begins_cycle(self) -> bool:
+        """Whether the next round is the first group's turn, after which a client has had more."""
+        return self.rounds_done % self.groups == 0
+
+    def cost(self, more: int) -> float:
+        return super().cost(more if self.begins_cycle else 0)
+
+    def to_tree(self) -> dict[str, Any]:
+        return super().to_tree() | {"rounds_done": self.rounds_done}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        super().from_tree(tree)
+        self.rounds_done = int(tree["rounds_done"])

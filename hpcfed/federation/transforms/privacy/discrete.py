@@ -96,8 +96,7 @@ def discrete_gaussian(variance: int, n: int, g: np.random.Generator) -> np.ndarr
 
     variance: an integer from 0 to LARGEST^2.  Raises ValueError for other ones.
     """
-    if not 0 <= variance <= LARGEST**2:
-        raise ValueError(f"the variance of a discrete Gaussian is 0..{LARGEST**2}, not {variance}")
+    check_variance(variance)
     result, missing = np.zeros(n, np.int64), np.arange(n if variance else 0)
     t = math.isqrt(variance) + 1
     while len(missing):
@@ -111,6 +110,14 @@ def discrete_gaussian(variance: int, n: int, g: np.random.Generator) -> np.ndarr
         result[missing[valid]] = value[valid]
         missing = missing[~valid]
     return result
+
+
+def check_variance(variance: float) -> None:
+    """Raise ValueError for a variance that the sampler of the discrete Gaussian does not know."""
+    if not 0 <= variance <= LARGEST**2:
+        raise ValueError(
+            f"the variance of a discrete Gaussian is 0..{LARGEST**2} in grid units, not {variance}"
+        )
 
 
 def skellam(variance: float, n: int, g: np.random.Generator) -> np.ndarray:
