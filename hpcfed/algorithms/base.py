@@ -48,7 +48,7 @@ from hpcfed.training.local import sgd
 from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
     from hpcfed.models.widths import Units
 
@@ -336,6 +336,12 @@ def shares_all(method: Method, fed: Federation) -> bool:
     return all(map(method.shared, fed.shapes()))
 
 
+def has_server_model(method: Method, fed: Federation) -> bool:
+    """Return whether the server has one complete model, which every client would receive."""
+    alike = len(set(fed.architectures)) == 1
+    return alike and shares_all(method, fed) and is_plain(method, "columns")
+
+
 def keeps_weights(method: Method, fed: Federation) -> bool:
     """Return whether clients keep weights of their own from round to round."""
     return not shares_all(method, fed) if method.keeps_weights is None else method.keeps_weights
@@ -352,15 +358,22 @@ def common_name(fed: Federation) -> str:
     return f"{fed.task.main}_common"
 
 
-def score_common(method: Method, fed: Federation, state: State, architecture: str = "") -> float:
+def score_common(
+    method: Method,
+    fed: Federation,
+    state: State,
+    architecture: str = "",
+    test: Shard | None = None,
+) -> float:
     """Return the main metric on the whole test split, of what a client would receive; collective.
 
     architecture: of this client; by default that of the server's model.
+    test: this rank's part of other examples, to be scored instead.
     """
     pooled = fed.pooled()
     pooled.architecture = architecture or pooled.architecture
     method.receive(pooled, method.offer(fed, pooled, state))
-    return evaluate.common(fed, method.predictor(fed, pooled, state))
+    return evaluate.common(fed, method.predictor(fed, pooled, state), test)
 
 
 def score_server(fed: Federation, architecture: str, params: Params) -> dict[str, float]:

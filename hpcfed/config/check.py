@@ -69,6 +69,7 @@ def check_fields(job: Job) -> None:
     check_weights(job)
     population(job)
     check_validation(job)
+    check_unseen(job)
     check_adapt(job)
 
 
@@ -147,6 +148,28 @@ def check_validation(job: Job) -> None:
         raise ConfigError(
             f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
             f"their own examples and hold none out; set evaluate.validation = 0"
+        )
+
+
+def check_unseen(job: Job) -> None:
+    """Raise ConfigError for an unseen domain that the job's other fields rule out."""
+    angles, unseen = job.data.shift.degrees, job.evaluate.unseen
+    if not unseen:
+        return
+    if angles:
+        try:
+            left = [angle for angle in angles if angle != float(unseen)]
+        except ValueError:
+            left = list(angles)
+        if len(left) == len(angles) or not left:
+            raise ConfigError(
+                f"evaluate.unseen = {unseen!r} is to be one of several angles in "
+                f"data.shift.degrees = {format_value(angles)}; name one of them"
+            )
+    elif job.data.partition_file is not None:
+        raise ConfigError(
+            f"evaluate.unseen = {unseen!r}: data.partition_file says which examples clients have; "
+            f"remove one of them"
         )
 
 

@@ -46,5 +46,10 @@ class Evaluate(Section):
     """Tables: a column of categories, such as sex. After the last round each metric is computed for
     the test examples of each category too, with an interval.
     """
+    unseen: Annotated[str, Field(max_length=60)] = ""
+    """Domain on which no client trains, and which is evaluated: the name of a natural client, or
+    one of the angles in data.shift.degrees. Scored is the server's model if it is a complete one,
+    else that of each client.
+    """
     batch: PositiveInt = 256
     """Examples in one forward pass."""

@@ -32,6 +32,7 @@ from hpcfed.config.sections import (
     Models,
     Run,
     Section,
+    Shift,
     Training,
 )
 from hpcfed.config.secure import Secure
@@ -146,6 +147,21 @@ class Job(Limited):
     def cohort_size(self) -> int:
         """Number of clients in a cohort: max(1, ceil(participation * clients))."""
         return max(1, math.ceil(self.participation * self.clients - 1e-9))
+
+    @property
+    def unseen_degrees(self) -> float | None:
+        """The angle of the images on which no client trains; None: another domain, or none."""
+        angles = self.data.shift.degrees
+        return float(self.evaluate.unseen) if angles and self.evaluate.unseen else None
+
+    @property
+    def shift(self) -> Shift:
+        """How the images of clients differ: as the job says, without the unseen angle."""
+        shift, unseen = self.data.shift, self.unseen_degrees
+        if unseen is None:
+            return shift
+        rest = tuple(angle for angle in shift.degrees if angle != unseen)
+        return shift.model_copy(update={"degrees": rest})
 
     @property
     def folder(self) -> Path:

@@ -190,27 +190,22 @@ class DataSet:
             self.domain(name, "data.domains")
         users = [self.user_names.index(name) for name in names]
 
-        def part(split: Split) -> Split:
-            return (
-                split
-                if split.users is None
-                else split.take(np.flatnonzero(np.isin(split.users, users)))
-            )
-
-        groups = self.groups
-        if groups is not None and self.test.users is not None:
-            groups = groups[np.isin(self.test.users, users)]
-        return replace(self, train=part(self.train), test=part(self.test), groups=groups)
+        train, test = (
+            np.flatnonzero(np.isin(np.asarray(split.users), users))
+            for split in (self.train, self.test)
+        )
+        groups = None if self.groups is None else self.groups[test]
+        return replace(self, train=self.train.take(train), test=self.test.take(test), groups=groups)
 
     def domain(self, name: str, field: str) -> int:
         """Return the number of the natural client of this name.
 
         field: of the job, which names it.  Raises ConfigError if the data have no such client.
         """
-        if self.train.users is None or not self.user_names:
+        if self.train.users is None or self.test.users is None or not self.user_names:
             raise ConfigError(
-                f"{field} = {name!r}: {self.name} names no natural clients; set columns.client, or "
-                f"remove it"
+                f"{field} = {name!r}: {self.name} does not name the natural clients of its "
+                f"training and test examples; set columns.client, or remove it"
             )
         if name not in self.user_names:
             raise ConfigError(f"{field}: {unknown('natural client', name, self.user_names)}")

@@ -35,7 +35,7 @@ def read_shares(path: Path) -> np.ndarray:
     return table
 
 
-def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
+def split(data: DataSet, settings: Data, clients: int, seed: int, unseen: str = "") -> Partition:
     """Draw the partition that the job describes, or read it from settings.partition_file.
 
     First the public examples are taken out of the training split. Of the others, rare classes lose
@@ -43,6 +43,7 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     test set that mirrors its training labels (`sampling.mirror`), or all test examples of its users
     (`own_tests`). Examples without a label are taken out after that. The result is the same on
     every rank for the same seed.
+    unseen: a natural client whose examples nobody gets, neither clients nor the public; "": none.
     Raises DataError if a client gets no example, the data are too few, or the file has another
     number of public examples than the job. Raises ConfigError for settings that the data cannot
     meet.
@@ -52,8 +53,13 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
     check_groups(data, settings)
     copies = settings.shift.copies
     strata = data.strata[: len(data.train.y) // copies]
-    apart = public(strata, settings.public, stream(seed, "public"))
-    pool = np.setdiff1d(np.arange(len(strata)), apart)
+    pool, seen = np.arange(len(strata)), np.arange(len(data.test.y))
+    if unseen:
+        number = data.domain(unseen, "evaluate.unseen")
+        assert data.train.users is not None  # or the data have no domain of this name
+        pool, seen = pool[data.train.users[pool] != number], seen[data.test.users != number]
+    apart = pool[public(strata[pool], settings.public, stream(seed, "public"))]
+    pool = np.setdiff1d(pool, apart)
     tail = stream(seed, "imbalance")
     pool = pool[long_tail(strata[pool], settings.imbalance, tail)]
     pool = pool[limit(strata[pool], settings.train_limit, stream(seed, "limit"))]
@@ -64,7 +70,7 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
         test = tuple(_of_users(data, part) for part in train)
     else:
         test = tuple(
-            mirror(strata, part, tests, settings.test_share, stream(seed, "test", k))
+            seen[mirror(strata, part, tests[seen], settings.test_share, stream(seed, "test", k))]
             for k, part in enumerate(train)
         )
     # `limit` takes all if there is no number
@@ -80,6 +86,18 @@ def split(data: DataSet, settings: Data, clients: int, seed: int) -> Partition:
         generator = lambda k: stream(seed, "missing labels", k)  # noqa: E731
         train = tuple(labelled(train, settings.missing_labels, generator))
     return Partition(train, test, apart)
+
+
+def unseen_tests(data: DataSet, settings: Data, unseen: str, seed: int) -> np.ndarray:
+    """Return the rows of the test examples of an unseen domain, as many as data.test_limit says.
+
+    unseen: a natural client; "": the images of all, which then differ otherwise.
+    """
+    rows = np.arange(len(data.test.y))
+    if unseen:
+        rows = rows[data.test.users == data.domain(unseen, "evaluate.unseen")]
+    strata = data.task.strata(data.test.y)[rows]
+    return rows[limit(strata, settings.test_limit, stream(seed, "test limit", "unseen"))]
 
 
 def _of_users(data: DataSet, part: np.ndarray) -> np.ndarray:

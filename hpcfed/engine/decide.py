@@ -21,7 +21,7 @@ from hpcfed.core.shapes import describe_shape
 from hpcfed.data import datasets, modalities
 from hpcfed.data.dataset import DataSet, from_arrays, to_arrays
 from hpcfed.data.modalities import Held
-from hpcfed.data.partition import Partition, split
+from hpcfed.data.partition import Partition, split, unseen_tests
 from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import adapted, changed_code, checks, folder, job_warnings, on_round
@@ -127,8 +127,9 @@ def decide(job: Job, data: DataSet, other: DataSet | None = None) -> World:
         else None,
         checksums,
         run_id,
-        shift=job.data.shift,
+        shift=job.shift,
         seed=job.seed,
+        unseen=unseen_rows(job, data),
     )
     rehearse(job, decided)
     return replace(decided, warnings=(*job_warnings.warnings(job, decided), *changes))
@@ -148,7 +149,8 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
     if data.name == "synthetic":
         return population(job), ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
-    partition = split(data, settings, job.clients, job.seed)
+    unseen = job.evaluate.unseen if job.unseen_degrees is None else ""
+    partition = split(data, settings, job.clients, job.seed, unseen)
     share, labels = job.evaluate.validation, data.strata
     if not share:
         return partition, ()
@@ -163,6 +165,14 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
         )
     train, validation = zip(*parts, strict=True)
     return Partition(train, partition.test, partition.public), validation
+
+
+def unseen_rows(job: Job, data: DataSet) -> np.ndarray | None:
+    """Return the rows of the test split that are of the unseen domain; None if there is none."""
+    if not job.evaluate.unseen:
+        return None
+    domain = job.evaluate.unseen if job.unseen_degrees is None else ""
+    return unseen_tests(data, job.data, domain, job.seed)
 
 
 def public_rows(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.algorithms.base import Method, architecture
+from hpcfed.algorithms.base import Method, architecture, has_server_model, score_common
 from hpcfed.core import rng
 from hpcfed.engine.round_record import Row
 from hpcfed.engine.run_metrics import Metrics, Scores
-from hpcfed.training.evaluate import NONE, Score, draws, score
+from hpcfed.training.evaluate import NONE, Predict, Score, draws, score, score_unseen
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
+SERVER = -1  # stands for the server's model among scores by client
 EVERYBODY = 1_000  # largest number of clients of which evaluate.clients = "auto" evaluates all
 
 
@@ -181,6 +182,39 @@ class Evaluation:
         row = self.metrics.row(ids, measured, scores)
         return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
+    def unseen(self, ks: Iterable[int], state: State) -> dict[int, float]:
+        """Return the scores on the domain on which no client trains, by client; collective.
+
+        If the server has one complete model it is that of this model, under the key
+        SERVER. Else each of these clients is scored, with its own model, or
+        with what it would receive if clients keep nothing.
+        """
+        fed, test = self.fed, self.fed.data.unseen
+        if test is None:
+            return {}
+        if has_server_model(self.algorithm, fed):
+            mine = test.pick(np.arange(fed.comm.rank, len(test), fed.comm.size))
+            return {SERVER: score_common(self.algorithm, fed, state, test=mine)}
+        scores = {}
+        for client in self._mine(ks):
+            with self._visit(client.id), client.borrowed():
+                if fed.store.stateless:
+                    self._receive(client, state)
+                with self._predictor(client, state) as predict:
+                    scores[client.id] = score_unseen(fed, client, predict)
+        return fed.comm.gather(scores)
+
+    def unseen_row(self, ids: np.ndarray, scores: Mapping[int, float]) -> Row:
+        """Return the columns of the scores of `unseen`: their mean, and those of these clients."""
+        if self.fed.data.unseen is None:
+            return {}
+        name = f"{self.fed.task.main}_unseen"
+        finite = [value for value in scores.values() if np.isfinite(value)]
+        row: Row = {f"rounds/{name}": float(np.mean(finite)) if finite else float("nan")}
+        if scores and SERVER not in scores:
+            row[f"clients/{name}"] = np.array([scores.get(k, np.nan) for k in ids.tolist()])
+        return row
+
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Store the new scores of a round's record."""
         # a metric may be undefined for a client that has a loss
@@ -277,12 +311,18 @@ class Evaluation:
         validate: also score the examples that the client holds out.
         Changes of the model that the prediction needs are undone.
         """
+        with self._predictor(client, state) as predict:
+            return score(self.fed, client, predict, validate)
+
+    @contextmanager
+    def _predictor(self, client: Client, state: State) -> Iterator[Predict]:
+        """Yield the function by which the client predicts with its present model."""
         if self.independent:
-            return score(self.fed, client, client.model, validate)
+            yield client.model
+            return
         with client.borrowed(), draws(self.fed, client):
             server_state = self.state_of(client.id, state)
-            predict = self.algorithm.predictor(self.fed, client, server_state)
-            return score(self.fed, client, predict, validate)
+            yield self.algorithm.predictor(self.fed, client, server_state)
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:

@@ -336,6 +336,7 @@ class Rounds:
             received = evaluation.received(opened.judged, state, evaluation.validates_received)
         if evaluation.validates_received:
             received, validated = received if evaluate.received else {}, received
+        unseen = evaluation.unseen(opened.judged, state) if due else {}
         values = {common_name(fed): float("nan")}
         if due:
             values |= self.algorithm.columns(fed, state)
@@ -360,6 +361,7 @@ class Rounds:
         if due:
             evaluation.fill_in(record.ids, record.columns)
         row = self.recorder.row(record, cohort, failures)
+        row |= evaluation.unseen_row(record.ids, unseen)
         row |= evaluation.measure(record.ids, record.columns, phases, validated, due)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}

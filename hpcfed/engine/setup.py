@@ -13,6 +13,7 @@ import torch
 from hpcfed.clients.client import Client, Clients, LazyClient, Shard, concat_shards
 from hpcfed.clients.store import ClientStore
 from hpcfed.core.architecture import Architecture
+from hpcfed.data.shift import Change
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.transforms import install
 from hpcfed.machine import speeds
@@ -79,6 +80,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
             group_names=data.group_names,
             mean=data.mean,
             std=data.std,
+            unseen=unseen_tests(job, world, device),
         ),
         device=device,
         gpu_memory=choice.share,
@@ -90,6 +92,17 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         fed.warnings.say(choice.warning)
     install(fed)
     return fed
+
+
+def unseen_tests(job: Job, world: World, device: torch.device) -> Shard | None:
+    """Return the test examples of the domain on which no client trains; None if there is none."""
+    if world.unseen is None:
+        return None
+    test, rows = world.data.test, world.unseen
+    if job.unseen_degrees is None:
+        return Shard(test.x, test.y, rows, device)
+    images = Change(degrees=job.unseen_degrees)(test.x, rows, job.seed, "test")
+    return Shard(images, test.y[rows], np.arange(len(rows)), device)
 
 
 def weighted_task(

@@ -46,6 +46,7 @@ class World:
     checksums: of the files of weights that models start from, by architecture.
     run_id: the identity of the run that is resumed; "": a new one.
     shift: how the images of clients differ.  seed: of the run.
+    unseen: rows of the test split in the domain on which no client trains; None: there is none.
     warnings: about job and data, one line each.
     """
 
@@ -66,6 +67,7 @@ class World:
     warnings: tuple[str, ...] = ()
     shift: Shift = field(default_factory=Shift)
     seed: int = 0
+    unseen: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,6 +157,7 @@ class World:
             "edges": edges and dict(vars(edges)),
             "checksums": dict(self.checksums),
             "run_id": self.run_id,
+            "unseen": self.unseen,
             "warnings": self.warnings,
         }
 
@@ -175,7 +178,7 @@ class World:
             "costs": expand(tree["costs"], job.clients),
             "profiles": Profiles(**profiles),
             "folder": Path(tree["folder"]),
-            "shift": job.data.shift,
+            "shift": job.shift,
             "seed": job.seed,
             "held": modalities and Held(*(from_codes(one, job.clients) for one in modalities)),
             "edges": edges and EdgeMap(**edges),

@@ -53,6 +53,7 @@ class SharedData:
     metrics: names of the measures that evaluation computes, the main one first.
     groups: [n], the group of each example of the full test split; None: they are not grouped.
     group_names: names of the groups.
+    unseen: test examples of the domain on which no client trains, all of them on each rank.
     """
 
     public: Shard
@@ -63,6 +64,7 @@ class SharedData:
     metrics: tuple[str, ...] = ("accuracy",)
     groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
+    unseen: Shard | None = None
 
 
 @dataclass

@@ -200,10 +200,23 @@ def measures_of(metric: str) -> dict[str, Measure]:
         for name, one in MODELS.items()
         if name != "before"
     }
-    measures = {"last": means["last"], "best": best, **means, **pooled}
+    other = Measure(
+        f"{title} on the domain on which no client trains (evaluate.unseen), of the server's model "
+        f"in the last round, or {OVER} of their models",
+        partial(unseen, metric),
+    )
+    measures = {"last": means["last"], "best": best, **means, **pooled, "unseen": other}
     share, high = is_share(metric), is_high(metric)
     scaled = {name: replace(one, share=share, high=high) for name, one in measures.items()}
     return scaled | fairness_measures(metric, means) | group_measures(metric)
+
+
+def unseen(metric: str, record: Record) -> Numbers:
+    """Return the score on the domain on which no client trains."""
+    if f"rounds/{metric}_unseen" not in record.columns:
+        return None, None
+    score = summary.unseen(record, metric)
+    return score["mean"], score["std"]
 
 
 def last(metric: str, models: Scored, number: str, record: Record) -> Numbers:

@@ -63,6 +63,7 @@ def facts(record: Record) -> dict[str, Any]:
     final, final_received: the same of own models and received ones after the method's final step.
     best: the round with the best mean; it is chosen by test data, so it is optimistic.
     groups: with evaluate.groups, the metrics by group with their intervals, by phase.
+    unseen: with evaluate.unseen, the domain, and the score on it.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
     traffic: bytes.
@@ -77,7 +78,30 @@ def facts(record: Record) -> dict[str, Any]:
         "metrics": {name: metric(record, name) for name in metrics(record)},
         "traffic": traffic(record),
         "time": time(record),
-    } | ({"groups": by_group} if (by_group := groups.facts(record)) else {})
+    } | more_facts(record)
+
+
+def more_facts(record: Record) -> dict[str, Any]:
+    """Return the numbers of `facts` that not every run has."""
+    more = {"groups": groups.facts(record)}
+    if f"rounds/{main_metric(record)}_unseen" in record.columns:
+        more["unseen"] = unseen(record, main_metric(record))
+    return {name: value for name, value in more.items() if value}
+
+
+def unseen(record: Record, name: str) -> dict[str, Any]:
+    """Return the score on the domain on which no client trains, in the last evaluated round.
+
+    It is that of the server's model, with no deviation, or the mean over clients' models.
+    """
+    scores = summary_statistics(last(record, f"clients/{name}_unseen"))
+    scored = by_round(record, f"{name}_unseen")
+    return {
+        "domain": record.header["job"]["evaluate"]["unseen"],
+        "mean": number(scored[np.isfinite(scored)]),
+        "std": scores["std"],
+        "clients": scores["clients"] or None,
+    }
 
 
 def main_facts(record: Record) -> dict[str, Any]:
@@ -262,6 +286,10 @@ def main_table(results: dict[str, Any], whose: str, metric: str) -> Table:
     pooled = results["metrics"][metric]["pooled"]
     if pooled is not None:
         cells.insert(1, ("  pooled over all test examples", show(pooled), "", ""))
+    if other := results.get("unseen"):
+        whose = "own models" if other["clients"] else "the server's model"
+        row = (show(other["mean"]), show(other["std"]), other["clients"] or "")
+        cells.append((printable(f"unseen domain {other['domain']}, {whose}"), *row))
     cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
     return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
 

@@ -86,13 +86,22 @@ def score(fed: Federation, client: Client, predict: Predict, validate: bool = Fa
         )
 
 
-def common(fed: Federation, predict: Predict) -> float:
+def score_unseen(fed: Federation, client: Client, predict: Predict) -> float:
+    """Return the main metric of the client's present model on the domain that no client has."""
+    assert fed.data.unseen is not None
+    with fed.clock("evaluate"), draws(fed, client, "evaluate"):
+        client.model.eval()
+        return measure(fed, predict, fed.data.unseen).metric
+
+
+def common(fed: Federation, predict: Predict, test: Shard | None = None) -> float:
     """Return the main metric of the pooled client's model on the full test split; collective.
 
+    test: this rank's part of other examples, to be scored instead.
     It is the same for any number of ranks. A model that draws answers each example by itself, from
     a stream of the example's own.
     """
-    test, task = fed.data.test, fed.task
+    test, task = test or fed.data.test, fed.task
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         with rng.scoped(fed.seed, "evaluate", "common", device=fed.device) as has_drawn:

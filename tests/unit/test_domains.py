@@ -6,16 +6,28 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.nn.functional import interpolate
 
+from hpcfed.algorithms.base import score_common
+from hpcfed.clients.client import Shard
 from hpcfed.comm import Serial
 from hpcfed.config.load import load as load_job
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import domains
 from hpcfed.data.dataset import Reading
 from hpcfed.data.datasets import load
+from hpcfed.data.shift import Change
 from hpcfed.engine.decide import world
 from hpcfed.engine.describe import client_names
+from hpcfed.engine.run import run_here
+from hpcfed.report.measures import measures_of
+from hpcfed.results import summary
+from hpcfed.results.trained.sources import CPU
+from hpcfed.storage import results
+from hpcfed.training.evaluate import measure
+from tests.contract import toy
+from tests.threads import spmd
 
 pytestmark = pytest.mark.quick
 FORMS = {  # of the files that stand in for those of torchvision: shape of an image
@@ -157,9 +169,105 @@ def test_domains_of_other_data_are_those_that_are_named(root: Path, tmp_path: Pa
         (("--data.domains", "mnist,svnh"), "no domain 'svnh'; did you mean 'svhn'"),
         (("--data.clients_per_domain", "2"), "clients_per_domain = 2, but the job has 5 clients"),
         (("--data.partition", "iid", "--data.clients_per_domain", "5"), "has no effect"),
-        (("--data.name", "digits", "--data.domains", "a"), "digits names no natural clients"),
+        (("--data.name", "digits", "--data.domains", "a"), "digits does not name the natural cli"),
     ],
 )
 def test_domains_that_cannot_be_are_refused(root: Path, flags, message):
     with pytest.raises(ConfigError, match=message):
         world(job(root, "--clients", "5", *flags), Serial())
+
+
+# ---- a domain on which no client trains ----
+
+
+def test_no_client_has_examples_of_the_unseen_domain(root: Path):
+    for partition in ("natural", "iid"):
+        unseen = ("--evaluate.unseen", "usps", "--clients", "4", "--data.public", "50")
+        decided = world(job(root, "--data.partition", partition, *unseen), Serial())
+        data, rows = decided.data, decided.rows
+        assert (data.train.users[[*rows.everything, *rows.public]] != 2).all()
+        assert len(rows.everything) == 4 * 80 - 50
+        assert (data.test.users[np.concatenate(rows.test)] != 2).all()
+        assert decided.unseen.tolist() == np.flatnonzero(data.test.users == 2).tolist()
+    natural = job(root, *unseen)
+    others = [domain for domain in domains.DOMAINS if domain != "usps"]
+    assert client_names(natural, world(natural, Serial())) == others
+    limited = world(job(root, *unseen, "--data.test_limit", "10"), Serial())
+    assert len(limited.unseen) == 10
+
+
+def unseen_job(method: str, *flags: str):
+    """Clients of the toy world at three angles, of which one is unseen."""
+    angles = ("--data.shift.degrees", "0,30,60", "--evaluate.unseen", "60", "--clients", "4")
+    return toy.job(method, *angles, "--data.partition", "iid", *flags)
+
+
+def test_the_servers_model_is_scored_on_the_unseen_angle():
+    settings = unseen_job("fedavg", "--models.mix", "mlp")
+    rounds, rows = toy.start(Serial(), settings), []
+    while not rounds.over:
+        rows.append(rounds.step()[0])
+    decided = world(settings, Serial())
+    assert settings.shift.degrees == (0, 30) and len(decided.unseen) == len(decided.data.test.y)
+    images = Change(degrees=60)(decided.data.test.x, decided.unseen, 0, "test")
+    shard = Shard(images, decided.data.test.y, np.arange(len(images)), CPU)
+    score = score_common(settings.algorithm, rounds.fed, rounds.state, test=shard)
+    assert rows[-1]["rounds/accuracy_unseen"] == score and "clients/accuracy_unseen" not in rows[-1]
+    assert score != score_common(settings.algorithm, rounds.fed, rounds.state)
+
+
+def test_without_a_servers_model_each_client_is_scored_on_the_unseen_angle():
+    settings = unseen_job("local", "--models.mix", "mlp,cnn")
+    rounds = toy.start(Serial(), settings)
+    while not rounds.over:
+        row = rounds.step()[0]
+    fed, expected = rounds.fed, []
+    for client in fed.clients.values():
+        client.model.eval()
+        expected.append(measure(fed, client.model, fed.data.unseen).metric)
+    assert row["clients/accuracy_unseen"].tolist() == expected
+    assert row["rounds/accuracy_unseen"] == np.mean(expected)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "ditto"])
+def test_ranks_do_not_matter_to_the_unseen_domain_and_it_changes_nothing(method: str):
+    settings = unseen_job(method, "--models.mix", "mlp")
+    plain = unseen_job(
+        method, "--models.mix", "mlp", *("--data.shift.degrees", "0,30"), *("--evaluate.unseen", "")
+    )
+    alone = toy.run(Serial(), settings)
+    for outcome in spmd(3, lambda comm: toy.run(comm, settings)):
+        assert toy.differences(outcome, alone) == []
+    assert toy.differences(toy.run(Serial(), plain).state, alone.state) == []
+    assert np.isfinite([row["rounds/accuracy_unseen"] for row in alone.rows]).all()
+
+
+def test_the_summary_and_tables_have_the_score_on_the_unseen_domain(root: Path, tmp_path: Path):
+    flags = (*("--clients", "4"), *("--evaluate.unseen", "mnist-m"), *("--rounds", "1"))
+    settings = job(root, *flags, "--models.mix", "mlp", "--out", str(tmp_path / "run"), "--quiet")
+    assert run_here(settings, Serial()) == (0, None)
+    record = results.load(tmp_path / "run")
+    score = float(record.columns["rounds/accuracy_unseen"][-1])
+    number = {"domain": "mnist-m", "mean": score, "std": None, "clients": None}
+    assert summary.facts(record)["unseen"] == number
+    assert measures_of("accuracy")["unseen"].of(record) == (score, None)
+    console = Console(width=120, record=True)
+    console.print(summary.render(record))
+    text = console.export_text()
+    assert "unseen domain mnist-m, the server's model" in text and f"{score:.4f}" in text
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--evaluate.unseen", "uspss"), "no natural client 'uspss'; did you mean 'usps'"),
+        (("--data.name", "digits", "--evaluate.unseen", "a"), "does not name the natural clients"),
+        (("--data.shift.degrees", "0,15", "--evaluate.unseen", "30"), "one of several angles"),
+        (("--data.shift.degrees", "15", "--evaluate.unseen", "15"), "one of several angles"),
+        (("--data.shift.degrees", "0,15", "--evaluate.unseen", "usps"), "one of several angles"),
+        (("--data.partition_file", "p.h5", "--evaluate.unseen", "usps"), "remove one of them"),
+    ],
+)
+def test_an_unseen_domain_that_cannot_be_is_refused(root: Path, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        world(job(root, "--clients", "4", *flags), Serial())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcfed.algorithms.base import architecture, is_plain, keeps_weights, shares_all
+from hpcfed.algorithms.base import architecture, has_server_model, keeps_weights
 from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
@@ -102,8 +102,7 @@ class Saved:
     @property
     def has_common(self) -> bool:
         """Whether the server has one complete model, which every client would receive."""
-        alike = len(set(self.fed.architectures)) == 1
-        return alike and shares_all(self.method, self.fed) and is_plain(self.method, "columns")
+        return has_server_model(self.method, self.fed)
 
     def common(self) -> Trained:
         """Return the global model. Raises ConfigError if the method has none."""
