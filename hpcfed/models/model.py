@@ -44,6 +44,11 @@ class NoHead(nn.Identity):
         return super().__getattr__(name)
 
 
+def in_head(name: str) -> bool:
+    """Return whether the tensor of this name belongs to the head of a `Model`."""
+    return name.startswith("head.")
+
+
 class Model(nn.Module):
     """A body and a head: [n, *shape] -> representation [n, d] -> logits [n, C].
 

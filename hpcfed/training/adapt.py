@@ -22,6 +22,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.data.sampling import even_parts
+from hpcfed.models.model import in_head
 from hpcfed.training import infer
 from hpcfed.training.batches import inputs
 from hpcfed.training.local import LocalSteps
@@ -65,11 +66,6 @@ def adapt(fed: Federation, client: Client, t: int) -> None:
         for x, y in steps:
             steps.learn(loss, x, y)
     client.model.eval()
-
-
-def in_head(name: str) -> bool:
-    """Return whether a tensor belongs to the head."""
-    return name.startswith("head.")
 
 
 def plain(task: Task, model: Model, x: Any, y: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload, 
 from hpcfed.algorithms.base import PLAIN_GRADIENT
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.config.conditions import Unused, above, field, other_than, unless
+from hpcfed.models.model import in_head
 from hpcfed.training.local import gradient, learning_rate
 
 
@@ -78,7 +79,7 @@ class IFCA(RoundBased):
 
     def of_cluster(self, name: str) -> bool:
         """Return whether each cluster has its own tensor of this name."""
-        return not self.share_body or name.startswith("head.")
+        return not self.share_body or in_head(name)
 
     def first(self, fed: Federation, m: int) -> Params:
         """Return the initial model of cluster m."""

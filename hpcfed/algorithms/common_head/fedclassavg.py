@@ -29,6 +29,7 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Model, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused, field, unless
+from hpcfed.models.model import in_head
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
 
@@ -90,7 +91,7 @@ class FedClassAvg(RoundBased):
         return not self.pretrain_epochs or self.share == "all"
 
     def shared(self, name: str) -> bool:
-        return self.averaging and (self.share == "all" or name.startswith("head."))
+        return self.averaging and (self.share == "all" or in_head(name))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         if self.contrastive:
@@ -99,7 +100,7 @@ class FedClassAvg(RoundBased):
             )
         else:
             value = super().loss(client, state, model, x, y)
-        head = state.pick(lambda name: name.startswith("head."))
+        head = state.pick(in_head)
         return value + self.rho * self.regulariser(model, head) if self.rho and head else value
 
     def regulariser(self, model: Model, head: Params) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused, field
+from hpcfed.models.model import in_head
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.server import fit
 
@@ -56,7 +57,7 @@ class FedGH(RoundBased):
     """Class means in one step of the server."""
 
     def shared(self, name: str) -> bool:
-        return name.startswith("head.")
+        return in_head(name)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)

@@ -17,6 +17,7 @@ auxiliary losses on representations are left out, as in its experiments on feder
 from typing import ClassVar
 
 from hpcfed import Guide, RoundBased
+from hpcfed.models.model import in_head
 
 
 class LGFedAvg(RoundBased):
@@ -31,4 +32,4 @@ class LGFedAvg(RoundBased):
     accepts: ClassVar[str] = "a common head"
 
     def shared(self, name: str) -> bool:
-        return name.startswith("head.")
+        return in_head(name)

@@ -20,18 +20,14 @@ its neighbours' models and sends its own to each of them, and its work. A round 
 slowest client's step. Steps without averaging exchange nothing.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
-
-from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload
-from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
-from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.algorithms.decentralised.topology import among
-from hpcfed.config.conditions import Unused
+from hpcfed import Client, Federation, Guide, Params, RoundBased
+from hpcfed.algorithms.decentralised.mixing import add_step
+from hpcfed.algorithms.decentralised.peers import PeersInStep
 
 
-class DSGD(Peers, RoundBased):
+class DSGD(PeersInStep, RoundBased):
     """Synchronous decentralised SGD; links have the weights, not numbers of examples."""
 
     guide = Guide(
@@ -40,45 +36,16 @@ class DSGD(Peers, RoundBased):
         won="networks of low bandwidth or high latency",
     )
 
-    unused: ClassVar[Unused] = {
-        "weighting": "averages are weighted by links",
-    }
-
-    weights: Literal["metropolis", "uniform"] = "metropolis"
-    """Weights of neighbours; uniform is doubly stochastic only if all clients have equally many.
-    """
     order: Literal["together", "average-first", "step-first"] = "together"
     """The local step is computed at the old model, or at the averaged one, or models are averaged
     after it.
     """
 
-    def rows(self, fed: Federation, cohort: list[int]) -> np.ndarray:
-        """Return the weights with which the cohort's clients average, [K, K]."""
-        return (metropolis if self.weights == "metropolis" else uniform)(
-            among(self.links(fed), cohort)
-        )
-
-    def average(self, fed: Federation, cohort: list[int]) -> dict[int, Params]:
-        """Return the models of this rank's clients, averaged with their neighbours'; collective."""
-        links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
-        # a client that fails leaves its neighbours with fewer receivers: after an exchange their
-        # turns are done again then
-        fed.exchange.wait("links")
-        sent = fed.run(
-            cohort, lambda client: Upload(client.params(), receivers=int(links[client.id].sum()))
-        )
-
-        def received(i: int, j: int, model: Params) -> Params:
-            client = fed.clients[i]
-            return client.params() if i == j else fed.down(client, model)
-
-        return mix({k: rows[k] for k in sent}, fed.each(sent), received)
-
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         averages, self_weight = self.averages(t), self.rows(fed, cohort).diagonal()
         mixed: dict[int, Params] = {}
         if averages and self.order != "step-first":
-            mixed = self.average(fed, cohort)
+            mixed = self.exchange(fed, cohort, Client.params)
 
         def step(client: Client) -> None:
             if self.order == "average-first":
@@ -95,6 +62,6 @@ class DSGD(Peers, RoundBased):
 
         fed.run(cohort, step)
         if averages and self.order == "step-first":
-            for k, value in self.average(fed, cohort).items():
+            for k, value in self.exchange(fed, cohort, Client.params).items():
                 fed.clients[k].load(value)
         return state

@@ -1,15 +1,17 @@
 """Base class of methods without a server, with rounds or with events."""
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from hpcfed import Client, EventBased, Federation, Mean, Params, Share
+from hpcfed import Client, EventBased, Federation, Mean, Params, Share, Upload
 from hpcfed.algorithms.base import score_server
-from hpcfed.algorithms.decentralised.topology import Topology, graph
-from hpcfed.config.conditions import field
+from hpcfed.algorithms.decentralised.mixing import metropolis, mix, uniform
+from hpcfed.algorithms.decentralised.topology import Topology, among, graph
+from hpcfed.config.conditions import Unused, field
 from hpcfed.config.sections import Section
 
 
@@ -53,7 +55,11 @@ class Peers(Section):
         How many neighbours are in the cohort is known in the round only; events have no cohort.
         """
         others = fed.K if isinstance(self, EventBased) else fed.cohort_size
-        return (min(int(self.links(fed)[k].sum()), others - 1) * fed.shapes().nbytes,) * 2
+        return (min(int(self.links(fed)[k].sum()), others - 1) * self.message_bytes(fed),) * 2
+
+    def message_bytes(self, fed: Federation) -> int:
+        """Return the bytes of a message to one neighbour: by default of a model."""
+        return fed.shapes().nbytes
 
     def init(self, fed: Federation) -> Params:
         """Give all clients the initial weights of client 0.
@@ -80,6 +86,45 @@ class Peers(Section):
             )
         numbers = {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
         return numbers | score_server(fed, fed.architectures[0], mean)
+
+
+class PeersInStep(Peers):
+    """Peers that exchange messages in rounds, and average what they receive by weights of links."""
+
+    unused: ClassVar[Unused] = {
+        "weighting": "averages are weighted by links",
+    }
+
+    weights: Literal["metropolis", "uniform"] = "metropolis"
+    """Weights of neighbours; uniform is doubly stochastic only if all clients have equally many.
+    """
+
+    def rows(self, fed: Federation, cohort: list[int]) -> np.ndarray:
+        """Return the weights with which the cohort's clients average, [K, K]."""
+        return (metropolis if self.weights == "metropolis" else uniform)(
+            among(self.links(fed), cohort)
+        )
+
+    def exchange(
+        self, fed: Federation, cohort: list[int], message: Callable[[Client], Params]
+    ) -> dict[int, Params]:
+        """Return the means, float64, of each client's and its neighbours' messages; collective.
+
+        message: of a client, which its turn does not change.  The result is of this rank's clients.
+        """
+        links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
+        # a client that fails leaves its neighbours with fewer receivers: after an exchange their
+        # turns are done again then
+        fed.exchange.wait("links")
+        sent = fed.run(
+            cohort, lambda client: Upload(message(client), receivers=int(links[client.id].sum()))
+        )
+
+        def received(i: int, j: int, value: Params) -> Params:
+            client = fed.clients[i]
+            return message(client) if i == j else fed.down(client, value)
+
+        return mix({k: rows[k] for k in sent}, fed.each(sent), received)
 
 
 def consensus(fed: Federation) -> Params:

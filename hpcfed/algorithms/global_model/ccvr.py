@@ -32,6 +32,7 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload, rng
 from hpcfed.config.conditions import field
+from hpcfed.models.model import in_head
 from hpcfed.training.infer import represent
 from hpcfed.training.server import fit
 
@@ -133,7 +134,7 @@ class CCVR(RoundBased):
 
         head = fit(
             fed,
-            state.pick(lambda name: name.startswith("head.")),
+            state.pick(in_head),
             loss,
             torch.from_numpy,
             len(labels),

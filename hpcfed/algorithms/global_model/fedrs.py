@@ -16,17 +16,18 @@ preset `authors`, scales by how many examples a class has (form = "graded"). Its
 gradients and its minimum of 5 local batches are not implemented.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import Client, Federation, Guide, Mean, Model, Params, RoundBased, Share, Upload
+from hpcfed import Guide, Share
+from hpcfed.algorithms.global_model.calibrated import Calibrated
 from hpcfed.config.conditions import field, other_than
 
 
-class FedRS(RoundBased):
+class FedRS(Calibrated):
     """FedAvg with restricted softmax; alpha = 1 is FedAvg, bit for bit.
 
     Evaluation scales nothing.
@@ -47,16 +48,11 @@ class FedRS(RoundBased):
     by their number of examples.
     """
 
-    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        return client.task.loss(model(x) * state["scale"], y)
+    def calibration(self, counts: np.ndarray) -> Tensor:
+        return scale(counts, self.alpha, self.form)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
-        download = fed.down(client, state)
-        self.receive(client, download)
-        factors = scale(fed.label_counts[client.id], self.alpha, self.form)
-        scales = Params(scale=factors.to(fed.device))  # never sent
-        self.train(fed, client, scales, t)
-        return Upload(Mean.of(client.params(), self.weight(client)), relative_to=download)
+    def calibrate(self, logits: Tensor, calibration: Tensor) -> Tensor:
+        return logits * calibration
 
 
 def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -> Tensor:

@@ -31,7 +31,12 @@ from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Share, Upload
 from hpcfed.algorithms.base import warn_of_short_run
-from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
+from hpcfed.algorithms.global_model.moments import (
+    Decay,
+    direction,
+    second_moment,
+    step_with_momentum,
+)
 from hpcfed.config.conditions import Unused, below, field, unless
 
 
@@ -113,15 +118,13 @@ class Reptile(RoundBased):
 
     def first(self, state: State, mean: Params) -> State:
         """Return the state after a step of the server in phase 1."""
-        m = self.first_momentum * state.m + change(state, mean)
-        if not self.first_momentum and self.first_lr == 1:
-            return State(mean, m, state.v, state.steps)
-        x = state.x.pick(m.__contains__) + self.first_lr * m
-        return State(Params({**mean, **x}), m, state.v, state.steps)
+        x, m = step_with_momentum(state.x, state.m, mean, self.first_momentum, self.first_lr)
+        return State(x, m, state.v, state.steps)
 
     def second(self, state: State, mean: Params) -> State:
         """Return the state after a step of the server in phase 2, whose moments begin at 0."""
-        step, k = change(state, mean), int(state.steps) + 1
+        step = mean.pick(state.m.__contains__) - state.x
+        k = int(state.steps) + 1
         if self.server_optimiser == "sgd":
             x = state.x.pick(step.__contains__) + self.server_lr * step
             x = mean if self.server_lr == 1 else Params({**mean, **x})
@@ -132,8 +135,3 @@ class Reptile(RoundBased):
         rate = self.server_lr * (1 - self.b2**k) ** 0.5 / (1 - self.b1**k)
         params = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
         return State(Params({**mean, **params}), m, v, state.steps + 1)
-
-
-def change(state: State, mean: Params) -> Params:
-    """Return the mean change of the clients' parameters."""
-    return Params({n: mean[n] - state.x[n] for n in state.m})

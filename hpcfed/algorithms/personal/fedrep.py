@@ -23,6 +23,7 @@ from pydantic import NonNegativeInt
 
 from hpcfed import Client, Federation, Guide, Mean, Params, RoundBased, Upload
 from hpcfed.config.conditions import Unused
+from hpcfed.models.model import in_head
 
 
 class FedRep(RoundBased):
@@ -51,7 +52,7 @@ class FedRep(RoundBased):
     """Epochs in which all clients train their heads after the last round."""
 
     def shared(self, name: str) -> bool:
-        return self.personal == "none" or not name.startswith("head.")
+        return self.personal == "none" or not in_head(name)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Upload:
         download = fed.down(client, state)
@@ -68,8 +69,7 @@ class FedRep(RoundBased):
     ) -> None:
         """Train only the head, for these epochs."""
         if epochs:
-            only = lambda name: name.startswith("head.")  # noqa: E731
-            self.train(fed, client, received, t, epochs=epochs, only=only, phase=phase)
+            self.train(fed, client, received, t, epochs=epochs, only=in_head, phase=phase)
 
     def finish(self, fed: Federation, state: Params, t: int) -> Params:
         for client in fed.mine(range(fed.K)):

@@ -43,6 +43,7 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide, Job, LocalSteps, Model, Params, RoundBased, Upload
 from hpcfed.algorithms.base import OWN_LOSS, warn_of_short_run
 from hpcfed.config.conditions import Unused, field, other_than
+from hpcfed.models.model import in_head
 
 FLOOR = 1e-7  # lower bound of the eigenvalues of Sigma
 
@@ -108,12 +109,12 @@ class MOCHA(RoundBased):
         if self.relations == "learned":
             never = "Sigma stays the identity, so that clients learn alone"
             warn_of_short_run(fed, "sigma_rounds", never, begins=self.sigma_rounds - 1)
-        size = sum(v.numel() for v in fed.shapes(of_head).values())
+        size = sum(v.numel() for v in fed.shapes(in_head).values())
         options: dict[str, Any] = {"dtype": torch.float64, "device": fed.device}
         return State(
             torch.zeros(fed.K, size, **options),
             torch.eye(fed.K, **options) / fed.K,
-            fed.initial(lambda name: not of_head(name)),
+            fed.initial(lambda name: not in_head(name)),
         )
 
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
@@ -127,7 +128,7 @@ class MOCHA(RoundBased):
         return (1 - signs * out).clamp(min=0).sum(1).mean()
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Upload:
-        download = fed.down(client, self.offer(fed, client, state).pick(of_head))
+        download = fed.down(client, self.offer(fed, client, state).pick(in_head))
         self.receive(client, Params({**state.body, **download}))  # the body is known from the start
         constants = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
         sigma, rho = fed.down(client, constants).tolist()
@@ -175,11 +176,6 @@ class MOCHA(RoundBased):
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         return {}  # there is no common model
-
-
-def of_head(name: str) -> bool:
-    """Return whether a tensor belongs to the linear model."""
-    return name.startswith("head.")
 
 
 def features(model: Model, x: Any) -> np.ndarray:

@@ -44,6 +44,7 @@ from hpcfed.algorithms.public_data.kernels import (
     send_kernel,
 )
 from hpcfed.config.conditions import Unused, field
+from hpcfed.models.model import in_head
 from hpcfed.models.variants import name_variant
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
@@ -130,7 +131,7 @@ class HeteroSSFL(RoundBased):
             t,
             fit_head,
             data=Paired(client.train, z, with_labels=True),
-            only=lambda name: name.startswith("head."),
+            only=in_head,
             epochs=self.probe_epochs,
             phase="probe",
             counted=False,
