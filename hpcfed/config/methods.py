@@ -241,7 +241,14 @@ ALGORITHMS = {
     ),
     **methods(
         "personal",
+        fedper=("FedPer", "a common body, personal heads", "arivazhagan2019"),
         fedrep=("FedRep", "a common body, personal heads, trained in turn", "collins2021"),
+        fedbabu=(
+            "FedBABU",
+            "a common body for a random head; personal after fine-tuning",
+            "oh2022fedbabu",
+        ),
+        fedbn=("FedBN", "all but batch normalisation is common", "li2021fedbn"),
         perfedavg=("PerFedAvg", "an initial model that one step adapts", "fallah2020"),
         pfedme=("PFedMe", "personal models near a common one", "dinh2020"),
         waffle=(

@@ -42,6 +42,7 @@ LEARNABLE = (  # three clients with examples of all classes
     *("--participation", "1", "--rounds", "4", "--local.batch", "8"),
 )
 FASTER = {  # neutral settings where those of toy.toml do not serve
+    "dsgt": ("--local.lr", "0.05"),
     "fedsgd": ("--local.lr", "0.2"),
     "scaffold": ("--local.lr", "0.1"),
     "fednova": ("--local.lr", "0.1"),
@@ -56,7 +57,7 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
 COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
 # methods whose server gets each upload by itself; those of the others are added up on the way
 GATHERED = (
-    *("cyclic", "dsgd", "fedgh", "fedgkt", "fedma", "fedzkt", "ktpfl", "mocha", "pfedhr"),
+    *("cyclic", "dsgd", "dsgt", "fedgh", "fedgkt", "fedma", "fedzkt", "ktpfl", "mocha", "pfedhr"),
     *("pfedknow", "pfnm", "tkm"),
 )
 TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both

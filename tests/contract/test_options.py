@@ -100,7 +100,9 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.lam_small",
     "algorithm.lam_large",
     "algorithm.adapt",  # a proxy that became worse
+    "algorithm.norms",  # no model here has group or layer normalisation
     "algorithm.final_epochs",  # after the last round, which is not part of a toy run
+    "algorithm.final_part",
     "algorithm.final_samples",
     "algorithm.final_balance",
     "algorithm.final_lr",
@@ -131,6 +133,8 @@ SMALL_SETS = (  # of few examples
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
     "central": ("--data.train_limit", "38"),  # in 36 pooled examples all classes are equally many
     "dsgd": STAR,
+    "dsgt": STAR,
+    "fedexp": ("--data.alpha", "0.01", "--local.epochs", "3"),
     "fedtype": SMALL_SETS,
     "fedcovid": ("--algorithm.large", "1", "--algorithm.warmup", "1", "--local.epochs", "2"),
     "harmony": (*SENSES, "--models.mix", "mean", "--algorithm.stage1_rounds", "1"),

@@ -47,6 +47,7 @@ MIXES = {
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
+    "dsgt": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
     "fedbuff": ("--algorithm.K", "2"),
