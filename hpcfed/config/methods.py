@@ -115,7 +115,14 @@ ALGORITHMS = {
             "FedAvg that moves part of the way to the mean; +WS by examples",
             "long2023",
         ),
+        fedavgm=("FedAvgM", "FedAvg whose server has momentum", "hsu2019"),
         fedopt=("FedOpt", "the server steps by Adam, Yogi or Adagrad", "reddi2021"),
+        fedexp=(
+            "FedExP",
+            "the server extrapolates, the further the more updates differ",
+            "jhunjhunwala2023",
+        ),
+        mifa=("MIFA", "absent clients count with their latest updates", "gu2021mifa"),
         fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
         cyclic=("Cyclic", "one model goes from client to client", "chang2018,flamby2022"),
         ccvr=(
