@@ -124,6 +124,21 @@ ALGORITHMS = {
         ),
         mifa=("MIFA", "absent clients count with their latest updates", "gu2021mifa"),
         fedrs=("FedRS", "logits of classes that a client lacks are scaled down", "li2021fedrs"),
+        fedlc=(
+            "FedLC",
+            "margins by a client's examples of each class calibrate its logits",
+            "zhang2022fedlc",
+        ),
+        fedntd=(
+            "FedNTD",
+            "clients keep the received model's scores of all classes but the true one",
+            "lee2022fedntd",
+        ),
+        feddecorr=(
+            "FedDecorr",
+            "a loss decorrelates the components of representations",
+            "shi2023feddecorr",
+        ),
         cyclic=("Cyclic", "one model goes from client to client", "chang2018,flamby2022"),
         ccvr=(
             "CCVR",

@@ -191,6 +191,26 @@ def standardise(z: Tensor) -> Tensor:
     return centred / (centred.square().mean(0) + 1e-10).sqrt()
 
 
+def decorrelation(z: Tensor, scale: Literal["code", "paper"]) -> Tensor:
+    """Return FedDecorr's loss of decorrelation, a scalar, from the correlations M [d, d] of z.
+
+    z: representations [n, d].  scale: "paper", the mean over all u, v of M_uv^2; or "code", (n -
+    1)^2 / n times the mean over u != v. Constant components are correlated with none, and one
+    example adds nothing. It is computed in float32 for any run.precision. Shi et al. (FedDecorr),
+    ICLR 2023, arXiv:2210.00226, eq. 6, and public code (bytedance/FedDecorr).
+    """
+    n, d = z.shape
+    if n == 1:
+        return z.sum() * 0
+    z = standardise(raised(z))
+    with full(z.device):
+        squares = (z.T @ z / n).square()  # [d, d]
+    if scale == "paper":
+        return squares.mean()
+    off_diagonal = squares.sum() - squares.diagonal().sum()
+    return (n - 1) ** 2 / n * off_diagonal / max(d * (d - 1), 1)
+
+
 def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
     """Return MOON's model-contrastive loss, the mean over examples.
 
