@@ -339,6 +339,7 @@ ALGORITHMS = {
             "decentralised in step: D-SGD, and PA-SGD and LD-SGD as its schedules",
             "lian2017,li2019ldsgd",
         ),
+        dsgt=("DSGT", "decentralised; clients track the gradient of all", "pu2021"),
     ),
 }
 
