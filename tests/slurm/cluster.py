@@ -171,7 +171,7 @@ class Cluster:
                 raise RuntimeError(
                     f"{complaint}\n{(self.folder / 'daemons.log').read_text()[-3000:]}"
                 )
-            time.sleep(0.1)
+            time.sleep(0.3)  # for each look takes a process
 
 
 def end(daemon: subprocess.Popen[bytes]) -> None:

@@ -2,13 +2,18 @@
 there.
 """
 
+import io
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
+import pytest
+
+from hpcfed import cli
 from tests.mpirun import ROOT, environment
 from tests.slurm import gated
 from tests.slurm.cluster import Cluster
@@ -50,8 +55,20 @@ class Desk:
         return done.stdout
 
     def hpcfed(self, *words: str) -> str:
-        """What one of our own commands prints."""
-        return self.call(sys.executable, "-m", "hpcfed.cli", *words)
+        """What one of our own commands prints. It is called in this process, as if it were one of
+        the desk's: to import torch takes longer than a command.
+        """
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+            patch.chdir(self.folder)
+            for name in os.environ.keys() - self.env.keys():
+                patch.delenv(name)
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "path", [*sys.path])
+            patch.setattr(sys, "argv", ["hpcfed", *words])
+            assert cli.main(words) == 0, printed.getvalue()
+        return printed.getvalue()
 
     def submit(self, *words: str) -> list[str]:
         """Call `hpcfed submit`; the ids of the jobs."""
