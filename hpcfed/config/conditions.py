@@ -21,6 +21,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, Field
@@ -145,6 +146,7 @@ def as_check(value: Any) -> Check:
     return Check("=", value if isinstance(value, tuple) else (value,))
 
 
+@cache
 def conditions(section: type[BaseModel]) -> dict[str, list[UsedIf]]:
     """Return the conditions that a section states, by the name that it has for the field.
 

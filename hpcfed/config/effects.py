@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -155,14 +156,23 @@ def has_field(layer: Layer, name: str) -> bool:
 def defaults(job: Job) -> dict[str, Any]:
     """Return the defaults of the fields of the job's sections, by name."""
     return {
-        f"{section}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
+        f"{section}.{name}": value
         for section, values in tables(job)
-        for name, field in type(values).model_fields.items()
-        if not field.is_required() and not is_part(field.annotation)
+        for name, value in section_defaults(type(values)).items()
     } | {
         name: to_jsonable_python(value)
         for values in job.implied.values()
         for name, value in values.items()
+    }
+
+
+@cache
+def section_defaults(section: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of the fields of a section that are no tables."""
+    return {
+        name: to_jsonable_python(field.get_default(call_default_factory=True))
+        for name, field in section.model_fields.items()
+        if not field.is_required() and not is_part(field.annotation)
     }
 
 

@@ -240,19 +240,19 @@ def differences(a: Any, b: Any) -> list[str]:
     ]
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
-    """Dotted names and bytes of all that a value holds."""
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, tuple[str, tuple[int, ...], bytes]]]:
+    """Dotted names of all that a value holds, and the type, shape and bytes of each."""
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple):
         value = dict(enumerate(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         for key, part in value.items():
             yield from leaves(part, f"{name}.{key}")
     else:
         value = value.cpu() if isinstance(value, torch.Tensor) else value
         array = np.asarray(value) if value is not None else np.zeros(0)
-        yield name, str((array.dtype, array.shape)).encode() + array.tobytes()
+        yield name, (array.dtype.str, array.shape, array.tobytes())
 
 
 @cache
