@@ -10,45 +10,16 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed.config.conditions import SET, field, other_than
 from hpcfed.config.sections import Section
-from hpcfed.core.registry import Entry
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
-PRIVACIES = {  # the values of privacy.by
-    name: Entry(f"hpcfed.{place}", line, cite)
-    for name, place, line, cite in (
-        (
-            "central",
-            "federation.transforms.privacy.central:CentralMean",
-            "the server adds noise to sums",
-            "mcmahan2018dp",
-        ),
-        (
-            "local",
-            "federation.transforms.privacy.local:LocalNoise",
-            "each client adds noise to what it sends",
-            "",
-        ),
-        (
-            "distributed",
-            "federation.transforms.privacy.distributed:DistributedMean",
-            "each client adds its share of the noise of the sum",
-            "kairouz2021ddg,agarwal2021skellam",
-        ),
-        (
-            "correlated",
-            "federation.transforms.privacy.correlated:CorrelatedMean",
-            "noise of earlier rounds is taken away in part by later ones",
-            "kairouz2021dpftrl,choquettechoo2023",
-        ),
-        (
-            "examples",
-            "training.examples:PrivateGradient",
-            "each client clips the gradients of its examples and adds noise: DP-SGD",
-            "abadi2016",
-        ),
-    )
+PAPERS = {  # keys of references.bib, by the value of privacy.by, .mechanism or .clipping
+    "central": ("mcmahan2018dp",),
+    "adaptive": ("andrew2021",),
+    "distributed": ("kairouz2021ddg", "agarwal2021skellam"),
+    "correlated": ("kairouz2021dpftrl", "choquettechoo2023"),
+    "examples": ("abadi2016",),
 }
 ON = {"by": other_than("none")}
 BOUNDED = {"by": ("central", "local", "distributed", "correlated")}
@@ -103,9 +74,10 @@ class Privacy(Section):
     """Number of examples from which clients have the same weight: min(n, cap) / cap. None: all
     clients have the same weight.
     """
-    count_scale: PositiveFloat = field(1.0, used_if=BOUNDED)
+    count_scale: PositiveFloat | None = field(None, used_if=BOUNDED)
     """Factor of counts beside sums in a client's norm, for methods whose uploads have a weight for
-    each class: more of it means less noise in the counts, and more in the sums.
+    each class: more of it means less noise in the counts, and more in the sums. Default: with n
+    weights of 1 they take half of the squared bound, clip / sqrt(2 n).
     """
     mechanism: Literal["discrete-gaussian", "skellam", "banded", "tree"] | None = field(
         None, used_if={"by": ("distributed", "correlated")}

@@ -24,6 +24,7 @@ from hpcfed.engine.world import natural_clients
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.models.user_model import describe_call
+from hpcfed.results.privacy import NOT_HIDDEN, scope
 from hpcfed.storage.columns import LISTED
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
@@ -65,7 +66,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "commit": commit(),
         "hardware": hardware(rounds.fed),
         JOB_ID: os.environ.get("SLURM_JOB_ID", ""),
-    }
+    } | ({"privacy": rounds.fed.account.facts()} if rounds.fed.account else {})
 
 
 def inputs(facts: World) -> dict[str, Any]:
@@ -207,7 +208,30 @@ def setting(facts: World, fed: Federation) -> list[str]:
             f"evaluated: the cohort of each round, not all {fed.K:,} clients; for all set "
             f"evaluate.clients = 'all' (auto evaluates all of up to {EVERYBODY:,})"
         )
-    return lines
+    return lines + privacy_lines(fed)
+
+
+def privacy_lines(fed: Federation) -> list[str]:
+    """Return lines about what is hidden, and what is not; [] if the job hides nothing."""
+    privacy, account = fed.job.privacy, fed.account
+    if not privacy.bounds or privacy.clip is None:
+        return []
+    weights = f"min(n, {privacy.cap:g})" if privacy.cap else "1"
+    lines = [
+        f"privacy: {privacy.by}, uploads of norm up to {privacy.clip:g} ({privacy.clipping}), a "
+        f"client with n examples has weight {weights}"
+    ]
+    if account is None:
+        return [*lines, "  no noise (privacy.noise, privacy.epsilon): nothing is hidden"]
+    facts, target = account.facts(), privacy.epsilon
+    origin = f", computed for epsilon {target:g}" if target and privacy.noise is None else ""
+    budget = f"; ends before epsilon exceeds {target:g}" if target and privacy.noise else ""
+    return [
+        *lines,
+        f"  noise multiplier {account.z:g}{origin}{budget}; {facts['cohorts']}",
+        f"  epsilon: {scope(facts)}",
+        f"  {NOT_HIDDEN}",
+    ]
 
 
 def calls(architecture: str, fed: Federation) -> list[str]:

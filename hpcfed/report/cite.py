@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hpcfed.config.privacy import PAPERS
 from hpcfed.core.architecture import Architecture
 from hpcfed.report.catalogue import keys, registry
 from hpcfed.report.references import bibtex
@@ -11,8 +12,8 @@ from hpcfed.storage.results import Record, load
 def citation_keys(record: Record) -> list[str]:
     """Return keys of references.bib for hpcfed and for the parts of the run, each once.
 
-    Parts are its algorithm, data set, partition, codecs, secure aggregation, choice of cohorts and
-    models. A user's own data file has no key.
+    Parts are its algorithm, data set, partition, privacy, codecs, secure aggregation, choice of
+    cohorts and models. A user's own data file has no key.
     """
     job = record.header["job"]
     names = [
@@ -30,9 +31,11 @@ def citation_keys(record: Record) -> list[str]:
         ),
     ]
     entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
+    about = job.get("privacy", {})
+    private = [key for f in ("by", "clipping") for key in PAPERS.get(about.get(f), ())]
     profiled = ["zhao2022protea"] if job.get("system", {}).get("measured") else []
     entry_keys = [key for entry in entries for key in keys(entry)]
-    return list(dict.fromkeys(["hpcfed", *entry_keys, *profiled]))
+    return list(dict.fromkeys(["hpcfed", *entry_keys, *private, *profiled]))
 
 
 def cite(run: Path) -> str:

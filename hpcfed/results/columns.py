@@ -148,6 +148,7 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
     epochs: local epochs, mean over all clients.
     bytes: bytes down and up, mean over all clients.
     virtual: virtual seconds; nan if there are none.
+    epsilon: of what was released; nan without an account of privacy.
     """
     K = record.header["job"]["clients"]
     epochs, down, up = (
@@ -159,6 +160,7 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
         "epochs": epochs,
         "bytes": down + up,
         "virtual": np.where(virtual < FAR, virtual, np.nan),
+        "epsilon": by_round(record, "epsilon"),
     }
 
 

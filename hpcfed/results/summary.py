@@ -15,7 +15,7 @@ from hpcfed.config import methods
 from hpcfed.core.errors import printable
 from hpcfed.core.tables import duration, size, table
 from hpcfed.core.wording import count_noun
-from hpcfed.results import groups
+from hpcfed.results import groups, privacy
 from hpcfed.results.columns import (
     architectures,
     best_mean,
@@ -66,6 +66,7 @@ def facts(record: Record) -> dict[str, Any]:
     unseen: with evaluate.unseen, the domain, and the score on it.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
+    privacy: with an account, epsilon after the last round and what it means.
     traffic: bytes.
     time: seconds; those of a phase are the mean over ranks, and its share is of all phases
     together; virtual: the time that the clients' devices and network would have taken.
@@ -83,7 +84,7 @@ def facts(record: Record) -> dict[str, Any]:
 
 def more_facts(record: Record) -> dict[str, Any]:
     """Return the numbers of `facts` that not every run has."""
-    more = {"groups": groups.facts(record)}
+    more = {"groups": groups.facts(record), "privacy": privacy.facts(record)}
     if f"rounds/{main_metric(record)}_unseen" in record.columns:
         more["unseen"] = unseen(record, main_metric(record))
     return {name: value for name, value in more.items() if value}
@@ -242,6 +243,7 @@ def brief(record: Record) -> str:
     done = f"{record.rounds} of {rounds} rounds done, on {count_noun(ranks, 'rank')}"
     if early := record.header.get("early"):
         done += f"\nended early: {early}"
+    done += "".join(f"\n{line}" for line in privacy.lines(record))
     if (failed := record.columns.get("rounds/secure_failed")) is not None:
         by = record.header["job"]["secure"]["by"]
         done += f"\nsecure aggregation: {by}, {int(np.nansum(failed))} rounds failed"

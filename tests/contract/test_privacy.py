@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+import hpcfed
+from hpcfed.algorithms import ALGORITHMS
 from hpcfed.clients.selection import Choice
 from hpcfed.comm import Serial
 from hpcfed.config.selection import Selection
 from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
+from hpcfed.main import main
+from hpcfed.report.cite import citation_keys
+from hpcfed.report.figures import learning
+from hpcfed.results.state import state
+from hpcfed.results.summary import brief, facts
+from hpcfed.storage.record import load
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -270,3 +278,92 @@ def test_a_method_that_reveals_more_than_is_counted_is_refused_before_it_trains(
 ):
     with pytest.raises(ConfigError, match=message):
         toy.start(Serial(), toy.job(method, *MLP, *flags))
+
+
+# What is said
+
+
+JOB = [
+    *("--clients", "10", "--participation", "0.5", "--algorithm.name", "fedavg"),
+    *("--models.mix", "logistic", "--data.train_limit", "90", "--data.partition", "iid"),
+    *("--evaluate.before", "false", "--rounds", "6", *CENTRAL, *NOISE),
+]
+
+
+def test_a_run_that_has_spent_its_budget_is_finished_and_continues_with_a_larger_one(
+    tmp_path: Path, capsys
+):
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    assert main([*JOB, "--out", str(out), "--privacy.epsilon", "5"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "noise multiplier 1; ends before epsilon exceeds 5; Poisson cohorts, each client with",
+        "of federations in which one client takes part or does not; by privacy loss distributions",
+        "not hidden: scores, losses",
+        "ended after round 2: the privacy budget is spent",
+    ):
+        assert words in printed, words
+    record = load(out)
+    assert record.rounds == 2 and state(out).word == "finished"
+    assert "privacy: epsilon 4.854 at delta 1e-05" in brief(record)
+    assert facts(record)["privacy"]["epsilon"] == pytest.approx(4.854, rel=1e-3)
+
+    assert main(["--resume", str(out), "--privacy.epsilon", "6", "--quiet"]) == 0
+    assert main([*JOB, "--out", str(straight), "--privacy.epsilon", "6", "--quiet"]) == 0
+    assert load(out).rounds == load(straight).rounds == 3
+    for name, column in load(straight).columns.items():
+        if "seconds" not in name and not name.startswith("ranks/"):
+            np.testing.assert_array_equal(load(out).columns[name], column)
+
+    (curve,) = [one for _, one in learning.numbers([hpcfed.load(out)])]
+    assert curve.epsilon[-1] == load(out).columns["rounds/epsilon"][-1]
+    assert learning.epsilon([hpcfed.load(out)]).axes[0].get_xlabel() == "epsilon so far"
+    assert {"mcmahan2018dp"} <= set(citation_keys(record))
+
+
+def test_no_noise_is_said_to_hide_nothing(tmp_path: Path, capsys):
+    job = [flag for flag in JOB if flag not in NOISE]
+    assert main([*job, "--out", str(tmp_path / "run")]) == 0
+    assert "no noise (privacy.noise, privacy.epsilon): nothing is hidden" in capsys.readouterr().out
+    assert "privacy" not in facts(load(tmp_path / "run"))
+
+
+# Every method
+
+
+REASONS = (
+    "hides what single clients send",
+    "several terms of one mean",
+    "pieces of larger tensors",
+    "chooses some of its cohorts itself",
+    "schedules its clients itself",
+    "works without rounds",
+    "has no effect: no client sends",
+    "averages over some of the clients",
+    "averages one upload twice",
+    "weights each value by itself",
+    "neither 1 nor its number of examples",
+    "reads how many examples of each class",
+    "has no round without clients",
+)
+RUNS = {  # methods that central privacy is made for: these must not come to be refused
+    *("fedavg", "fedprox", "fednova", "feddyn", "moon", "scaffold", "fedopt", "fedrep", "ditto"),
+    *("fedclassavg", "lgfedavg", "fedproto", "fedmd", "dsfl", "fml", "perfedavg", "pfedme"),
+}
+
+
+def test_each_method_runs_with_central_privacy_or_is_refused_with_a_reason():
+    flags = ("--rounds", "1", "--evaluate.before", "false", "--evaluate.every", "1000")
+    private = (*flags, *CENTRAL, *NOISE, *ALL)
+    refused, ran = {}, set()
+    for name in ALGORITHMS:
+        try:
+            (row,) = toy.run(Serial(), toy.job(name, *private)).rows
+        except ConfigError as error:
+            refused[name] = str(error)
+        else:
+            ran.add(name)
+            assert row["rounds/epsilon"] >= Accountant(1e-5).epsilon([Release(1.0, 1.0)])
+    assert ran >= RUNS
+    unexplained = {n: why for n, why in refused.items() if not any(r in why for r in REASONS)}
+    assert unexplained == {}

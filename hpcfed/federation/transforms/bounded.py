@@ -42,7 +42,7 @@ class Bound(Transform):
     clip: the length C of all parts together; None: there is no bound.
     cap: weights are min(weight, cap) / cap; None: they must not exceed 1.
     layers: each of the L tensors has the length C / sqrt(L) instead.
-    count_scale: factor of tensors of weights in the length.
+    count_scale: factor of tensors of weights in the length; None: as `scale_of_counts` has it.
     """
 
     def __init__(
@@ -50,22 +50,23 @@ class Bound(Transform):
         clip: float | None,
         cap: float | None = None,
         layers: bool = False,
-        count_scale: float = 1.0,
+        count_scale: float | None = None,
     ) -> None:
         self.clip, self.cap, self.layers, self.count_scale = clip, cap, layers, count_scale
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         upload = difference(upload)
-        squares = self.squares(fed, upload) if self.clip is not None else {}
+        squares = {} if self.clip is None else self.squares(fed, upload, self.clip)
         return self.shortened(fed, upload, squares, self.clip)
 
-    def squares(self, fed: Federation, upload: Upload) -> dict[Name, float]:
+    def squares(self, fed: Federation, upload: Upload, clip: float) -> dict[Name, float]:
         """Return the sum of squares of what each tensor of an upload adds to the sums."""
-        squares = {}
+        squares: dict[Name, float] = {}
         for part, mean in means_of(upload).items():
             check_single(fed, mean)
-            for tensor in mean.terms[0].value:
-                squares[part, tensor] = square(mean.terms[0], tensor, self.count_scale)
+            (term,) = mean.terms
+            scale = scale_of_counts(self.count_scale, clip, term)
+            squares |= {(part, tensor): square(term, tensor, scale) for tensor in term.value}
         return squares
 
     def shortened(
@@ -183,6 +184,21 @@ def valid(name: str, value: Tensor, old: Tensor) -> Tensor:
     return torch.where(value < 0, old, value) if name.endswith("running_var") else value
 
 
+def scale_of_counts(given: float | None, clip: float, term: Term) -> float:
+    """Return the factor of the weights of a term in its length.
+
+    given: by the job; None: clip / sqrt(2 n) of n weights, so that weights of 1 take half of the
+    squared bound.
+    """
+    sizes = term.weight.values() if isinstance(term.weight, Params) else ()
+    return given or default_scale(clip, sum(weight.numel() for weight in sizes))
+
+
+def default_scale(clip: float, n: int) -> float:
+    """Return the factor of n weights in a length."""
+    return clip / math.sqrt(2 * max(1, n))
+
+
 def square(term: Term, name: str, count_scale: float) -> float:
     """Return the sum of squares of what a tensor of a term adds to the sums, in float64."""
     value = term.value[name].detach().double()
@@ -280,20 +296,15 @@ class BoundedMean(MeanRule):
             quotients = self.quotients(fed, keep, per, Form(fed.comm.barrier(int(form))))
             shapes, factors = [a.shape for a in quotients.arrays], [row.factor for row in rows]
             clients = [part.client for _, part in terms]
-            bounds = self.bounds(quotients.first, len(shapes))
-            declared = DeclaredRows(rows, clients, fed.K, bounds)
+            declared = DeclaredRows(rows, clients, fed.K, self.bounds(quotients))
             self.sum(fed, declared, shapes, factors, quotients)
         return quotients.mean()
 
-    def bounds(self, weights: int, arrays: int) -> np.ndarray | None:
-        """Return bounds of the values of a row's arrays; None: they are not known beforehand.
-
-        weights: number of arrays that are weights; they come before the values.
-        arrays: number of both together.
-        """
+    def bounds(self, quotients: Quotients) -> np.ndarray | None:
+        """Return bounds of the values of a row's arrays; None: they are not known beforehand."""
         if self.clip is None:
             return None
-        of_values = np.where(np.arange(arrays) < weights, 1.0, self.clip)
+        of_values = np.where(is_weight(quotients), 1.0, self.clip)
         return of_values * self.largest_weight * (1 + ROUNDED)
 
     def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
@@ -313,6 +324,11 @@ class BoundedMean(MeanRule):
             self.secure.sum(fed, rows, shapes, factors, into)
         else:
             fed.comm.sum(rows, shapes, factors, into)
+
+
+def is_weight(quotients: Quotients) -> np.ndarray:
+    """Return which of the arrays are weights."""
+    return np.arange(len(quotients.arrays)) < quotients.first
 
 
 class UpdatedQuotients(Quotients):

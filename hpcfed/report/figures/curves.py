@@ -1,4 +1,4 @@
-"""Figures of accuracy over rounds, local epochs, bytes or virtual seconds."""
+"""Figures of accuracy over rounds, local epochs, bytes, virtual seconds or epsilon."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Curve:
     rounds: counted from 1.
     epochs, traffic: cumulative local epochs, and bytes down and up, mean over all clients.
     seconds: cumulative virtual seconds; 0 if none were recorded.
+    epsilon: of what was released so far; 0 without an account of privacy.
     mean, std: of the evaluated clients' test accuracy, or other metric; std is that of the
     population, 0 for a pooled metric; for a band over seeds it is the sample standard deviation of
     their means.
@@ -52,6 +53,7 @@ class Curve:
     epochs: np.ndarray
     traffic: np.ndarray
     seconds: np.ndarray
+    epsilon: np.ndarray
     mean: np.ndarray
     std: np.ndarray
     share: bool = True
@@ -68,7 +70,8 @@ class Curve:
         seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
         mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
         share = is_share(bare(name))
-        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std, share)
+        epsilon = np.nan_to_num(x["epsilon"])
+        return cls(t + 1, x["epochs"], x["bytes"], seconds, epsilon, mean, std, share)
 
     @classmethod
     def pool(cls, curves: Sequence[Curve], band: str = CLIENTS) -> Curve:
@@ -113,6 +116,7 @@ ROUNDS = Axis("rounds", "round")
 EPOCHS = Axis("epochs", "local epochs per client", none="no local training")
 TRAFFIC = Axis("traffic", "traffic per client, down + up", "B", "no traffic")
 SECONDS = Axis("seconds", "virtual time", "s", "no virtual time")
+EPSILON = Axis("epsilon", "epsilon so far", none="no account of privacy")
 
 
 def pooled(runs: Sequence[Run]) -> Curve:
@@ -147,7 +151,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         ROUNDS,
         *(
             axis
-            for axis in (EPOCHS, TRAFFIC, SECONDS)
+            for axis in (EPOCHS, TRAFFIC, SECONDS, EPSILON)
             if any(axis.of(curve).any() for curve in curves)
             and not (axis is EPOCHS and all(np.allclose(c.epochs, c.rounds) for c in curves))
         ),

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import curves, plotting
-from hpcfed.report.figures.curves import EPOCHS, SECONDS, TRAFFIC, Axis, Curve
+from hpcfed.report.figures.curves import EPOCHS, EPSILON, SECONDS, TRAFFIC, Axis, Curve
 from hpcfed.report.figures.groups import Group, by_panel, groups, lines_of
 from hpcfed.results.run import Run
 
@@ -47,6 +47,12 @@ def seconds(runs: Sequence[Run]) -> Figure:
         "describes devices and network)"
     )
     return over(SECONDS, require_axis("time", SECONDS, numbers(runs), why))
+
+
+def epsilon(runs: Sequence[Run]) -> Figure:
+    """Draw accuracy over epsilon. Raises ConfigError if no run has an account of privacy."""
+    why = "no run has an account of privacy; give runs of jobs with [privacy] and noise"
+    return over(EPSILON, require_axis("epsilon", EPSILON, numbers(runs), why))
 
 
 def require_axis(

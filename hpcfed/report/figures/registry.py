@@ -13,7 +13,7 @@ def _figure(target: str, line: str, cite: str = "") -> Entry:
 
 FIGURES = {
     "curves": _figure(
-        "curves:figure", "accuracy over rounds, local epochs, bytes and virtual time"
+        "curves:figure", "accuracy over rounds, local epochs, bytes, virtual time and epsilon"
     ),
     "labels": _figure(
         "labels:figure",
@@ -27,6 +27,7 @@ FIGURES = {
     ),
     "bytes": _figure("learning:traffic", "methods over traffic, a panel for each data set"),
     "time": _figure("learning:seconds", "methods over virtual time, a panel for each data set"),
+    "epsilon": _figure("learning:epsilon", "methods over epsilon, a panel for each data set"),
     "accuracies": _figure(
         "clients:figure", "each client's accuracy by architecture, and the means"
     ),

@@ -31,6 +31,7 @@ X = {  # x axes of curves: name -> text, unit
     "bytes": ("traffic per client, down + up", "B"),
     "virtual": ("virtual time", "s"),
     "wall": ("wall time", "s"),
+    "epsilon": ("epsilon so far", ""),
 }
 Y = {  # and quantities
     "accuracy": ("test accuracy", ""),

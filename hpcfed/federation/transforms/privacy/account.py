@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 
+RELATIONS = {  # what two federations that epsilon compares differ in
+    "add-remove": "one client takes part or does not",
+    "replace": "one client has its data or any other",
+    "zero-out": "one client has its data or none",
+}
+
+
 class Account:
     """The releases of a run and their cost, the same on all ranks.
 
@@ -114,6 +121,34 @@ class Account:
             f"the privacy budget is spent: epsilon is {self.spent:.4g}, and another round would "
             f"make it {self.ahead:.4g}, above privacy.epsilon = {self.budget:g}"
         )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what has to be said with each epsilon, for readers of results."""
+        return {
+            "by": self.by,
+            "noise": self.z,
+            "delta": self.accountant.delta,
+            "accountant": self.accountant.by,
+            "neighbours": RELATIONS[
+                "replace" if self.by == "local" else self.accountant.neighbours
+            ],
+            "cohorts": self._cohorts(),
+        }
+
+    def _cohorts(self) -> str:
+        """Return what the account assumes about cohorts."""
+        if self.by == "local":
+            return "counted by the client that sends most often; who sends is no secret"
+        if self.q == 1:
+            return "all clients take part in each round"
+        if self.accountant.cohorts == "poisson":
+            return (
+                f"Poisson cohorts, each client with probability {self.q:g}; nobody learns who is in"
+            )
+        fixed = "cohorts of a fixed size are drawn without replacement, and nobody learns who is in"
+        if self.accountant.by == "rdp":
+            return fixed
+        return f"{fixed}; counted as Poisson cohorts with half of the noise, without a proof"
 
     def to_tree(self) -> dict[str, Any]:
         """Return the part of a checkpoint that concerns the account."""

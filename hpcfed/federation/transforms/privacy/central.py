@@ -34,7 +34,9 @@ from hpcfed.federation.transforms.bounded import (
     BoundedMean,
     Form,
     complete,
+    default_scale,
     difference,
+    is_weight,
     means_of,
     valid,
 )
@@ -74,7 +76,7 @@ class CentralBound(Bound):
         for mean in means_of(upload).values():
             check_weight(fed, client, mean.terms[0].weight)
         upload = complete(fed, difference(upload))
-        squares = self.squares(fed, upload)
+        squares = self.squares(fed, upload, rule.bound)
         clipped = self.shortened(fed, upload, squares, rule.bound)
         if not self.adaptive:
             return clipped
@@ -113,7 +115,6 @@ class CentralMean(BoundedMean):
         super().__init__(privacy.clip, privacy.cap or 1.0)
         self.hidden_by = f"privacy.by = {privacy.by!r}"
         self.instead = "privacy.by = 'local'"
-        self.count_scale = privacy.count_scale
         self.privacy, self.empty_cohorts = privacy, poisson
         self.begin()
         self.forms: dict[int, Form] = {}
@@ -196,14 +197,28 @@ class CentralMean(BoundedMean):
 
     def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
         form = self.complete_form(fed, form, per)
-        divisor = None if Form.TENSORS in form else self.divisor(fed, form)
         std = self.multiplier(fed) * self.bound * self.largest(form)
 
         def noise(i: int, start: int, n: int) -> np.ndarray:
             return std * self.noise(fed, i, start, n)
 
-        updates = Form.UPDATE in form
-        return NoisyQuotients(keep, per, updates, divisor, std, noise, self.count_scale)
+        return self.receiver(fed, keep, per, form, std, noise)
+
+    def receiver(
+        self,
+        fed: Federation,
+        keep: Params,
+        per: Per,
+        form: Form,
+        std: float,
+        noise: Callable[[int, int, int], np.ndarray],
+    ) -> NoisyQuotients:
+        """Return the target of the sum.  std, noise: as `NoisyQuotients` takes them."""
+        divisor = None if Form.TENSORS in form else self.divisor(fed, form)
+        quotients = NoisyQuotients(keep, per, Form.UPDATE in form, divisor, std, noise)
+        n = sum(weights.size for weights in quotients.weights)
+        quotients.count_scale = self.privacy.count_scale or default_scale(self.bound, n)
+        return quotients
 
     def noise(self, fed: Federation, i: int, start: int, n: int) -> np.ndarray:
         """Return noise of multiplier 1 for n totals of array i from a flat position."""
@@ -221,10 +236,11 @@ class CentralMean(BoundedMean):
         by_examples = not form & (Form.ONES | Form.TENSORS)
         return self.privacy.cap if self.privacy.cap and by_examples else 1.0
 
-    def bounds(self, weights: int, arrays: int) -> np.ndarray | None:
-        of_weights = max(1.0, self.largest_weight, self.bound / self.count_scale)
+    def bounds(self, quotients: Quotients) -> np.ndarray:
+        assert isinstance(quotients, NoisyQuotients)
+        of_weights = max(1.0, self.largest_weight, self.bound / quotients.count_scale)
         of_values = self.bound * max(1.0, self.largest_weight)
-        return np.where(np.arange(arrays) < weights, of_weights, of_values) * (1 + ROUNDED)
+        return np.where(is_weight(quotients), of_weights, of_values) * (1 + ROUNDED)
 
     def multiplier(self, fed: Federation) -> float:
         """Return the noise multiplier of the clients' vectors."""
@@ -273,6 +289,7 @@ class NoisyQuotients(Quotients):
     divisor: that number; None: the weights are sums of tensors and get noise.
     std: standard deviation of the noise.
     noise: (array, flat position, n) -> noise.
+    count_scale: factor of noisy weights in the length of a client's vector.
     """
 
     def __init__(
@@ -283,11 +300,10 @@ class NoisyQuotients(Quotients):
         divisor: float | None,
         std: float,
         noise: Callable[[int, int, int], np.ndarray],
-        count_scale: float,
     ) -> None:
         super().__init__(keep, per)
         self.updates, self.divisor, self.noise = updates, divisor, noise
-        self.std, self.count_scale = std, count_scale
+        self.std, self.count_scale = std, 1.0
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
         if i < self.first:

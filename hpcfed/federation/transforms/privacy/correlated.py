@@ -209,6 +209,10 @@ class CorrelatedAccount(Account):
     def cost(self, more: int) -> float:
         return super().cost(more if self.begins_cycle else 0)
 
+    def _cohorts(self) -> str:
+        turns = f"{self.groups} groups of clients take turns"
+        return turns if self.q == 1 else f"{turns}; {super()._cohorts()}"
+
     def to_tree(self) -> dict[str, Any]:
         return super().to_tree() | {"rounds_done": self.rounds_done}
 

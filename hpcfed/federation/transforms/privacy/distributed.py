@@ -35,6 +35,7 @@ from hpcfed.federation.transforms.bounded import (
     Form,
     form_of,
     means_of,
+    scale_of_counts,
 )
 from hpcfed.federation.transforms.privacy import discrete
 from hpcfed.federation.transforms.privacy.account import Account
@@ -42,7 +43,6 @@ from hpcfed.federation.transforms.privacy.accounting import LIMITS, package, rou
 from hpcfed.federation.transforms.privacy.central import (
     CentralBound,
     CentralMean,
-    NoisyQuotients,
     probability,
 )
 from hpcfed.federation.transforms.privacy.hadamard import draw_signs, padded, rotate, rotate_back
@@ -68,7 +68,11 @@ class Shares(CentralBound):
         terms = {name: mean.terms[0] for name, mean in means_of(clipped).items()}
         if fed.trial and any(are_pieces(fed, term) for term in terms.values()):
             return clipped  # how large complete ones are, the mean of these shows
-        vectors = {name: vector(term, self.count_scale) for name, term in terms.items()}
+        scales = {
+            name: scale_of_counts(self.count_scale, rule.bound, term)
+            for name, term in terms.items()
+        }
+        vectors = {name: vector(term, scales[name]) for name, term in terms.items()}
         lengths = {name: padded(len(values)) for name, values in vectors.items()}
         if fed.trial:
             rule.lengths |= lengths
@@ -229,19 +233,17 @@ class DistributedMean(CentralMean):
         with fed.clock("communicate"):
             sent = max((int(term.value[FORM]) for _, term in terms), default=0)
             form = self.complete_form(fed, Form(fed.comm.barrier(sent)), per)
-            divisor = None if Form.TENSORS in form else self.divisor(fed, form)
             grid = self.grid(fed)
             std = grid.sigma * math.sqrt(fewest(fed.job))
-            updates = Form.UPDATE in form
-            into = NoisyQuotients(keep, per, updates, divisor, std, no_noise, self.count_scale)
-            layout = Layout(keep, per, divisor is None)
+            into = self.receiver(fed, keep, per, form, std, no_noise)
+            layout = Layout(keep, per, into.divisor is None)
             total = self.integers(fed, terms, padded(layout.size), grid)
         wrapped = discrete.wrap(total, grid.bits)
         self.wraps += int((wrapped != total).sum())
         signs = self.signs(fed, len(total))
         values = rotate_back(wrapped / grid.scale, signs, layout.size)
         for i, array in enumerate(into.arrays):
-            part = layout.part(values, i, into.first, self.count_scale)
+            part = layout.part(values, i, into.first, into.count_scale)
             if part is not None:
                 into.finish(i, 0, part)
                 array.reshape(-1)[:] = part
@@ -339,6 +341,9 @@ class DistributedAccount(Account):
     def cost(self, more: int) -> float:
         ahead = Counter({fewest(self.job): more}) if more else Counter[int]()
         return self.epsilon(self.sums + ahead, self.z)
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"accountant": "rdp"}
 
     def to_tree(self) -> dict[str, Any]:
         sums = np.array(sorted(self.sums.items()), dtype=np.int64).reshape(-1, 2)

@@ -23,7 +23,15 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params, Term
 from hpcfed.core.payload import LEAVES, map_tensors, tensors
-from hpcfed.federation.transforms.bounded import complete, difference, factor, scale, square, valid
+from hpcfed.federation.transforms.bounded import (
+    complete,
+    difference,
+    factor,
+    scale,
+    scale_of_counts,
+    square,
+    valid,
+)
 from hpcfed.federation.upload import Transform, Upload
 
 if TYPE_CHECKING:
@@ -61,14 +69,17 @@ class LocalNoise(Transform):
                 parts[name] = map_tensors(part, noise.value)
                 continue
             old = upload.relative_to.get(name) if name in updates.updates else None
-            terms = (noise.term(term, old, self.count_scale) for term in part.terms)
+            terms = (noise.term(term, old, self._scale(term)) for term in part.terms)
             parts[name] = Mean(tuple(terms))
         return upload.changed(parts)
+
+    def _scale(self, term: Term) -> float:
+        return scale_of_counts(self.count_scale, self.clip, term)
 
     def _squares(self, part: Any) -> list[float]:
         """Return the sum of squares of each tensor of a part."""
         if isinstance(part, Mean):
-            return [square(term, n, self.count_scale) for term in part.terms for n in term.value]
+            return [square(t, name, self._scale(t)) for t in part.terms for name in t.value]
         return [float(torch.as_tensor(v).double().square().sum()) for _, v in tensors(part)]
 
 
