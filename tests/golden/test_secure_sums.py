@@ -39,7 +39,7 @@ def draw(k: int):
 
 
 def inputs(n: int = N, words: int = WORDS) -> np.ndarray:
-    return np.random.default_rng(0).integers(-(2**50), 2**50, (n, words))
+    return rng.stream(0, "values").integers(-(2**50), 2**50, (n, words))
 
 
 def pairwise_sum(attendance: Attendance, graph=None, t: int = T) -> PairwiseSum:
@@ -121,7 +121,7 @@ def test_residues_products_and_inverses_of_the_field():
         assert all(p % divisor for divisor in range(2, 46342))
     values = np.array([0, 1, -1, 2**53, -(2**53), 123456789012345])
     np.testing.assert_array_equal(field.integers(field.residues(values)), values)
-    g = np.random.default_rng(0)
+    g = rng.stream(0, "graph")
     p = field.PRIMES[1]
     a, b = g.integers(p - 9, p, (3, 70)), g.integers(p - 9, p, (70, 4))
     exact = [[sum(int(x) * int(y) for x, y in zip(r, c, strict=True)) % p for c in b.T] for r in a]
@@ -144,7 +144,7 @@ def test_coded_masks_of_a_small_field():
 @pytest.mark.parametrize("n, degree", [(2, 2), (5, 2), (6, 3), (7, 3), (8, 4), (8, 7), (9, 20)])
 def test_harary_graph_is_symmetric_and_regular(n, degree):
     clients = [3 * k for k in range(n)]
-    graph = Harary(clients, degree, np.random.default_rng(0))
+    graph = Harary(clients, degree, rng.stream(0, "graph"))
     degrees = {len(graph.neighbours(k)) for k in clients}
     assert degrees == {min(n - 1, degree + (degree % 2) * (n % 2))}
     for k in clients:
@@ -179,7 +179,7 @@ def test_one_drop_out_more_fails_at_its_stage(stage):
 
 
 def test_a_sparse_graph_fails_where_a_neighbourhood_is_too_small():
-    graph = Harary(range(12), 2, np.random.default_rng(0))
+    graph = Harary(range(12), 2, rng.stream(0, "graph"))
     k = 0
     answering = [j for j in range(12) if j not in graph.neighbours(k)]
     attendance = Attendance(range(12), range(12), range(12), answering)
@@ -192,7 +192,7 @@ def test_a_sparse_graph_fails_where_a_neighbourhood_is_too_small():
 def test_sparse_masks_leave_the_same_sum(degree):
     values = inputs()
     attendance = Attendance(range(N), range(N), [0, 1, 3, 4], [0, 1, 3, 4])
-    graph = Harary(range(N), degree, np.random.default_rng(1))
+    graph = Harary(range(N), degree, rng.stream(1, "graph"))
     assert attendance.failed_stage(graph, 2) is None
     execution = pairwise_sum(attendance, graph, t=2)
     np.testing.assert_array_equal(total(execution, values), values[[0, 1, 3, 4]].sum(0))
@@ -202,7 +202,7 @@ MIXED = Attendance(range(8), [0, 1, 2, 4, 5, 6, 7], [1, 2, 4, 5, 7], [1, 2, 5])
 
 
 @pytest.mark.parametrize(
-    "graph, t", [(Complete(range(8)), 3), (Harary(range(8), 6, np.random.default_rng(0)), 2)]
+    "graph, t", [(Complete(range(8)), 3), (Harary(range(8), 6, rng.stream(0, "graph")), 2)]
 )
 def test_bytes_of_the_messages_are_those_of_the_formulas(graph, t):
     execution = pairwise_sum(MIXED, graph, t)

@@ -21,7 +21,7 @@ from hpcfed.federation.transforms.secure.attendance import (
     STAGES,
     Attendance,
 )
-from hpcfed.federation.transforms.secure.graph import Graph
+from hpcfed.federation.transforms.secure.graph import Complete, Graph
 from hpcfed.federation.transforms.secure.keys import KEY, TAG, WORD
 from hpcfed.federation.transforms.secure.shamir import SHARE
 
@@ -136,19 +136,20 @@ def add_pairwise_seconds(
     """
     present = attendance.sets
     stream = words * WORD * speeds.byte
-    server = 0.0
+    factors = 2 * t * t * speeds.share_product  # of the shares of one set of clients
+    server = factors if isinstance(graph, Complete) else 0.0
+    join = t * speeds.share_product + (0.0 if isinstance(graph, Complete) else factors)
     for k, cost in costs.items():
         peers = [graph.count(k, stage) for stage in present]
         seconds = 0.0
         if k in present[SHARES]:
-            seconds += peers[KEYS] * speeds.agreement
+            seconds += 2 * peers[KEYS] * speeds.agreement
             seconds += 2 * (1 + peers[KEYS]) * t * speeds.share_product
         if k in present[INPUTS]:
-            seconds += peers[SHARES] * speeds.agreement + (1 + peers[SHARES]) * stream
-            server += stream + 4 * t * t * speeds.share_product
+            seconds += (1 + peers[SHARES]) * stream
+            server += stream + join
         elif k in present[SHARES] and peers[INPUTS]:
-            server += peers[INPUTS] * (speeds.agreement + stream)
-            server += 4 * t * t * speeds.share_product
+            server += peers[INPUTS] * (speeds.agreement + stream) + join
         cost.seconds += seconds * speeds.slowdown
     return server
 

@@ -54,8 +54,8 @@ class Member:
     def __init__(self, k: int, t: int, draw: Callable[[int], bytes]) -> None:
         self.k, self._t, self._draw = k, t, draw
         self._private, self._masking, self._seed = draw(KEY), draw(KEY), draw(KEY)
-        self._keys: Mapping[int, bytes] = {}  # public keys of the neighbours
-        self._channels: dict[int, bytes] = {}  # keys agreed with them
+        self._channels: dict[int, bytes] = {}  # keys agreed with the neighbours
+        self._masks: dict[int, bytes] = {}
         self._shares: dict[int, bytes] = {}  # shares of both secrets of each neighbour, and of k
 
     def advertise(self) -> bytes:
@@ -67,8 +67,8 @@ class Member:
 
         keys: what the neighbours advertise.
         """
-        self._keys = keys
         self._channels = {j: agree(self._private, key[:KEY], CHANNEL) for j, key in keys.items()}
+        self._masks = {j: agree(self._masking, key[KEY:], MASKS) for j, key in keys.items()}
         holders = sorted([self.k, *keys])
         points = [k + 1 for k in holders]
         seeds = shamir.split(self._seed, points, self._t, self._draw)
@@ -82,11 +82,8 @@ class Member:
 
         sharers: neighbours that have sent shares of their secrets.
         """
-        streams = [(self._seed, 1)]
-        for j in sharers:
-            key = agree(self._masking, self._keys[j][KEY:], MASKS)
-            streams.append((key, sign(self.k, j)))
-        add_streams(values, streams)
+        common = [(self._masks[j], sign(self.k, j)) for j in sharers]
+        add_streams(values, [(self._seed, 1), *common])
         return values
 
     def answer(self, sealed: Mapping[int, bytes], senders: Collection[int]) -> dict[int, bytes]:
