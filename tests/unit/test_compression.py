@@ -20,6 +20,7 @@ from hpcfed.federation.transforms.compression.stc import STC
 from hpcfed.federation.transforms.compression.topk import TopK
 from hpcfed.federation.transforms.compression.transform import Compression
 from hpcfed.federation.upload import Upload
+from hpcfed.machine.clock import Clock
 from tests.contract import toy
 
 
@@ -34,6 +35,7 @@ class World:
             seed=0,
             t=0,
             trial=False,
+            clock=Clock(),
             job=SimpleNamespace(algorithm=algorithm),
             replay=SimpleNamespace(given={3: 1}),
         )

@@ -25,6 +25,7 @@ receive several values in a round: the n-th one belongs to the n-th one of the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -170,13 +171,16 @@ class Compression(Transform):
 
         Both sides draw from the stream of this name.
         """
+        start = perf_counter()
         name = (purpose, fed.t, client.id, turn_of(fed, client), key)
         shapes = [target.shape for target in targets]
         memory = State(client, f"{purpose} codec", key)
         message = codec.encode(targets, rng.stream(fed.seed, *name), memory.entries)
         if codec.has_memory:
             memory.save()
-        return codec.decode(message, shapes, rng.stream(fed.seed, *name)), len(message)
+        decoded = codec.decode(message, shapes, rng.stream(fed.seed, *name))
+        fed.clock.add("communicate", perf_counter() - start)
+        return decoded, len(message)
 
     def _number_of_download(self, fed: Federation, client: Client) -> int:
         """Return the number of this download, from 0, among those of its client in the round.
