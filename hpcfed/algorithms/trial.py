@@ -116,7 +116,14 @@ class Measured:
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
         self._moves = False
-        self._streams = 0
+        self._streams = self._releases = 0
+
+    @property
+    def releases(self) -> int:
+        """Largest number of a client's trainings with noisy gradients in a round."""
+        if not self._bytes:
+            self._compare()
+        return self._releases
 
     @property
     def streams(self) -> int:
@@ -182,6 +189,8 @@ class Measured:
                 exchange: Any = fed.exchange
                 self._moves = exchange.moved > exchange.summed
                 self._streams = max(self._streams, exchange.streams)
+                releases = (tally.releases for tally in fed.tallies.values())
+                self._releases = max(self._releases, *releases, 0)
                 self._fed.shapes_of_means |= fed.shapes_of_means
                 if self._fed.rule and fed.rule:
                     self._fed.rule.learn(fed.rule)
@@ -211,7 +220,12 @@ def check_privacy(fed: Federation) -> None:
         try:
             if by_example:
                 examples.check_settings(fed.job)
-            measure(fed).traffic(0)
+            _, sent = measure(fed).traffic(0)
+            if by_example and not sent:
+                raise ConfigError(
+                    f"privacy.by = 'examples' has no effect: the clients of "
+                    f"{fed.job.algorithm.name} send nothing; set privacy.by = 'none'"
+                )
         except ConfigError as error:
             raise everywhere(error) from None
 

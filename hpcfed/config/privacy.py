@@ -42,7 +42,8 @@ class Privacy(Section):
     """
     clip: PositiveFloat | None = field(None, used_if=ON)
     """Bound C: largest L2 norm of a client's upload, to which longer ones are scaled: of its update
-    if the method sends models, otherwise of the values. None: there is no bound, and no noise.
+    if the method sends models, otherwise of the values; with examples, of the gradient of each.
+    None: there is no bound, and no noise.
     """
     clipping: Literal["flat", "layers", "adaptive"] = field("flat", used_if=BOUNDED | {"clip": SET})
     """Flat: the bound is that of all tensors together; layers: each of L tensors has the bound
@@ -52,7 +53,7 @@ class Privacy(Section):
     """Noise multiplier z: standard deviation of the noise over the bound C, of local noise over 2
     C. Default: what the epsilon of the job needs, or 0.
     """
-    epsilon: Annotated[float, Gt(0), Le(1000)] | None = field(None, used_if=BOUNDED)
+    epsilon: Annotated[float, Gt(0), Le(1000)] | None = field(None, used_if=ON)
     """Budget: without `noise` the least noise with which all rounds stay within it is computed;
     with `noise` the run ends before the round that would exceed it.
     """
@@ -60,7 +61,7 @@ class Privacy(Section):
     """Probability with which the guarantee may fail; smaller than 1 / clients."""
     accountant: Literal["pld", "rdp"] = field(
         "pld",
-        used_if={"by": ("central", "local", "correlated")},
+        used_if={"by": ("central", "local", "correlated", "examples")},
         why="the account of distributed noise is by Renyi divergences (privacy.by)",
     )
     """How epsilon is computed: privacy loss distributions, close to exact; Renyi differential
@@ -103,7 +104,7 @@ class Privacy(Section):
     @property
     def has_noise(self) -> bool:
         """Whether what is released has noise, so that it has a finite epsilon."""
-        return self.bounds and bool(self.noise or (self.noise is None and self.epsilon))
+        return self.by != "none" and bool(self.noise or (self.noise is None and self.epsilon))
 
     @property
     def kind(self) -> str:
@@ -126,6 +127,8 @@ class Privacy(Section):
 def refusals(job: Job) -> Iterator[str]:
     """Yield the reasons why no account of privacy can be kept of a job, and what to do."""
     privacy, method, selection = job.privacy, job.algorithm, job.selection
+    if privacy.by == "examples" and privacy.has_noise and privacy.clip is None:
+        yield "noise hides an example only if its gradient is bounded; set privacy.clip"
     if not privacy.bounds:
         return
     if not hasattr(method, "samples_cohorts"):

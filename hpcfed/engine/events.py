@@ -208,12 +208,19 @@ class Events:
     def to_tree(self) -> Row:
         """Return the part of a checkpoint that concerns virtual time."""
         waiting = np.array([*self._waiting], dtype=np.int64)
-        return {
-            "agenda": self.queue.to_tree(),  # the queue's name in files
-            "version": self.version.copy() if self.edges else int(self.version[0]),
-            "since": self._since.copy(),
-            "waiting": waiting,
-        } | ({"edges": self.edges.to_tree()} if self.edges else {})
+        return (
+            {
+                "agenda": self.queue.to_tree(),  # the queue's name in files
+                "version": self.version.copy() if self.edges else int(self.version[0]),
+                "since": self._since.copy(),
+                "waiting": waiting,
+            }
+            | ({"edges": self.edges.to_tree()} if self.edges else {})
+            | self._account()
+        )
+
+    def _account(self) -> Row:
+        return {"account": self.fed.account.to_tree()} if self.fed.account else {}
 
     def from_tree(self, tree: Row) -> None:
         """Restore the state that `to_tree` returned."""
@@ -221,6 +228,8 @@ class Events:
         self.version = np.array(tree["version"], np.int64).reshape(-1)
         if self.edges:
             self.edges.from_tree(tree["edges"])
+        if self.fed.account:
+            self.fed.account.from_tree(tree["account"])
         self._since = np.array(tree["since"])
         self._waiting, self._starts = {}, []
         self._wait(self.queue.going[int(k)] for k in tree["waiting"])

@@ -26,7 +26,9 @@ def open_account(fed: Federation, method: Any) -> None:
         except ConfigError as error:
             raise everywhere(error) from None
     if fed.account:
-        fed.account.open(fed.comm, max(1, streams), busiest(fed, method))
+        by_example = fed.job.privacy.by == "examples"
+        each = measure(fed).releases if by_example else streams
+        fed.account.open(fed.comm, max(1, each), busiest(fed, method))
     if fed.rule:
         on_all_ranks(fed.comm, lambda: fed.rule.open(fed) if fed.rule else None)
 
@@ -44,7 +46,7 @@ def check_cohorts(fed: Federation, method: Any) -> None:
 
 def busiest(fed: Federation, method: Any) -> int:
     """Return the largest number of rounds in which a client takes part, as far as it is known."""
-    if fed.choice.learns or fed.cohort_size == fed.K:
+    if fed.choice.learns or fed.cohort_size == fed.K or not hasattr(method, "cohort"):
         return fed.job.rounds
     turns = Counter(k for t in range(fed.job.rounds) for k in method.cohort(fed, t))
     return max(turns.values(), default=1)

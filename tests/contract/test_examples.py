@@ -1,5 +1,6 @@
 """DP-SGD: gradients of single examples, clipped, with noise."""
 
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,14 +15,16 @@ from hpcfed.algorithms import load as algorithm
 from hpcfed.algorithms.trial import check_privacy
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
+from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
 from hpcfed.training import examples
 from hpcfed.training.batches import poisson_batches
 from tests.contract import toy
 from tests.threads import spmd
 
+pytest.importorskip("dp_accounting", reason="needs hpcfed[privacy]")
 MLP = ("--rounds", "2", "--models.mix", "mlp")
 OPACUS = 0.04712077, 0.03915775, 0.13580175, 0.13917004
-PRIVATE = (*MLP, "--privacy.by", "examples", "--privacy.clip")
+PRIVATE = (*MLP, "--privacy.accountant", "rdp", "--privacy.by", "examples", "--privacy.clip")
 
 
 def gradient_of(model: nn.Module, clip: float | None, noise: float = 0.0, size: float = 1.0):
@@ -33,6 +36,7 @@ def gradient_of(model: nn.Module, clip: float | None, noise: float = 0.0, size: 
     fed = SimpleNamespace(
         trial=False,
         seed=0,
+        account=SimpleNamespace(z=noise),
         device=torch.device("cpu"),
         job=SimpleNamespace(
             privacy=SimpleNamespace(clip=clip, noise=noise, by="examples"),
@@ -151,8 +155,40 @@ def test_ranks_and_resuming_change_no_bit(method, tmp_path):
         assert len(got.rows) == 1
     (got,) = spmd(1, lambda comm: toy.run(comm, job, resume=tmp_path))
     assert toy.differences([got.state, got.weights], [want.state, want.weights]) == []
+    assert got.rows[-1]["rounds/epsilon"] == want.rows[-1]["rounds/epsilon"]
     quiet = toy.run(Serial(), toy.job(method, *PRIVATE, "1"))
     assert toy.differences([quiet.state, quiet.weights], [want.state, want.weights]) != []
+
+
+def test_epsilon_is_that_of_the_client_that_costs_most():
+    flags = ("--privacy.noise", "1.5", "--participation", "1", "--local.batch", "8")
+    outcome = toy.run(Serial(), toy.job("fedavg", *PRIVATE, "1", *flags, "--local.epochs", "3"))
+    accountant = Accountant(1e-5, "rdp")
+    # 2 rounds of 3 epochs: clients of 1 to 32 examples, batches of 8
+    costs = [
+        accountant.epsilon([Release(1.5, min(1, 8 / n), 2 * 3 * math.ceil(n / 8))])
+        for n in toy.SIZES
+    ]
+    assert outcome.rows[-1]["rounds/epsilon"] == pytest.approx(max(costs))
+    assert outcome.rows[0]["rounds/epsilon"] < max(costs)
+
+
+def test_a_target_finds_the_noise_and_a_budget_ends_the_run():
+    flags = ("--privacy.epsilon", "9", "--participation", "1")
+    outcome = toy.run(Serial(), toy.job("fedavg", *PRIVATE, "1", *flags))
+    assert 8.9 < outcome.rows[-1]["rounds/epsilon"] <= 9
+    rounds = toy.start(Serial(), toy.job("fedavg", *PRIVATE, "1", *flags, "--privacy.noise", "1.1"))
+    while not rounds.over:
+        row, _ = rounds.step()
+    assert rounds.t == 1
+    assert row["rounds/epsilon"] <= 9
+    assert "privacy budget" in rounds.early_end
+
+
+def test_training_twice_in_a_round_counts_twice():
+    rounds = toy.start(Serial(), toy.job("ditto", *PRIVATE, "1", "--privacy.noise", "2"))
+    rounds.step()
+    assert rounds.fed.account.releases.max() == 4  # the client with 32 examples, in batches of 16
 
 
 def refusal(method: str, *flags: str) -> str:
@@ -172,6 +208,12 @@ def test_what_has_no_gradients_of_single_examples_is_refused_with_the_reason():
     assert "count their classes" in refusal("ccvr")  # after the last round
     assert "class_weights" in refusal("fedavg", "--local.class_weights", "client")
     assert "balanced_batches" in refusal("fedavg", "--local.balanced_batches", "true")
+
+
+def test_noise_needs_a_bound_and_somebody_from_whom_to_hide():
+    with pytest.raises(ConfigError, match=r"privacy\.clip"):
+        toy.job("fedavg", *MLP, "--privacy.by", "examples", "--privacy.noise", "1")
+    assert "send nothing" in refusal("local")
 
 
 def test_other_engines_are_refused():

@@ -14,13 +14,12 @@ from hpcfed.federation.transforms.privacy.distributed import (
     DistributedMean,
     Shares,
 )
+from hpcfed.federation.transforms.privacy.examples import ExampleAccount
 from hpcfed.federation.transforms.privacy.local import LocalNoise
 from hpcfed.federation.transforms.secure.sums import Envelope, SecureSums
 
 if TYPE_CHECKING:
-    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
-    from hpcfed.federation.sealed import MeanRule
 
 
 def install(fed: Federation) -> None:
@@ -45,13 +44,16 @@ def install(fed: Federation) -> None:
         fed.transforms.append(CentralBound(privacy))
         fed.rule = CorrelatedMean(job)
     if privacy.has_noise:
-        fed.account = open_account(job, fed.rule)
+        fed.account = open_account(fed)
     if fed.job.secure.by != "none":
         install_secure_sums(fed)
 
 
-def open_account(job: Job, rule: MeanRule | None) -> Account:
-    """Return the account of a job's noise.  rule: of its means."""
+def open_account(fed: Federation) -> Account:
+    """Return the account of the noise of a federation's job."""
+    job, rule = fed.job, fed.rule
+    if job.privacy.by == "examples":
+        return ExampleAccount(fed)
     if isinstance(rule, DistributedMean):
         return DistributedAccount(job, rule)
     return CorrelatedAccount(job) if isinstance(rule, CorrelatedMean) else Account(job)
