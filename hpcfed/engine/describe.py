@@ -214,13 +214,16 @@ def setting(facts: World, fed: Federation) -> list[str]:
 def privacy_lines(fed: Federation) -> list[str]:
     """Return lines about what is hidden, and what is not; [] if the job hides nothing."""
     privacy, account = fed.job.privacy, fed.account
-    if not privacy.bounds or privacy.clip is None:
+    if privacy.by == "none" or privacy.clip is None:
         return []
-    weights = f"min(n, {privacy.cap:g})" if privacy.cap else "1"
-    lines = [
-        f"privacy: {privacy.by}, uploads of norm up to {privacy.clip:g} ({privacy.clipping}), a "
-        f"client with n examples has weight {weights}"
-    ]
+    if privacy.bounds:
+        weights = f"min(n, {privacy.cap:g})" if privacy.cap else "1"
+        lines = [
+            f"privacy: {privacy.by}, uploads of norm up to {privacy.clip:g} ({privacy.clipping}), "
+            f"a client with n examples has weight {weights}"
+        ]
+    else:
+        lines = [f"privacy: examples, each with a gradient of norm up to {privacy.clip:g}"]
     if account is None:
         return [*lines, "  no noise (privacy.noise, privacy.epsilon): nothing is hidden"]
     facts, target = account.facts(), privacy.epsilon

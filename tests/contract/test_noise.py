@@ -81,6 +81,14 @@ def test_clients_send_integers_of_the_bits_of_the_job():
     assert set(outcome.column("up").flatten()) == {12 / 8 * (1 << (P - 1).bit_length())}
 
 
+@pytest.mark.parametrize("masks", ["made", "charged"])
+def test_masks_change_no_bit_of_shares(masks: str):
+    flags = "--privacy.noise", "1", *ALL
+    secure = "--secure.by", "secagg", "--secure.masks", masks
+    hidden = toy.run(Serial(), job("distributed", *flags, *secure, rounds=2))
+    assert same(hidden, toy.run(Serial(), job("distributed", *flags, rounds=2)))
+
+
 def test_a_target_finds_the_noise_of_shares():
     outcome = toy.run(Serial(), job("distributed", "--privacy.epsilon", "8", *ALL))
     assert 7.99 < epsilons(outcome)[-1] <= 8

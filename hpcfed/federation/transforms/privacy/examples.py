@@ -97,6 +97,16 @@ class ExampleAccount(Account):
                 best = n
         return sorted(pairs, key=lambda pair: pair[0] ** 2 * pair[1])[-ALL:]
 
+    def facts(self) -> dict[str, Any]:
+        """Return what has to be said with each epsilon, for readers of results."""
+        return super().facts() | {"neighbours": "a client has one example more or less"}
+
+    def _cohorts(self) -> str:
+        return (
+            "counted by the client that costs most; batches are Poisson samples of its examples, "
+            "and nobody learns who is in them"
+        )
+
     def to_tree(self) -> dict[str, Any]:
         """Return the part of a checkpoint that concerns the account."""
         arrays = {"releases": self.releases, "latest": self.latest, "sampled": self.sampled}
