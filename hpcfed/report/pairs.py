@@ -14,9 +14,11 @@ from hpcfed.report.differences import PLACES
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
 from hpcfed.results.run import Run, format_value
+from hpcfed.storage.fields import covers
 from hpcfed.storage.record import Record
 
-WHO = ("clients", "data.name")  # fields that must be equal, in addition to the partition
+# fields, and tables of them, that must be equal, in addition to the partition
+WHO = ("clients", "data.name", "data.shift")
 ROWS = (
     "partition",
     "train_sizes",
@@ -134,12 +136,14 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     fields = [
         name
         for name in sorted(ours.fields.keys() | theirs.fields.keys())
-        if (name in WHO or name.startswith("data."))
+        if (covers(WHO, name) or name.startswith("data."))
         and name not in ASIDE
         and ours.at([name]) != theirs.at([name])
     ]
     alike = same_examples(ours.record, theirs.record)
-    same = not (set(fields) & set(WHO)) and (alike if alike is not None else not fields)
+    same = not any(covers(WHO, name) for name in fields) and (
+        alike if alike is not None else not fields
+    )
     rounds = ours.at(["rounds"]) != theirs.at(["rounds"])
     if anyway or (same and not rounds):
         return same

@@ -20,6 +20,7 @@ from hpcfed.results.columns import (
     architectures,
     best_mean,
     by_round,
+    client_names,
     column,
     format_metric,
     last,
@@ -46,6 +47,7 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
     )
 
 
+NAMED = 20  # largest number of natural clients that are listed by name
 LATER = {  # rows that not every run has
     "received": "global model as received, before local training",
     "final": "after the method's last step, own models",
@@ -63,6 +65,7 @@ def facts(record: Record) -> dict[str, Any]:
     final, final_received: the same of own models and received ones after the method's final step.
     best: the round with the best mean; it is chosen by test data, so it is optimistic.
     groups: with evaluate.groups, the metrics by group with their intervals, by phase.
+    natural_clients: by name, if the data name them and they are few.
     unseen: with evaluate.unseen, the domain, and the score on it.
     metrics: the same of each metric that the run measured, the main one included; pooled: over the
     test examples of all these clients together.
@@ -84,10 +87,34 @@ def facts(record: Record) -> dict[str, Any]:
 
 def more_facts(record: Record) -> dict[str, Any]:
     """Return the numbers of `facts` that not every run has."""
-    more = {"groups": groups.facts(record), "privacy": privacy.facts(record)}
+    more: dict[str, Any] = {
+        "groups": groups.facts(record),
+        "privacy": privacy.facts(record),
+        "natural_clients": named(record),
+    }
     if f"rounds/{main_metric(record)}_unseen" in record.columns:
         more["unseen"] = unseen(record, main_metric(record))
     return {name: value for name, value in more.items() if value}
+
+
+def named(record: Record) -> list[dict[str, Any]]:
+    """Return the main metric of each natural client that has a name; [] for more than NAMED.
+
+    accuracy, or another main metric by its name: of its own model in the last evaluated round;
+    received: of the model that it would receive next.
+    """
+    names, metric = client_names(record), main_metric(record)
+    if not names or len(names) > NAMED:
+        return []
+    own, received = (last(record, f"clients/{metric}{phase}") for phase in ("", "_received"))
+    if not np.isfinite(received).any():
+        received = record.arrays.get(f"final/{metric}_received", received)
+    if len(received) != len(names):  # the end has scored other clients than all
+        received = np.full(len(names), np.nan)
+    return [
+        {"name": name, metric: number(own[k : k + 1]), "received": number(received[k : k + 1])}
+        for k, name in enumerate(names)
+    ]
 
 
 def unseen(record: Record, name: str) -> dict[str, Any]:
@@ -221,6 +248,7 @@ def render(record: Record) -> Group:
     measured = (metric_table(results, whose),) if metrics(record) != ["accuracy"] else ()
     tables = (
         main_table(results, whose, main_metric(record)),
+        *client_tables(results, main_metric(record)),
         *measured,
         *group_tables(record),
         traffic_table(results["traffic"]),
@@ -294,6 +322,19 @@ def main_table(results: dict[str, Any], whose: str, metric: str) -> Table:
         cells.append((printable(f"unseen domain {other['domain']}, {whose}"), *row))
     cells.append((f"best round: {top['round']}, selected on test data", show(top["mean"]), "", ""))
     return table(f"test {title_metric(metric)},>mean,>std,>clients", cells)
+
+
+def client_tables(results: dict[str, Any], metric: str) -> list[Table]:
+    """Return a table of the natural clients by name, if there are any."""
+    rows = results.get("natural_clients", [])
+    show = partial(format_metric, metric)
+    received = any(row["received"] is not None for row in rows)
+    cells = [
+        (printable(row["name"]), show(row[metric]), *([show(row["received"])] if received else []))
+        for row in rows
+    ]
+    head = "client,>own model" + ",>model as received" * received
+    return [table(head, cells)] if rows else []
 
 
 def metric_table(results: dict[str, Any], whose: str) -> Table:

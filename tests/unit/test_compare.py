@@ -165,6 +165,8 @@ def test_runs_that_cannot_be_paired_are_refused_with_the_differing_fields(tmp_pa
         )
     with pytest.raises(ConfigError, match=r"differ in data.name \(cifar10 and digits\)"):
         compare([one, run(tmp_path / "c", [0.5, 0.5], method="local", data="cifar10")])
+    with pytest.raises(ConfigError, match=r"differ in data.shift.noise \(0.1 and null\)"):
+        compare([one, run(tmp_path / "shift", [0.5, 0.5], method="local", data_shift_noise=0.1)])
     with pytest.raises(ConfigError, match="differ in no field, but in who holds which examples"):
         compare([one, run(tmp_path / "d", [0.5, 0.5], method="local", rows=(0, 2, 1, 3))])
     with pytest.raises(

@@ -9,7 +9,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.data.shift import Change, of_client
 from hpcfed.engine.decide import world
 from hpcfed.engine.setup import federation
-from hpcfed.results.trained.sources import CPU
+from hpcfed.results.trained.sources import CPU, Sources
+from hpcfed.storage import names
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -153,6 +154,21 @@ def test_each_group_has_every_image_once_if_images_are_reused():
     originals = decided.data.train.x
     assert (images(upright) == originals[decided.rows.train[0]]).all()
     assert (images(turned) == originals[decided.rows.train[1] - n, :, ::-1, ::-1]).all()
+
+
+def test_readers_of_a_run_see_the_images_as_its_clients_had_them(tmp_path):
+    flags = (*("--data.shift.noise", "0.2"), *("--data.shift.rotation_groups", "2"))
+    reuse = ("--data.shift.reuse", "--clients", "6", "--data.partition", "iid")
+    job = toy.job("fedavg", *MLP, *flags, *reuse, "--out", str(tmp_path), "--overwrite")
+    decided = world(job, Serial())
+    decided.partition.save(names.partition_file(tmp_path))
+    sources = Sources(job, tmp_path)
+    for k in range(6):
+        for part, shard in zip(("train", "test"), decided.client_data(k, CPU), strict=False):
+            again = sources.client_data(k, part)
+            assert (images(again) == images(shard)).all() and (again.labels == shard.labels).all()
+    common = decided.common_test(0, 1, CPU)
+    assert (sources.test.x == images(common)).all() and (sources.test.y == common.labels).all()
 
 
 @pytest.mark.parametrize(
