@@ -43,6 +43,9 @@ Begin with what differs between your clients.
 - **Their speed**: what has *no waiting* below; or FedProx and FedNova, which count unfinished work.
 - **Their data**, with one model: for a global model FedAvg first, then SCAFFOLD, FedDyn, MOON; for
   personal ones FedRep, Ditto, Per-FedAvg; in clusters IFCA, FeSEM, CFL.
+- **Their domains**, with the same classes (scanners, writers, cameras): FedBN, if the model has
+  batch normalisation.
+- **How often they take part**: MIFA.
 - **Their modalities**: Harmony; and any method of one architecture, with a fusion model
   (`models.mix = ["concat"]`) whose encoders of missing modalities are not used.
 

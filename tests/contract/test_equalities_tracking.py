@@ -112,7 +112,7 @@ def test_steps_and_limit_on_two_quadratics_by_hand(monkeypatch: pytest.MonkeyPat
     assert np.allclose(values(), [(0.15, 0.25), (-1.35, -2.25)], atol=1e-6)
     rounds.step()
     assert np.allclose(values(), [(0.3325, 0.4275), (-1.3925, -1.8475)], atol=1e-6)
-    while rounds.t < 200:
+    while rounds.t < 120:
         rounds.step()
     assert np.allclose(values(), [(2, 2), (0, 0)], atol=1e-4)
     assert all(
