@@ -69,7 +69,7 @@ def write(rows: list[dict[str, Any]], of_rounds: dict[str, Any]) -> None:
 def measure(by: str, n: int, words: int, masking: int) -> dict[str, Any]:
     """Return seconds and bytes of one sum."""
     sums = SecureSums(Secure(by=by), n)
-    plan = sums.plan(Attendance(*(range(n) for _ in STAGES)), words, 0, 0, 0)
+    plan = sums.plan(Attendance(*(range(n) for _ in STAGES)), words, (0, 0, 0))
     comm = SimpleNamespace(rank=0, size=1, gather=dict)
     execution = plan.execution(SimpleNamespace(clients=range(n), comm=comm))
     prepare = seconds(execution.prepare, times=1) / n

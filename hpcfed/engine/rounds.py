@@ -250,23 +250,24 @@ class Rounds:
                 raise
 
     def _round(self, cohort: list[int]) -> State:
-        """Do the method's round, and return the new state; collective.
-
-        If a secure sum fails, the state stays as it is.
-        """
-        fed = self.fed
+        """Do the method's round, and return the new state; collective."""
         try:
-            return self.schedule.round(fed, self.state, cohort, self.t)
+            return self.schedule.round(self.fed, self.state, cohort, self.t)
         except SumFailed as failure:
-            if fed.job.secure.on_failure == "stop":
-                raise
-            fed.tallies.secure_failed = True
-            if fed.comm.rank == 0:
-                fed.warnings.say(
-                    f"round {self.t + 1}: {failure}; the server's state stays as it is, as "
-                    f"secure.on_failure = 'keep' has it"
-                )
+            self._keep_state(f"round {self.t + 1}", failure)
             return self.state
+
+    def _keep_state(self, where: str, failure: SumFailed) -> None:
+        """Warn that a secure sum has failed; raise it if it ends the run."""
+        fed = self.fed
+        if fed.job.secure.on_failure == "stop":
+            raise failure
+        fed.tallies.secure_failed = True
+        if fed.comm.rank == 0:
+            fed.warnings.say(
+                f"{where}: {failure}; the server's state stays as it is, as secure.on_failure = "
+                f"'keep' has it"
+            )
 
     @property
     def over(self) -> bool:
@@ -291,7 +292,7 @@ class Rounds:
         """
         t = self.t - 1
         self.fed.participants.open(t)  # a run that is resumed at its end has run no round
-        state = self.algorithm.finish(self.fed, self.state, t)
+        state = self._finish(t)
         adapts = self.fed.job.adapt.how != "none"
         if state is None and not adapts:
             one = self.algorithm.accepts == "one architecture" and shares_all(
@@ -303,6 +304,14 @@ class Rounds:
         if state is not None:
             self.state = state
         return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)
+
+    def _finish(self, t: int) -> State | None:
+        """Do the method's steps after the last round; if a secure sum fails, none counts."""
+        try:
+            return self.algorithm.finish(self.fed, self.state, t)
+        except SumFailed as failure:
+            self._keep_state("after the last round", failure)
+            return None
 
     def _open(self, t: int) -> Opened:
         """Do all that comes before the method's round; collective."""

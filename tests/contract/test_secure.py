@@ -95,6 +95,29 @@ def test_below_the_threshold_the_state_stays_and_bytes_are_counted(masks):
     assert set(up[reports]) == {keys_and_shares + 8 * words}
 
 
+def test_shares_of_noise_are_masked_in_their_ring():
+    noise = ("--privacy.by", "distributed", "--privacy.clip", "0.5", "--privacy.noise", "1")
+    model = ("--models.mix", "mlp", "--algorithm.weighting", "uniform")
+    flags = (*ALL, *noise, "--privacy.bits", "16", *model)
+    charged = toy.run(Serial(), secure("fedavg", "secagg", *flags, masks="charged"))
+    for outcome in spmd(2, lambda comm: toy.run(comm, secure("fedavg", "secagg", *flags))):
+        assert not toy.differences(outcome, charged)
+    open_ = toy.run(Serial(), toy.job("fedavg", *SHORT, *flags))
+    assert not toy.differences(results(charged), results(open_))
+    keys_shares_answers = 64 + 5 * (2 * 66 + 16) + 6 * 66
+    assert (charged.column("up") == open_.column("up") + keys_shares_answers).all()
+
+
+@pytest.mark.parametrize("by", PROTOCOLS)
+def test_a_run_that_is_resumed_has_the_same_bits(by, tmp_path):
+    job = secure("scaffold", by, *BOUND, *ALL)
+    unbroken = toy.run(Serial(), job)
+    spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    for outcome in spmd(3, lambda comm: toy.run(comm, job, resume=tmp_path)):
+        assert not toy.differences(outcome.state, unbroken.state)
+        assert not toy.differences(outcome.rows[-1], unbroken.rows[-1])
+
+
 def test_a_job_may_stop_when_a_sum_fails():
     flags = (*BOUND, *ALL, "--system.dropout", "0.7", "--secure.threshold", "0.9")
     job = secure("fedavg", "secagg", *flags, "--secure.on_failure", "stop")

@@ -65,8 +65,8 @@ def install_secure_sums(fed: Federation) -> None:
     rule = fed.rule
     if not isinstance(rule, BoundedMean) or rule.clip is None:
         rule = fed.rule = BoundedMean(secure.bound, secure.largest_weight or fed.largest)
+        rule.hidden_by, rule.instead = f"secure.by = {secure.by!r}", "secure.by = 'none'"
         fed.transforms.append(Envelope(secure.bound, rule.largest_weight))
     else:
         fed.transforms.append(Envelope(None, rule.largest_weight))
     rule.secure = SecureSums(secure, fed.cohort_size)
-    rule.hidden_by, rule.instead = f"secure.by = {secure.by!r}", "secure.by = 'none'"

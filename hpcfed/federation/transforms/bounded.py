@@ -348,6 +348,7 @@ class DeclaredRows(HostRows):
     clients: of the rows, [rows].
     expected: number of clients that may have a row.
     bounds: of each array, [A]; None: they are measured.
+    bits: lower ones of a sum that count, so that no others travel if it is masked.
     """
 
     def __init__(
@@ -356,9 +357,10 @@ class DeclaredRows(HostRows):
         clients: Sequence[int],
         expected: int,
         bounds: np.ndarray | None,
+        bits: int = 64,
     ) -> None:
         super().__init__(rows)
-        self.clients, self.expected, self.bounds = clients, expected, bounds
+        self.clients, self.expected, self.bounds, self.bits = clients, expected, bounds, bits
 
     def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
         peaks = super().largest(shapes, factors)

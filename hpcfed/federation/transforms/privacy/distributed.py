@@ -255,7 +255,7 @@ class DistributedMean(CentralMean):
         """Return the exact sum of the integers of all clients, [D] int64; collective."""
         rows: Any = [[flat(term.value[SUM])] for _, term in terms]
         clients = [k for k, _ in terms]
-        declared = DeclaredRows(rows, clients, fed.K, np.array([2.0**grid.bits]))
+        declared = DeclaredRows(rows, clients, fed.K, np.array([2.0**grid.bits]), grid.bits)
         into: Any = Totals([(D,)])
         self.sum(fed, declared, [(D,)], [1.0] * len(rows), into)
         return np.rint(into.arrays[0]).astype(np.int64)

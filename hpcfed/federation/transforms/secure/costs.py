@@ -10,6 +10,7 @@ not measured during a run, so that virtual time is the same on all machines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -80,7 +81,7 @@ def pairwise_cost(
             cost.up[SHARES] = sealed * peers[KEYS]
             cost.down[SHARES] = sealed * peers[SHARES]
         if last >= INPUTS and k in present[INPUTS]:
-            cost.up[INPUTS] = int(words * sizes.value)
+            cost.up[INPUTS] = math.ceil(words * sizes.value)
             cost.down[INPUTS] = bits(1 + peers[KEYS])
         if last >= ANSWERS and k in present[ANSWERS]:
             cost.up[ANSWERS] = sizes.share * (1 + peers[SHARES])
@@ -127,15 +128,16 @@ def add_pairwise_seconds(
     attendance: Attendance,
     graph: Graph,
     t: int,
-    words: int,
+    stream_bytes: float,
     speeds: Speeds,
 ) -> float:
     """Add the seconds of clients in SecAgg or SecAgg+ to their costs; return the server's.
 
     costs: of all clients. The sum does not fail.
+    stream_bytes: of a mask.
     """
     present = attendance.sets
-    stream = words * WORD * speeds.byte
+    stream = stream_bytes * speeds.byte
     factors = 2 * t * t * speeds.share_product  # of the shares of one set of clients
     server = factors if isinstance(graph, Complete) else 0.0
     join = t * speeds.share_product + (0.0 if isinstance(graph, Complete) else factors)

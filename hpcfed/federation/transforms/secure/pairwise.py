@@ -118,6 +118,7 @@ class PairwiseSum:
     draw: client -> a function that returns random bytes, the same wherever the client is.
     gather: as `Comm.gather`.
     share: number of this rank and number of ranks.
+    bits_sent: lower bits of a masked value that travel; the server needs no others of the sum.
     """
 
     def __init__(
@@ -130,7 +131,9 @@ class PairwiseSum:
         draw: Callable[[int], Callable[[int], bytes]],
         gather: Gather,
         share: tuple[int, int] = (0, 1),
+        bits_sent: int = 64,
     ) -> None:
+        self.bits_sent = bits_sent
         self.attendance, self.words, self._gather = attendance, words, gather
         self.graph, self.t = graph, t
         self._rank, self._ranks = share
@@ -165,7 +168,7 @@ class PairwiseSum:
     def masked(self, k: int, values: np.ndarray) -> np.ndarray:
         """Return what client k of this rank sends for its values, [m] uint64; works in place."""
         masked = self.members[k].mask(values, self._among(k, SHARES))
-        self.costs[k].up[INPUTS] = masked.nbytes
+        self.costs[k].up[INPUTS] = bits(self.bits_sent * len(masked))
         self.costs[k].down[INPUTS] = bits(1 + len(self._among(k, KEYS)))
         return masked
 

@@ -24,6 +24,7 @@ from hpcfed.federation.transforms.secure.attendance import ANSWERS, STAGES, Atte
 from hpcfed.federation.transforms.secure.coded import CodedSum, piece_of
 from hpcfed.federation.transforms.secure.costs import (
     Cost,
+    Sizes,
     Speeds,
     add_coded_seconds,
     add_pairwise_seconds,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.transforms.bounded import DeclaredRows
 
 Shapes = Sequence[tuple[int, ...]]
+Name = tuple[int, int, int]  # of the random streams of a sum: seed, round, number in the round
 MORE_EXCHANGES = len(STAGES) - 1  # beside the one that every upload takes
 
 
@@ -119,7 +121,7 @@ class SecureSums:
         attendance = Attendance(invited, invited, senders, senders)
         number = fed.tallies.secure_sums
         fed.tallies.secure_sums += 1
-        plan = self.plan(attendance, words, fed.seed, fed.t, number)
+        plan = self.plan(attendance, words, (fed.seed, fed.t, number), rows.bits)
         failed = plan.failed_stage()
         if failed is not None:
             count_bytes(fed, plan.cost(filter(fed.clients.__contains__, invited), failed))
@@ -143,31 +145,29 @@ class SecureSums:
         self._count_seconds(fed, plan)
 
     def plan(
-        self, attendance: Attendance, words: int, seed: int, t: int, number: int
+        self, attendance: Attendance, words: int, name: Name, bits: int = 64
     ) -> PairwisePlan | CodedPlan:
         """Return the protocol of one sum, the same on all ranks.
 
-        number: of the sum in round t.
+        bits: lower ones of the sum of each value that count.
         """
         n, secure = len(attendance.keys), self.secure
         if secure.by == "lightsecagg":
             colluding = min(int(secure.colluding * n), threshold(n, secure.threshold) - 1)
-            return CodedPlan(
-                attendance, words, threshold(n, secure.threshold), colluding, (seed, t, number)
-            )
+            return CodedPlan(attendance, words, threshold(n, secure.threshold), colluding, name)
         degree = n - 1
         graph: Graph = Complete(attendance.keys)
         if secure.by == "secagg+" and (secure.neighbours or default_degree(n)) < n - 1:
-            g = rng.stream(seed, "secure graph", t, number)
+            g = rng.stream(name[0], "secure graph", *name[1:])
             graph = Harary(attendance.keys, secure.neighbours or default_degree(n), g)
             degree = len(graph.neighbours(attendance.keys[0]))
-        t_ = threshold(degree + 1, secure.threshold)
-        return PairwisePlan(attendance, words, graph, t_, (seed, t, number))
+        t = threshold(degree + 1, secure.threshold)
+        return PairwisePlan(attendance, words, graph, t, name, bits)
 
     def _announce(self, fed: Federation, rows: DeclaredRows, words: int) -> None:
         """Count the bytes of a client of a full cohort for those of a trial."""
         everybody = Attendance(*(range(self.cohort) for _ in STAGES))
-        cost = self.plan(everybody, words, fed.seed, fed.t, 0).cost([0])[0]
+        cost = self.plan(everybody, words, (fed.seed, fed.t, 0), rows.bits).cost([0])[0]
         count_bytes(fed, dict.fromkeys(rows.clients, cost))
 
     def _count_seconds(self, fed: Federation, plan: PairwisePlan | CodedPlan) -> None:
@@ -180,13 +180,19 @@ class SecureSums:
 
 
 class PairwisePlan:
-    """A sum by SecAgg or SecAgg+. name: of its random streams: seed, round, number in the round."""
+    """A sum by SecAgg or SecAgg+; the parameters are those of `PairwiseSum`."""
 
     def __init__(
-        self, attendance: Attendance, words: int, graph: Graph, t: int, name: tuple[int, int, int]
+        self,
+        attendance: Attendance,
+        words: int,
+        graph: Graph,
+        t: int,
+        name: Name,
+        bits: int,
     ) -> None:
         self.attendance, self.words, self.graph, self.t = attendance, words, graph, t
-        self.name = name
+        self.name, self.bits = name, bits
 
     @property
     def demand(self) -> str:
@@ -201,11 +207,14 @@ class PairwisePlan:
 
     def cost(self, clients: Any, last: int = ANSWERS) -> dict[int, Cost]:
         """Return the bytes of these clients if this stage is the last."""
-        return pairwise_cost(self.attendance, self.graph, self.words, clients, last)
+        sizes = Sizes(value=self.bits / 8)
+        return pairwise_cost(self.attendance, self.graph, self.words, clients, last, sizes)
 
     def add_seconds(self, costs: Mapping[int, Cost], speeds: Speeds) -> float:
         """Add the seconds of all clients to their costs; return the server's."""
-        return add_pairwise_seconds(costs, self.attendance, self.graph, self.t, self.words, speeds)
+        return add_pairwise_seconds(
+            costs, self.attendance, self.graph, self.t, self.words * self.bits / 8, speeds
+        )
 
     def execution(self, fed: Federation) -> PairwiseSum:
         return PairwiseSum(
@@ -217,6 +226,7 @@ class PairwisePlan:
             random_bytes(self.name),
             partial(gather_messages, fed.comm.gather),
             (fed.comm.rank, fed.comm.size),
+            self.bits,
         )
 
 
@@ -229,7 +239,7 @@ class CodedPlan:
         words: int,
         survivors: int,
         colluding: int,
-        name: tuple[int, int, int],
+        name: Name,
     ) -> None:
         self.attendance, self.words = attendance, words
         self.survivors, self.colluding, self.name = survivors, colluding, name
@@ -271,7 +281,7 @@ def threshold(n: int, share: float) -> int:
     return max(2, math.floor(share * n) + 1)
 
 
-def random_bytes(name: tuple[int, int, int]) -> Callable[[int], Callable[[int], bytes]]:
+def random_bytes(name: Name) -> Callable[[int], Callable[[int], bytes]]:
     """Return what makes the source of random bytes of each client in one sum."""
     seed, t, number = name
     return lambda k: rng.stream(seed, "secure keys", t, number, k).bytes
