@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hpcfed.training.local import Loss
 
 AT_ONCE = 1 << 25  # values of gradients of single examples in memory: 128 MiB
+PIECE = 512  # values whose squares are added up in float32
 CLOSE = 1e-4  # relative difference that rounding may cause between a batch and its examples
 
 
@@ -198,7 +199,7 @@ class PrivateGradient:
             return torch.ones(b, device=gradients[0].device)
         squares = torch.zeros(b, dtype=torch.float64, device=gradients[0].device)
         for g in gradients:
-            squares += g.reshape(b, -1).double().square().sum(1)
+            squares += sum_squares(g.reshape(b, -1))
         return (self.clip / squares.sqrt()).clamp(max=1.0).float()
 
     def each(self, loss: Loss, x: Any, y: Any) -> tuple[Tensor, list[Tensor]]:
@@ -274,6 +275,17 @@ class PrivateGradient:
                 "its loss on a batch is not the mean of the losses of single examples: it compares "
                 "examples with one another, or draws at random",
             )
+
+
+def sum_squares(rows: Tensor) -> Tensor:
+    """Return the sum of squares of each row, float64, to 1e-6.
+
+    Pieces of PIECE values are added up in float32, which takes a twentieth of the time of float64.
+    """
+    end = rows.shape[1] // PIECE * PIECE
+    pieces = (rows[:, :end].unflatten(1, (-1, PIECE)), rows[:, end:])
+    norms = [torch.linalg.vector_norm(piece, dim=-1).double().square() for piece in pieces]
+    return norms[0].sum(1) + norms[1]
 
 
 def part(batch: Any, start: int, stop: int) -> Any:

@@ -95,6 +95,13 @@ def test_clipped_gradients_are_those_of_opacus():
     assert norms == pytest.approx(OPACUS, abs=1e-6)
 
 
+@pytest.mark.parametrize("n", [1, 511, 512, 40_001])
+def test_norms_are_precise(n: int):
+    rows = torch.randn(3, n, generator=torch.Generator().manual_seed(n))
+    want = rows.double().square().sum(1)
+    torch.testing.assert_close(examples.sum_squares(rows), want, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("at_once", [1, 200, 10**9])
 def test_parts_of_a_batch_add_up(at_once, monkeypatch):
     model, x, y = two_layers()
@@ -147,7 +154,7 @@ def test_without_noise_and_clipping_a_run_is_the_plain_method():
         torch.testing.assert_close(private.state[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmd"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmd", "fedbuff"])
 def test_ranks_and_resuming_change_no_bit(method, tmp_path):
     job = toy.job(method, *PRIVATE, "1", "--privacy.noise", "0.5")
     want = toy.run(Serial(), job)
