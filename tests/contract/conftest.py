@@ -1,10 +1,19 @@
-"""The toy model has its name only while these tests run: other tests go over the whole registry."""
+"""The toy world has its model's name and its files in memory only while these tests run: others go
+over the whole registry, and read files.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpcfed.data import files
+from hpcfed.data.partition_file import Partition
 from hpcfed.models import MODELS, Entry
+from tests.contract import toy
+
+FILES = ("data.npz", "public.npz", "partition.h5")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -15,3 +24,27 @@ def small_model() -> Iterator[None]:
             MODELS, "small", Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
         )
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def files_in_memory() -> Iterator[None]:
+    """The data and the partition of the toy world are read once, and not for each of many runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "read", read_once(files.read))
+        patch.setattr(Partition, "load", read_once(Partition.load))
+        yield
+
+
+def read_once(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that reads each file of the toy world once, and other files as `read` does."""
+    values: dict[str, Any] = {}
+
+    def value(path: Path, *how: Any) -> Any:
+        if Path(path).parent != toy.folder() or Path(path).name not in FILES:
+            return read(path, *how)
+        key = repr((path, *how))
+        if key not in values:
+            values[key] = read(path, *how)
+        return values[key]
+
+    return value
