@@ -90,8 +90,9 @@ class Compression(Section):
         "auto", used_if={"by": other_than("none")}
     )
     """What becomes of what an upload loses. Ef14: the client adds it to its next one; ef21: the
-    client encodes the difference to what the server has of it; auto: ef14 for codecs that are
-    biased, and nothing for random-k, QSGD, TernGrad and EDEN.
+    client encodes the difference to what the server has of it; auto: for biased codecs, ef14 where
+    clients send new versions of models, and ef21 where they send other values; nothing for
+    random-k, QSGD, TernGrad and EDEN.
     """
     min_size: Count = field(1000, used_if=ON)
     """Tensors with fewer values travel as they are."""

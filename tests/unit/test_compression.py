@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.trial import measure
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
@@ -106,6 +107,18 @@ def test_ef21_approaches_a_constant_update():
         arrived.append(sent(world.send(Upload(part(3, -1, 0.5)))))
         world.next_round()
     assert arrived == [[3, 0, 0], [3, -1, 0], [3, -1, 0.5], [3, -1, 0.5]]
+
+
+def test_errors_of_models_are_added_and_values_approached():
+    reference, sums = Params(w=vector(0, 0, 0)), {}
+    for name, how in (("model", {"relative_to": reference}), ("values", {})):
+        world = World(top(1, 3), feedback="auto")
+        arrived = []
+        for _ in range(3):
+            arrived.append(sent(world.send(Upload(part(3, -1, 0.5), **how))))
+            world.next_round()
+        sums[name] = arrived[-1]
+    assert sums == {"model": [3, 0, 0], "values": [3, -1, 0.5]}
 
 
 def test_the_difference_to_the_reference_is_encoded_and_weights_are_not():
@@ -257,6 +270,15 @@ def test_traffic_is_known_before_the_round():
     for codec in ("qsgd", "terngrad", "sign", "eden", "powersgd", "int8", "random-k"):
         flags = ("--models.mix", "mlp", "--compression.by", codec)
         toy.check_traffic(toy.job("fedavg", *flags, "--compression.min_size", "0"))
+
+
+def test_bytes_between_ranks_are_those_without_a_codec():
+    encoded, plain = (
+        toy.start(Serial(), toy.job("fedavg", "--models.mix", "mlp", *flags)).fed
+        for flags in (("--compression.by", "int8", "--compression.down", "int8"), ())
+    )
+    assert measure(encoded).traffic(1) < measure(plain).traffic(1)
+    assert measure(encoded, encoded=False).traffic(1) == measure(plain).traffic(1)
 
 
 @pytest.mark.parametrize("codec", ["top-k", "stc", "sz3", "zfp"])

@@ -21,7 +21,7 @@ def transform_of(settings: Settings) -> Compression | None:
         return None
     feedback: Feedback = "none"
     if settings.by != "none" and settings.feedback == "auto":
-        feedback = "ef14" if CODECS[settings.by].load().contracts else "none"
+        feedback = "auto" if CODECS[settings.by].load().contracts else "none"
     elif settings.feedback != "auto":
         feedback = settings.feedback
     # without scaling, random positions lose values but do not enlarge what they keep

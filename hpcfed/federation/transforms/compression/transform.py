@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 T = TypeVar("T")
-Feedback = Literal["none", "ef14", "ef21"]
+Feedback = Literal["none", "ef14", "ef21", "auto"]
 STATE = "compression"  # in a client's memory
 
 
@@ -64,7 +64,8 @@ class Value(NamedTuple):
 class Compression(Transform):
     """up, down: the codecs of uploads and downloads; None: they travel as they are.
 
-    feedback: what is done with what uploads lose.
+    feedback: what is done with what uploads lose; auto: ef14 for new versions of a reference, ef21
+    for other parts, which may be no updates but values that change little.
     """
 
     def __init__(self, up: Codec | None, down: Codec | None, feedback: Feedback) -> None:
@@ -99,6 +100,9 @@ class Compression(Transform):
         """
         assert self.up is not None
         feedback = self.feedback if lasting else "none"
+        if feedback == "auto":
+            versions = any(value.reference is not None for value in values)
+            feedback = "ef14" if versions else "ef21"
         state = State(client, "up", key)
         errors = [state.read(value) if feedback != "none" else None for value in values]
         updates = [update_of(value) for value in values]
