@@ -130,8 +130,8 @@ def resize(x: np.ndarray, size: int) -> np.ndarray:
         values = x[start : start + CHUNK].astype(np.int64)
         for axis in (2, 3):
             values = interpolate(values, size, axis)
-        whole = (2 * size) ** 2
-        scaled[start : start + CHUNK] = (values + whole // 2) // whole
+        unit = (2 * size) ** 2
+        scaled[start : start + CHUNK] = (values + unit // 2) // unit
     return scaled
 
 

@@ -53,11 +53,14 @@ def split(data: DataSet, settings: Data, clients: int, seed: int, unseen: str = 
     check_groups(data, settings)
     copies = settings.shift.copies
     strata = data.strata[: len(data.train.y) // copies]
-    pool, seen = np.arange(len(strata)), np.arange(len(data.test.y))
+    pool, test_rows = np.arange(len(strata)), np.arange(len(data.test.y))
     if unseen:
         number = data.domain(unseen, "evaluate.unseen")
         assert data.train.users is not None  # or the data have no domain of this name
-        pool, seen = pool[data.train.users[pool] != number], seen[data.test.users != number]
+        pool, test_rows = (
+            pool[data.train.users[pool] != number],
+            test_rows[data.test.users != number],
+        )
     apart = pool[public(strata[pool], settings.public, stream(seed, "public"))]
     pool = np.setdiff1d(pool, apart)
     tail = stream(seed, "imbalance")
@@ -70,7 +73,9 @@ def split(data: DataSet, settings: Data, clients: int, seed: int, unseen: str = 
         test = tuple(_of_users(data, part) for part in train)
     else:
         test = tuple(
-            seen[mirror(strata, part, tests[seen], settings.test_share, stream(seed, "test", k))]
+            test_rows[
+                mirror(strata, part, tests[test_rows], settings.test_share, stream(seed, "test", k))
+            ]
             for k, part in enumerate(train)
         )
     # `limit` takes all if there is no number

@@ -90,14 +90,14 @@ def more_facts(record: Record) -> dict[str, Any]:
     more: dict[str, Any] = {
         "groups": groups.facts(record),
         "privacy": privacy.facts(record),
-        "natural_clients": named(record),
+        "natural_clients": natural_clients(record),
     }
     if f"rounds/{main_metric(record)}_unseen" in record.columns:
         more["unseen"] = unseen(record, main_metric(record))
     return {name: value for name, value in more.items() if value}
 
 
-def named(record: Record) -> list[dict[str, Any]]:
+def natural_clients(record: Record) -> list[dict[str, Any]]:
     """Return the main metric of each natural client that has a name; [] for more than NAMED.
 
     accuracy, or another main metric by its name: of its own model in the last evaluated round;
@@ -106,13 +106,13 @@ def named(record: Record) -> list[dict[str, Any]]:
     names, metric = client_names(record), main_metric(record)
     if not names or len(names) > NAMED:
         return []
-    own, received = (last(record, f"clients/{metric}{phase}") for phase in ("", "_received"))
+    after, received = (last(record, f"clients/{metric}{phase}") for phase in ("", "_received"))
     if not np.isfinite(received).any():
         received = record.arrays.get(f"final/{metric}_received", received)
     if len(received) != len(names):  # the end has scored other clients than all
         received = np.full(len(names), np.nan)
     return [
-        {"name": name, metric: number(own[k : k + 1]), "received": number(received[k : k + 1])}
+        {"name": name, metric: number(after[k : k + 1]), "received": number(received[k : k + 1])}
         for k, name in enumerate(names)
     ]
 
