@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -306,6 +307,7 @@ class DistributedAccount(Account):
 
     def __init__(self, job: Job, rule: DistributedMean) -> None:
         super().__init__(job)
+        self.accountant = replace(self.accountant, by="rdp")  # the only one for such sums
         self.job, self.rule, self.sums = job, rule, Counter[int]()
 
     def calibrate(self, times: int) -> float:

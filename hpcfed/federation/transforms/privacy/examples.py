@@ -91,7 +91,9 @@ class ExampleAccount(Account):
         the largest q^2 times number, by which epsilon grows while it is small.
         """
         pairs, best = [], 0
-        for q, n in sorted({*zip(self.sampled.tolist(), releases.tolist(), strict=True)})[::-1]:
+        active = releases > 0
+        values = zip(self.sampled[active].tolist(), releases[active].tolist(), strict=True)
+        for q, n in sorted({*values}, reverse=True):
             if n > best:
                 pairs.append((q, n))
                 best = n
