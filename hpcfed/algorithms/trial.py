@@ -61,7 +61,7 @@ class Counting(Exchange):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.summed = self.moved = 0
-        self.streams = 0  # largest number of calls of `Federation.stream` in a round
+        self.uploads = 0  # largest number of uploads of a client in a round
 
     def mean(self, terms: list[Term], keep: Params, per: Per = "mean") -> Params:
         self.summed += sum(term.value.nbytes for term in terms)
@@ -116,7 +116,7 @@ class Measured:
         # bytes by number of classes, by kind; if they do not depend on it, by 0
         self._bytes: dict[Kind, dict[int, Bytes]] = {}
         self._moves = False
-        self._streams = self._releases = 0
+        self._uploads = self._releases = 0
 
     @property
     def releases(self) -> int:
@@ -126,11 +126,11 @@ class Measured:
         return self._releases
 
     @property
-    def streams(self) -> int:
-        """Largest number of calls of `Federation.stream` in a round."""
+    def uploads(self) -> int:
+        """Largest number of uploads of a client in a round."""
         if not self._bytes:
             self._compare()
-        return self._streams
+        return self._uploads
 
     @property
     def moves(self) -> bool:
@@ -188,7 +188,7 @@ class Measured:
                 bytes_ = perform(fed)
                 exchange: Any = fed.exchange
                 self._moves = exchange.moved > exchange.summed
-                self._streams = max(self._streams, exchange.streams)
+                self._uploads = max(self._uploads, exchange.uploads)
                 releases = (tally.releases for tally in fed.tallies.values())
                 self._releases = max(self._releases, *releases, 0)
                 self._fed.shapes_of_means |= fed.shapes_of_means
@@ -272,7 +272,7 @@ def perform(fed: Federation) -> list[Bytes]:
                     work_once(fed, method, client, state, t)
             else:
                 state = method.round(fed, state, everybody, t)
-        counting.streams = max(counting.streams, fed.replay.streams)
+        counting.uploads = max(counting.uploads, *fed.replay.uploads.values(), 0)
         tallies = [fed.tallies[k] for k in everybody]
         most = [
             (max(down, tally.down), max(up, tally.up))
@@ -290,6 +290,7 @@ def check_empty_cohort(fed: Federation, state: Any) -> None:
     method = fed.job.algorithm
     fed.begin()
     fed.participants.open(fed.t + 1)
+    fed.participants.cohort = frozenset()
     with suppress(DivergedError):
         try:
             method.round(fed, state, [], fed.t)

@@ -20,14 +20,14 @@ def open_account(fed: Federation, method: Any) -> None:
     """
     if fed.rule or fed.account:
         try:
-            streams = measure(fed).streams
+            uploads = measure(fed).uploads
             if fed.job.privacy.sampling:
                 check_cohorts(fed, method)
         except ConfigError as error:
             raise everywhere(error) from None
     if fed.account:
         by_example = fed.job.privacy.by == "examples"
-        each = measure(fed).releases if by_example else streams
+        each = measure(fed).releases if by_example else uploads
         fed.account.open(fed.comm, max(1, each), busiest(fed, method))
     if fed.rule:
         on_all_ranks(fed.comm, lambda: fed.rule.open(fed) if fed.rule else None)

@@ -355,7 +355,8 @@ class Rounds:
             fed.rule.close(fed)
             columns |= fed.rule.columns()
         if fed.account:
-            columns["rounds/epsilon"] = fed.account.close(fed.comm, cohort, fed.replay.streams)
+            uploads = max(fed.replay.uploads.values(), default=0)
+            columns["rounds/epsilon"] = fed.account.close(fed.comm, cohort, uploads)
         failures = fed.replay.left
         fed.replay.clear()
         fed.store.past.clear()

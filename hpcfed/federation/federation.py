@@ -371,6 +371,7 @@ class Federation:
                             results.append(work(client, *arguments))
                     turn.values = list(map(self.uplink.send, clients, results))
             for k, upload in turn.uploads():
+                self.replay.uploads[k] += 1
                 if waits:
                     uploads[k] = upload
                 else:

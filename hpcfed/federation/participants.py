@@ -38,13 +38,14 @@ class Participants:
         self.profiles = profiles  # the clients' devices and network, in virtual time
         self.lost: dict[int, float] = {}  # examples processed by each client that will not report
         self.partial: dict[int, int] = {}  # epochs or steps of clients that do less than all
+        self.cohort: frozenset[int] | None = None  # of the round; None: nobody has drawn one
         self._mine, self._tallies, self._replay = mine, tallies, replay
         self._traffic, self._announced = traffic, dict[int, tuple[int, int]]()
 
     def open(self, t: int) -> None:
         """Begin round t: reset the tallies and the participation."""
         self._tallies.open(t)
-        self.lost, self.partial = {}, {}
+        self.lost, self.partial, self.cohort = {}, {}, None
 
     def begin(
         self,
@@ -62,6 +63,7 @@ class Participants:
         (`ReplayLog.left`).
         """
         self.open(t)
+        self.cohort = frozenset(cohort)
         reachable = [k for k in cohort if self.draws.reachable(t, k)]
         if self.profiles.trace:
             times = {k: time_of(k) for k in reachable}

@@ -7,6 +7,7 @@ without a client that failed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -79,7 +80,8 @@ class ReplayLog:
         # failures of clients of all ranks, as in `Entry.failures`
         self.left: dict[int, dict[int, tuple[str, str]]] = {}
         self.exchanges = 0  # since the round was last begun
-        self.streams = 0  # calls of `Federation.stream` since then
+        # since then, calls of `Federation.stream`, and uploads of each of this rank's clients
+        self.streams, self.uploads = 0, Counter[int]()
         self.news = False  # a client of this rank has failed, and other ranks do not know it yet
 
     def of(self, k: int) -> Entry:
@@ -88,7 +90,8 @@ class ReplayLog:
 
     def begin(self) -> None:
         """Begin the round, or repeat it."""
-        self.given, self.exchanges, self.streams, self.news = {}, 0, 0, False
+        self.given, self.exchanges, self.news = {}, 0, False
+        self.streams, self.uploads = 0, Counter()
 
     def clear(self) -> None:
         """Discard the log after the round."""

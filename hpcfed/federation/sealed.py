@@ -44,8 +44,11 @@ class MeanRule:
     def begin(self) -> None:
         """Begin a round, for the first time or again."""
 
-    def received(self, upload: Upload) -> Upload:
-        """Return the parts of an upload that the method sent; the rule takes others."""
+    def received(self, fed: Federation, k: int, upload: Upload) -> Upload:
+        """Return the parts of client k's upload that the method sent; the rule takes others.
+
+        Raises ConfigError if the client may not send anything in this round.
+        """
         return upload
 
     def close(self, fed: Federation) -> None:

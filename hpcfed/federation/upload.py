@@ -222,7 +222,7 @@ class Uplink:
         rule = self._fed.rule
         if rule is None or not rule.seals:
             return upload.value
-        upload = rule.received(upload)
+        upload = rule.received(self._fed, k, upload)
         sealed = {
             name: Sealed(k, part, name in upload.updates, rule)
             for name, part in upload.parts.items()

@@ -55,7 +55,8 @@ def test_a_constant_line_names_the_missing_values_of_a_run():
 
 @pytest.mark.parametrize("epochs, panels", [([1.0, 2.0], 1), ([2.0, 4.0], 2)])
 def test_epochs_are_no_panel_of_their_own_if_they_are_the_rounds(epochs, panels, monkeypatch):
-    values = {"rounds": [1, 2], "traffic": [0, 0], "seconds": [0, 0]} | {"epochs": epochs}
+    values = {"rounds": [1, 2], **{name: [0, 0] for name in ("traffic", "seconds", "epsilon")}}
+    values["epochs"] = epochs
     one = curves.Curve(
         mean=np.ones(2), std=np.zeros(2), **{n: np.array(v) for n, v in values.items()}
     )

@@ -90,8 +90,10 @@ class Account:
     def close(self, comm: Comm, cohort: Collection[int], each: int) -> float:
         """Note the releases of a round, and return epsilon so far; collective.
 
-        cohort: the clients that were to send.  each: releases, or uploads of each client.
+        cohort: the clients that were to send.  each: most uploads of one of this rank's clients.
         """
+        # who takes part is secret, so a round in which nobody did costs as much as another
+        each = max(comm.gather({comm.rank: each}).values()) or self.each
         self.each = max(self.each, each)
         self.note(comm, cohort, each)
         costs = [self.cost(0), self.cost(self.each)] if comm.rank == 0 else []

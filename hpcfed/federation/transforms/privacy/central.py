@@ -135,7 +135,14 @@ class CentralMean(BoundedMean):
     def begin(self) -> None:
         self.call, self.uploads, self.bits = 0, 0, 0.0
 
-    def received(self, upload: Upload) -> Upload:
+    def received(self, fed: Federation, k: int, upload: Upload) -> Upload:
+        cohort = fed.participants.cohort
+        if cohort is not None and len(cohort) < fed.K and k not in cohort:
+            raise ConfigError(
+                f"{self.hidden_by}: {fed.job.algorithm.name} also asks clients that are not in the "
+                f"cohort, of which the account of privacy does not know; set participation = 1, or "
+                f"take another method, such as fedavg"
+            )
         self.uploads += 1
         if BIT in upload.parts:
             self.bits += float(upload.parts[BIT])
@@ -258,11 +265,13 @@ class CentralMean(BoundedMean):
         """Adapt the bound to the round; collective."""
         if not self.adaptive:
             return
-        bits = math.fsum(fed.comm.gather({fed.comm.rank: self.bits}).values())
+        mine = self.bits, max(fed.replay.uploads.values(), default=0)
+        sums, uploads = zip(*fed.comm.gather({fed.comm.rank: mine}).values(), strict=True)
+        bits = math.fsum(sums)
         bits += (
             self.bit_noise(fed) * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
         )
-        m, p = probability(fed.job) * fed.K * max(1, fed.replay.streams), self.privacy
+        m, p = probability(fed.job) * fed.K * max(1, *uploads), self.privacy
         self.clip = adaptive.adapted(self.bound, bits, m, p.clip_rate, p.quantile)
 
     def columns(self) -> dict[str, float]:
