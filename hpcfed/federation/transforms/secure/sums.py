@@ -70,16 +70,17 @@ class Envelope(Transform):
     def _check(
         self, fed: Federation, client: Client, value: Params, weight: float | Params, bound: float
     ) -> None:
-        weights = weight if isinstance(weight, Params) else {"what": torch.tensor(weight)}
+        weights = weight if isinstance(weight, Params) else {"": torch.tensor(weight)}
         for what, named, largest, setting in (
             ("", value, bound, "secure.bound"),
-            ("the weight of ", weights, self.largest_weight, "secure.largest_weight"),
+            ("weight", weights, self.largest_weight, "secure.largest_weight"),
         ):
             for name, peak in zip(named, magnitudes(named.values()), strict=True):
                 if peak > largest:
+                    whose = " of ".join(filter(None, (what, name)))
                     error = DivergedError(
-                        f"{fed.warnings.where(client)}: {what}{name} it sends reaches "
-                        f"{peak:g}, beyond {setting} = {largest:g}\n  set a larger {setting}; if "
+                        f"{fed.warnings.where(client)}: its {whose} reaches {peak:g} in an "
+                        f"upload, beyond {setting} = {largest:g}\n  set a larger {setting}; if "
                         f"training diverges, a smaller local.lr"
                     )
                     error.client = client.id
