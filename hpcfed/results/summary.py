@@ -289,7 +289,22 @@ def title(record: Record) -> str:
 def data(about: dict[str, Any]) -> str:
     """Return a short description of a job's data."""
     skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
-    return f"{data_name(about)}, {about['partition']}{skew}"
+    changes = [f", {change}" for change in image_changes(about.get("shift", {}))]
+    return f"{data_name(about)}, {about['partition']}{skew}{''.join(changes)}"
+
+
+def image_changes(shift: dict[str, Any]) -> list[str]:
+    """Return in words how the images of clients differ, by the fields of `[data.shift]`."""
+    changes = []
+    if (groups := shift.get("rotation_groups", 1)) > 1:
+        changes.append(f"{groups} rotations{', images reused' if shift.get('reuse') else ''}")
+    if angles := shift.get("degrees"):
+        changes.append(f"rotated by {' / '.join(f'{angle:g}' for angle in angles)} degrees")
+    if (hues := shift.get("hue_groups", 1)) > 1:
+        changes.append(f"{hues} hues")
+    if noise := shift.get("noise"):
+        changes.append(f"noise {noise:g}")
+    return changes
 
 
 def data_name(about: dict[str, Any]) -> str:

@@ -264,6 +264,9 @@ def test_own_data_are_named_by_file_or_label_and_the_path_appears_once(tmp_path)
     head["job"]["data"]["label"] = "my birds"
     labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=head["job"]))
     assert summary.title(labelled).startswith("FedClassAvg on my birds, ")
+    head["job"]["data"]["shift"] = {"rotation_groups": 4, "degrees": [], "noise": 0.1}
+    shifted = load(run_of(tmp_path / "shifted", [row([0.5] * 4, [0])], job=head["job"]))
+    assert "dirichlet(0.5), 4 rotations, noise 0.1, 4 clients" in summary.title(shifted)
 
 
 def drawn_text(record: Record) -> str:
