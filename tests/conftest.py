@@ -40,7 +40,8 @@ FIRST = (  # few tests that take long, after which others fill up
     "tests/browser/",
 )
 BY_METHOD = tuple(
-    f"tests/contract/test_{name}.py" for name in ("contract", "options", "uploads", "downloads")
+    f"tests/contract/test_{name}.py"
+    for name in ("contract", "options", "uploads", "downloads", "privacy_methods")
 )
 QUICK = ("tests/house/", "tests/golden/")
 # The contract of these is quick: ranks, checkpoints, resume, faults and uploads of a method with

@@ -18,6 +18,7 @@ from hpcfed.engine.decide import world
 from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.on_round import Callback
+from hpcfed.engine.privacy import open_account
 from hpcfed.engine.rank_log import RankLog
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
@@ -63,6 +64,7 @@ def attempt(course: Course, comm: Comm) -> int:
     warn(fed, decided)
     check_privacy(fed)
     if folder is None:
+        open_account(fed, job.algorithm)
         if comm.rank == 0:
             dryrun.show(job, decided, fed)
         return DONE
