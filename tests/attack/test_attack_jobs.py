@@ -185,7 +185,8 @@ def test_files_that_extend_each_other_end(tmp_path):
 def test_variables_that_name_no_field_are_refused(monkeypatch):
     for name, message in {
         "HPCFED_ROUNDS__X": "rounds has no such fields",
-        "HPCFED_MODELS__MIX__0": "models has no such fields",
+        "HPCFED_MODELS__MIX__0": "models.mix has no such fields",
+        "HPCFED_DATA__SHIFT__NOISE__X": "data.shift.noise has no such fields",
         "hpcfed_rounds": "write it in capitals, HPCFED_ROUNDS",
         "HPCFED_": "no field ''",
     }.items():

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Serial
+from hpcfed.config.load import load
 from hpcfed.config.sections import Shift
+from hpcfed.config.write import to_toml
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.shift import Change, of_client
 from hpcfed.engine.decide import world
@@ -29,6 +31,17 @@ def clients_of(*flags: str):
 
 def images(shard) -> np.ndarray:
     return shard.batch(np.arange(len(shard)))[0].numpy()
+
+
+def test_the_table_in_a_table_is_read_from_files_flags_and_the_environment(tmp_path):
+    (tmp_path / "job.toml").write_text("[data.shift]\nnoise = 0.1\nhue_groups = 3\n")
+    flags = ("--data.shift.hue_groups", "2")
+    environ = {"HPCFED_DATA__SHIFT__DEGREES": "0,15", "HPCFED_DATA__SHIFT__NOISE": "0.2"}
+    job = load([str(tmp_path / "job.toml"), *flags], environ=environ)
+    assert job.data.shift == Shift(noise=0.2, hue_groups=2, degrees=(0, 15))
+    stored = tmp_path / "stored.toml"
+    stored.write_text(to_toml(job.plain()))
+    assert load([str(stored)], environ={}).data.shift == job.data.shift
 
 
 def test_four_quarter_turns_are_the_identity_bit_for_bit():
