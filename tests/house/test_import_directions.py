@@ -64,8 +64,18 @@ def test_only_comm_imports_mpi4py():
 
 @pytest.mark.parametrize("full", ["hpcfed.comm", "hpcfed.main", "hpcfed.cli"])
 def test_mpi_is_not_loaded_before_a_launcher_is_seen(full):
-    code = f"import sys, {full}; print('mpi4py' in sys.modules)"
+    assert not loaded(full, "mpi4py")
+
+
+def test_a_run_loads_scipy_only_if_its_job_needs_it():
+    """It takes half as long as torch, on each rank."""
+    assert not loaded("hpcfed.engine.run", "scipy")
+
+
+def loaded(full: str, other: str) -> bool:
+    """Whether the import of a module of ours loads another package."""
+    code = f"import sys, {full}; print({other!r} in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "False\n"
+    return done.stdout == "True\n"

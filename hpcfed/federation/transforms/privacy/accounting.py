@@ -31,7 +31,6 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from hpcfed.core.optional_imports import import_extra
 
@@ -196,6 +195,8 @@ class Accountant:
                     f"no noise multiplier between {LIMITS[0]:g} and {LIMITS[1]:g} costs epsilon "
                     f"{epsilon:g} in {rounds} rounds"
                 )
+        from scipy.optimize import brentq  # here: runs without noise do not load scipy
+
         return math.exp(brentq(excess, at, other, xtol=1e-7))
 
 

@@ -21,8 +21,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from hpcfed.clients.selection import count_groups
 from hpcfed.federation.transforms.privacy.account import Account
@@ -43,9 +41,16 @@ def square_root_coefficients(n: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
 
 
+def quotient(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return C^-1 x of a lower triangular Toeplitz matrix C with these coefficients."""
+    from scipy.signal import lfilter  # here: runs without noise do not load scipy
+
+    return lfilter([1.0], coefficients, x)
+
+
 def inverse(coefficients: np.ndarray, n: int) -> np.ndarray:
     """Return the first n coefficients of the inverse of a lower triangular Toeplitz matrix."""
-    return lfilter([1.0], coefficients, np.eye(1, n)[0])
+    return quotient(coefficients, np.eye(1, n)[0])
 
 
 def mean_error(coefficients: np.ndarray, n: int) -> float:
@@ -53,7 +58,7 @@ def mean_error(coefficients: np.ndarray, n: int) -> float:
 
     Independent noise has (n + 1) / 2.
     """
-    prefix = lfilter([1.0], coefficients, np.ones(n))  # coefficients of A C^-1
+    prefix = quotient(coefficients, np.ones(n))  # coefficients of A C^-1
     weights = np.arange(n, 0, -1) / n
     return float(coefficients @ coefficients * (weights @ prefix**2))
 
@@ -73,11 +78,13 @@ def banded_coefficients(bands: int, n: int) -> tuple[float, ...]:
     def error(rest: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the logarithm of the error and its gradient by c_1, c_2, ..."""
         c = np.concatenate([[1.0], rest])
-        prefix = lfilter([1.0], c, np.ones(n))
+        prefix = quotient(c, np.ones(n))
         spread, norm = weights @ prefix**2, c @ c
-        slope = lfilter([1.0], c, prefix)  # minus d prefix / d c_j is this, j rounds later
+        slope = quotient(c, prefix)  # minus d prefix / d c_j is this, j rounds later
         down = [weights[j:] * prefix[j:] @ slope[: n - j] for j in range(1, bands)]
         return math.log(spread * norm), 2 * rest / norm - 2 * np.array(down) / spread
+
+    from scipy.optimize import minimize  # here: runs without noise do not load scipy
 
     start = square_root_coefficients(bands)[1:]
     result = minimize(error, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})

@@ -23,7 +23,6 @@ from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 Mechanism = Literal["discrete-gaussian", "skellam"]
 
@@ -264,6 +263,8 @@ def sampled(divergence: Callable[[float], float], q: float, order: float) -> flo
         return 0.0
     if q == 1 or not isinstance(order, int):
         return divergence(order)
+    from scipy.special import gammaln, logsumexp  # here: runs without noise do not load scipy
+
     log_q, log_rest = math.log(q), math.log1p(-q)
     j = np.arange(3, order + 1)
     combinations = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from hpcfed.comm.sum_messages import Totals
@@ -320,6 +319,8 @@ class DistributedAccount(Account):
         low, high = math.log(LIMITS[0]) / 2, math.log(LIMITS[1]) / 2
         if excess(low) < 0 or excess(high) > 0:
             raise ValueError(f"no noise costs it in {times} sums; privacy.bits may be too few")
+        from scipy.optimize import brentq  # here: runs without noise do not load scipy
+
         return round_up(math.exp(brentq(excess, low, high, xtol=1e-7)))
 
     def epsilon(self, sums: Mapping[int, int], z: float) -> float:
