@@ -110,7 +110,7 @@ def test_a_score_that_was_not_due_is_caught_up_later():
     assert not rounds.evaluation.stale[:5].any()
 
 
-def test_from_the_step_of_a_round_to_the_loss_there_are_eight_frames_in_five_files(monkeypatch):
+def test_from_the_step_of_a_round_to_the_loss_there_are_nine_frames_in_five_files(monkeypatch):
     stacks, loss = [], Method.loss
 
     def noted(self, *args):
@@ -121,7 +121,7 @@ def test_from_the_step_of_a_round_to_the_loss_there_are_eight_frames_in_five_fil
     started("fedavg", "--training.engine", "eager").step()
     names = [frame.name for frame in stacks[0]]
     frames = stacks[0][names.index("step") :]
-    assert len(frames) + 1 == 8  # the loss itself is one, in the file of the method's round
+    assert len(frames) + 1 == 9  # the loss itself is one, in the file of the method's round
     assert len({frame.filename for frame in frames}) == 5
 
 
