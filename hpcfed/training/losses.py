@@ -111,9 +111,11 @@ def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
 
     target: [n, C], probabilities, already softened by the same temperature.  logits: [n, C], the
     student's. The factor tau^2 makes the size of the gradient independent of the temperature.
+    Values of the target below 0, which lossy compression or noise may leave, count as 0.
     Hinton et al., 2015, arXiv:1503.02531, section 2.
     """
-    return tau**2 * F.kl_div(F.log_softmax(logits / tau, dim=1), target, reduction="batchmean")
+    student = F.log_softmax(logits / tau, dim=1)
+    return tau**2 * F.kl_div(student, target.clamp(min=0), reduction="batchmean")
 
 
 def soften(logits: Tensor, tau: float = 1.0) -> Tensor:
@@ -150,13 +152,11 @@ def to_soft_targets(
     """Return the mean over examples of the distance of soft predictions to their targets.
 
     logits: [n, C].  target: [n, C], probabilities; a row of nan is not a target and contributes 0.
-    Values below 0, which lossy compression or noise may leave, count as 0 in KL.
     distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
     Jeong et al. (FD), 2018, arXiv:1811.11479, algorithm 1.
     """
     if distance == "kl":
-        # a row of zeros has divergence 0
-        return distil(target.nan_to_num().clamp(min=0), logits)
+        return distil(target.nan_to_num(), logits)  # a row of zeros has divergence 0
     valid = ~target.isnan().any(1, keepdim=True)
     apart = F.softmax(logits, dim=1) - target.nan_to_num()
     return torch.where(valid, apart, 0.0).square().sum(1).mean()

@@ -34,6 +34,12 @@ def test_distillation_is_the_divergence_summed_over_classes_and_averaged_over_ex
     )  # log 2 for the first, 0 for the second
 
 
+def test_negative_probabilities_of_lossy_messages_count_as_zeros():
+    logits = torch.tensor([[0.5, 1.0, -1.0]])
+    lossy, zeros = torch.tensor([[0.6, -0.1, 0.5]]), torch.tensor([[0.6, 0.0, 0.5]])
+    assert distil(lossy, logits).item() == distil(zeros, logits).item()
+
+
 def test_distilling_towards_oneself_costs_nothing():
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     assert distil(soften(logits, 4.0), logits, tau=4.0).item() == pytest.approx(0.0, abs=1e-6)

@@ -148,6 +148,12 @@ def test_whole_numbers_doubles_and_tensors_of_weight_travel_as_they_are():
     assert upload.nbytes == (1 + 4 + 2) + 12 + 24 + 16
 
 
+def test_a_variance_never_becomes_negative():
+    sent = Params({"bn.running_var": vector(0.1, 3, 0.2)})
+    upload = World(Sign()).send(Upload(Mean.of(sent), relative_to=sent * 2))
+    assert upload.value.terms[0].value["bn.running_var"] is sent["bn.running_var"]
+
+
 def test_two_turns_of_a_round_have_errors_of_their_own():
     world = World(top(1, 2), feedback="ef14")
     for _ in range(2):

@@ -1,9 +1,9 @@
 """Compression of uploads and downloads: values become messages, and what arrives is decoded.
 
 An upload has one message for each part. It encodes the float32 tensors: their difference to the
-reference if the part is a new version of one, else the values. Weights of a `Mean`, whole numbers
-and other types travel as they are. If a tensor is decoded without any loss, the server has the very
-value that was sent.
+reference if the part is a new version of one, else the values. Weights of a `Mean`, statistics of
+batch normalisation, whole numbers and other types travel as they are. If a tensor is decoded
+without any loss, the server has the very value that was sent.
 
 Error feedback, for a client's update u (Seide et al., Interspeech 2014; Stich et al.,
 arXiv:1809.07599; Richtarik et al., arXiv:2106.05203):
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Feedback = Literal["none", "ef14", "ef21", "auto"]
 STATE = "compression"  # in a client's memory
+STATISTICS = ("running_mean", "running_var")  # endings of names
 
 
 class Value(NamedTuple):
@@ -289,13 +290,13 @@ def values_of(part: Any, reference: Any = None, path: str = "") -> Iterator[Valu
     if isinstance(part, Mean):
         for i, term in enumerate(part.terms):
             for name, value in term.value.items():
-                if value.dtype == torch.float32:
+                if is_encoded(name, value):
                     at = term.at.get(name)
                     yield Value(f"{path}/{i}/{name}", value, version(references, name, value), at)
     elif isinstance(part, dict):
         for name, value in part.items():
             if isinstance(value, Tensor):
-                if value.dtype == torch.float32:
+                if is_encoded(name, value):
                     yield Value(f"{path}/{name}", value, version(references, name, value))
             else:
                 yield from values_of(value, references.get(name), f"{path}/{name}")
@@ -304,6 +305,14 @@ def values_of(part: Any, reference: Any = None, path: str = "") -> Iterator[Valu
             yield from values_of(value, None, f"{path}/{i}")
     elif isinstance(part, Tensor) and part.dtype == torch.float32:
         yield Value(path, part, reference if isinstance(reference, Tensor) else None)
+
+
+def is_encoded(name: Any, value: Tensor) -> bool:
+    """Return whether a tensor of this name is encoded.
+
+    Those of batch normalisation's statistics are not: a variance must not become negative.
+    """
+    return value.dtype == torch.float32 and not str(name).endswith(STATISTICS)
 
 
 def version(references: Mapping[str, Any], name: Any, value: Tensor) -> Tensor | None:
