@@ -1,0 +1,232 @@
+"""What protection and compression of uploads cost: accuracy against epsilon, and against bytes.
+
+`python benchmarks/uploads.py [privacy] [compression] [--data fashion-mnist cifar10]
+[--side-by-side 2]`
+
+`uploads.toml` names the methods and what is done to their uploads; the jobs beside it say the rest.
+Each cell of methods x variants x data has three seeds. A finished run leaves one line in
+results/uploads/rows.json, which the tables and pictures are made of, and no other file; the same
+command continues with the lines that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from runs import FOLDER, RESULTS, Processes, Run, run, slug
+
+from hpcfed.storage.results import load
+
+HERE = Path(__file__).parent
+PLAN = tomllib.loads((HERE / "uploads.toml").read_text())
+KEPT = RESULTS / "uploads"
+STUDIES = ("privacy", "compression")
+DATA = ("fashion-mnist", "cifar10")
+SEEDS = (0, 1, 2)
+COLUMNS = {"own": "clients/accuracy", "received": "clients/accuracy_received"}
+PLAIN = "as they are"
+SIZE, POINTS = (7.0, 3.0), 8  # inches of a picture, and of its letters
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    study: str
+    data: str
+    method: str
+    variant: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return "/".join(map(str, self))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("studies", nargs="*", default=STUDIES)
+    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    parser.add_argument("--only", nargs="+", default=[], metavar="METHOD")
+    parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
+    options = parser.parse_args()
+    rows = read()
+    wanted = [
+        cell
+        for cell in cells()
+        if cell.study in options.studies
+        and cell.data in options.data
+        and (not options.only or cell.method in options.only)
+        and rows.get(cell.key, {}).get("flags") != flags(cell)
+    ]
+    failed = measure(wanted, rows, options.side_by_side)
+    for study in STUDIES:
+        write_table(study, rows)
+        draw(study, rows)
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def cells() -> Iterator[Cell]:
+    """All runs, the first seed of all cells first."""
+    for seed in SEEDS:
+        for study in STUDIES:
+            for data in DATA:
+                for method, how in PLAN["methods"].items():
+                    for variant in how.get("only", PLAN[study]["variants"]):
+                        yield Cell(study, data, method, variant, seed)
+
+
+def flags(cell: Cell) -> str:
+    """The flags of a run over its study's job."""
+    method = PLAN["methods"][cell.method].get("flags", "")
+    own = PLAN[cell.study].get("methods", {}).get(cell.method, "")
+    variant = PLAN[cell.study]["variants"][cell.variant]
+    start = f"--algorithm.name {cell.method} --data.name {cell.data} --seed {cell.seed}"
+    return " ".join(f"{start} {method} {own} {variant}".split())
+
+
+def measure(wanted: list[Cell], rows: dict[str, Any], side_by_side: int) -> list[str]:
+    """Run the cells, add their lines to `rows` and to the file, and return what failed."""
+    processes, lock, commit = Processes(), Lock(), describe_commit()
+
+    def do(cell: Cell) -> str | None:
+        path = FOLDER / "uploads" / f"{slug(cell.key)}.h5"
+        words = tuple(flags(cell).split())
+        error = run(Run(HERE / PLAN[cell.study]["job"], words, path), FOLDER, processes)
+        if error or not path.exists():
+            return error
+        line = {"flags": flags(cell), "commit": commit, **figures(path, cell.method)}
+        path.unlink()
+        with lock:
+            rows[cell.key] = line
+            KEPT.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(rows, indent=0, sort_keys=True)
+            (KEPT / "rows.json").write_text(text + "\n")
+        return None
+
+    with processes.handle_signals(), ThreadPoolExecutor(side_by_side) as pool:
+        return [error for error in pool.map(do, wanted) if error]
+
+
+def read() -> dict[str, Any]:
+    file = KEPT / "rows.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def describe_commit() -> str:
+    words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def figures(path: Path, method: str) -> dict[str, float | None]:
+    """Accuracy of the last round (mean over clients, and of the worst tenth), bytes that a client
+    sends in a round, epsilon, seconds.
+    """
+    record = load(path)
+    scores = np.sort(record.column(COLUMNS[PLAN["methods"][method]["measure"]])[-1])
+    scores = scores[np.isfinite(scores)]
+    members = max(1.0, float(record.column("clients/cohort").sum()))
+    columns = record.columns
+    epsilon = float(columns["rounds/epsilon"][-1]) if "rounds/epsilon" in columns else None
+    return {
+        "accuracy": round(float(scores.mean()), 5),
+        "worst_tenth": round(float(scores[: -(-len(scores) // 10)].mean()), 5),
+        "up": round(float(record.column("clients/up").sum()) / members, 1),
+        "down": round(float(record.column("clients/down").sum()) / members, 1),
+        "epsilon": epsilon if epsilon is None or np.isfinite(epsilon) else None,
+        "seconds": round(float(record.column("rounds/seconds").sum()), 1),
+    }
+
+
+def by_seed(rows: Mapping[str, Any], study: str, data: str, method: str, variant: str) -> list[Any]:
+    lines = (rows.get(Cell(study, data, method, variant, seed).key) for seed in SEEDS)
+    return [line for line in lines if line]
+
+
+def write_table(study: str, rows: Mapping[str, Any]) -> None:
+    """Write the study's table: mean accuracy over seeds, with the deviation, and bytes sent."""
+    variants = list(PLAN[study]["variants"])
+    text = []
+    for data in DATA:
+        text += [f"**{data}**", "", f"| method | {' | '.join(variants)} |"]
+        text += ["|---" * (1 + len(variants)) + "|"]
+        for method in PLAN["methods"]:
+            lines = [by_seed(rows, study, data, method, variant) for variant in variants]
+            if any(lines):
+                text.append(f"| {method} | {' | '.join(map(cell_text, lines))} |")
+        text.append("")
+    done = [cell for cell in cells() if cell.study == study and cell.key in rows]
+    commits = sorted({rows[cell.key]["commit"] for cell in done})
+    planned = sum(cell.study == study for cell in cells())
+    text += [f"{len(done)} of {planned} runs. Commits: {', '.join(commits)}.", ""]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / f"{study}.md").write_text("\n".join(text))
+
+
+def cell_text(lines: list[Any]) -> str:
+    if not lines:
+        return ""
+    scores = [line["accuracy"] for line in lines]
+    spread = f" ± {np.std(scores, ddof=1):.3f}" if len(scores) > 1 else ""
+    sent = np.mean([line["up"] for line in lines]) / 1e3
+    return f"{np.mean(scores):.3f}{spread} ({sent:,.2f} kB)"
+
+
+def draw(study: str, rows: Mapping[str, Any]) -> None:
+    """Draw accuracy against epsilon, or against bytes, one panel for each data set."""
+    figure = Figure(figsize=SIZE, layout="constrained")
+    for data, axes in zip(DATA, figure.subplots(1, 2), strict=True):
+        for i, method in enumerate(name for name in PLAN["methods"] if name != "local"):
+            points = list(points_of(study, rows, data, method))
+            if not points:
+                continue
+            x, y, low, high = zip(*points, strict=True)
+            colour = f"C{i}"
+            style = {"color": colour, "marker": "os^Dvx"[i], "markersize": 4, "label": method}
+            line = "-" if study == "privacy" else ""
+            axes.plot(x, y, linestyle=line, linewidth=1, **style)
+            axes.vlines(x, low, high, color=colour, linewidth=0.8)
+        local = by_seed(rows, study, data, "local", PLAIN)
+        if local:
+            level = np.mean([line["accuracy"] for line in local])
+            axes.axhline(level, color="grey", linestyle=":", linewidth=1, label="local training")
+        axes.set_title(data, fontsize=POINTS)
+        if study == "privacy":
+            axes.set_xticks(range(5), ["2", "4", "8", "clip only", "none"])
+            axes.set_xlabel("epsilon", fontsize=POINTS)
+        else:
+            axes.set_xscale("log")
+            axes.set_xlabel("bytes that a client sends in a round", fontsize=POINTS)
+        axes.set_ylabel("accuracy, mean over clients", fontsize=POINTS)
+        axes.tick_params(labelsize=POINTS)
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=7, fontsize=POINTS - 1)
+    figure.savefig(KEPT / f"{study}.png", dpi=200)
+
+
+def points_of(
+    study: str, rows: Mapping[str, Any], data: str, method: str
+) -> Iterator[tuple[float, float, float, float]]:
+    """Yield position, mean accuracy, lowest and highest seed of each variant."""
+    variants = list(PLAN[study]["variants"])
+    order = list(reversed(variants)) if study == "privacy" else variants
+    for at, variant in enumerate(order):
+        if lines := by_seed(rows, study, data, method, variant):
+            scores = [line["accuracy"] for line in lines]
+            x = at if study == "privacy" else float(np.mean([line["up"] for line in lines]))
+            yield x, float(np.mean(scores)), min(scores), max(scores)
+
+
+if __name__ == "__main__":
+    main()
