@@ -73,7 +73,7 @@ def test_ef14_adds_what_was_lost_to_the_next_upload():
         arrived.append(sent(world.send(Upload(part(3, -1, 0.5)))))
         world.next_round()
     assert arrived == [[3, 0, 0], [3, 0, 0], [3, 0, 0], [0, -4, 0]]
-    error = world.client.memory["compression"]["up"]["1 "]["/0/w"]
+    error = world.client.memory["compression"]["ef14"]["1 "]["/0/w"]
     assert (np.sum(arrived, 0) + error).tolist() == [12, -4, 2]
 
 
@@ -87,7 +87,7 @@ def test_ef14_of_signs_and_of_stc():
         codec.encode = forced(codec)  # type: ignore[method-assign]
         codec.decode = forced_back(codec)  # type: ignore[method-assign]
         assert sent(world.send(Upload(part(*update)))) == arrives
-        assert world.client.memory["compression"]["up"]["1 "]["/0/w"].tolist() == error
+        assert world.client.memory["compression"]["ef14"]["1 "]["/0/w"].tolist() == error
 
 
 def forced(codec: Codec) -> Any:
@@ -173,7 +173,7 @@ def test_errors_belong_to_positions_of_the_whole_tensor():
         world.next_round()
     # row 2 lost 1, so that 2.5 are sent; then 2 of row 5 are lost, which nobody asks for again
     assert arrived == [[4, 0], [2.5, 0], [0, 0]]
-    errors = world.client.memory["compression"]["up"]["1 "]["/0/w"]
+    errors = world.client.memory["compression"]["ef14"]["1 "]["/0/w"]
     assert errors.tolist() == [0, 0, 0, 0, 0, 2]
 
 
@@ -194,10 +194,10 @@ def test_a_failed_turn_leaves_the_error_as_it_was():
     world = World(top(1, 2), feedback="ef14")
     world.send(Upload(part(4, 1)))
     before = dict(world.client.memory)  # as the undo log has it
-    error = before["compression"]["up"]["1 "]["/0/w"].copy()
+    error = before["compression"]["ef14"]["1 "]["/0/w"].copy()
     world.next_round()
     world.send(Upload(part(4, 1)))
-    assert before["compression"]["up"]["1 "]["/0/w"].tolist() == error.tolist() == [0, 1]
+    assert before["compression"]["ef14"]["1 "]["/0/w"].tolist() == error.tolist() == [0, 1]
 
 
 def test_downloads_are_differences_to_what_the_client_has():

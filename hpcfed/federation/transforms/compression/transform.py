@@ -104,7 +104,8 @@ class Compression(Transform):
         if feedback == "auto":
             versions = any(value.reference is not None for value in values)
             feedback = "ef14" if versions else "ef21"
-        state = State(client, "up", key)
+        # a method may send a gradient in the turn in which it sends a model in other rounds
+        state = State(client, feedback, key)
         errors = [state.read(value) if feedback != "none" else None for value in values]
         updates = [update_of(value) for value in values]
         sign = np.float32(-1 if feedback == "ef21" else 1)
