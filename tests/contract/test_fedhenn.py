@@ -189,23 +189,22 @@ def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.
     rounds = begun()
     monkeypatch.setattr(kernels, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
     want = sum(kernel(rounds, k).double() for k in range(6)) / 6
-    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, parts(rounds), 32)
     assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)
     assert torch.allclose(target(rounds), similarity.normalise_kernel(got), atol=1e-5)
 
 
-def parts(rounds: Rounds) -> tuple[dict[int, fedhenn.Kernel], dict[int, float]]:
+def parts(rounds: Rounds) -> dict[int, fedhenn.Kernel]:
     fed, how = rounds.fed, rounds.algorithm
-    kernels = {
+    return {
         c.id: fedhenn.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
     }
-    return kernels, dict.fromkeys(fed.clients, 1.0)
 
 
 @pytest.mark.parametrize("kind", ["linear", "rbf"])
 def test_the_mean_kernel_is_symmetric_and_positive_semidefinite(kind: str):
     rounds = begun("--algorithm.kernel", kind)
-    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, parts(rounds), 32)
     least, *_, most = torch.linalg.eigvalsh(got.double())
     assert torch.equal(got, got.T) and least > -1e-5 * most and most > 0
 
@@ -213,11 +212,11 @@ def test_the_mean_kernel_is_symmetric_and_positive_semidefinite(kind: str):
 @pytest.mark.parametrize("norm", ["none", "frobenius"])
 def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_ranks(norm: str):
     rounds = begun("--algorithm.kernel_norm", norm)
-    kernels, weights = parts(rounds)
-    turned = {k: kernels[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
+    kernels = parts(rounds)
+    turned = {k: kernels[5 - k] for k in range(6)}
     assert torch.equal(
-        fedhenn.mean_of_kernels(rounds.fed, kernels, weights, 32),
-        fedhenn.mean_of_kernels(rounds.fed, *turned, 32),
+        fedhenn.mean_of_kernels(rounds.fed, kernels, 32),
+        fedhenn.mean_of_kernels(rounds.fed, turned, 32),
     )
 
 
@@ -284,7 +283,7 @@ def test_equal_clients_have_their_common_kernel_for_a_mean():
     rounds = begun("--models.mix", "mlp")
     for client in rounds.fed.clients.values():
         client.load(rounds.fed.initial())
-    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, parts(rounds), 32)
     assert torch.allclose(got, kernel(rounds, 2), rtol=1e-6)
 
 
@@ -413,3 +412,23 @@ def test_procrustes_wants_one_architecture():
         ConfigError, match="fedhenn needs one width for Procrustes, but is heterogeneous"
     ):
         toy.job("fedhenn", "--algorithm.distance", "procrustes")
+
+
+# Hidden kernels
+
+KERNELS = (
+    *("--rounds", "2", "--algorithm.upload", "kernel", "--algorithm.mean_over", "cohort"),
+    *("--algorithm.eta0", "0.1"),
+)
+
+
+def test_kernels_are_averaged_without_being_seen():
+    """The server needs only their mean, so that single ones may be hidden from it."""
+    plain = toy.run(Serial(), toy.job("fedhenn", *KERNELS))
+    far = (
+        *("--privacy.by", "central", "--privacy.clip", "1e6", "--selection.by", "uniform"),
+        *("--privacy.neighbours", "replace"),
+    )
+    hidden = toy.run(Serial(), toy.job("fedhenn", *KERNELS, *far))
+    for k, weights in plain.weights.items():
+        assert weights == pytest.approx(hidden.weights[k], abs=1e-4)

@@ -37,10 +37,9 @@ from torch import Tensor
 from hpcfed import Client, Federation, Guide, Job, Mean, Params, RoundBased, Shard, Upload, sgd
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.algorithms.public_data.kernels import (
-    HalfKernel,
     Kernel,
     mean_of_kernels,
-    received_kernel,
+    mean_of_uploads,
     send_kernel,
 )
 from hpcfed.config.conditions import Unused, above, field, other_than, unless
@@ -240,18 +239,18 @@ def mean_of_clients(
     """
     if method.setting != "heterogeneous" or not method.eta0:
         return None
-    kernels: dict[int, Kernel | HalfKernel] = {}
-    if method.upload == "model":
-        for client in fed.mine(members):
-            kernels[client.id] = Kernel.of(represent_received(fed, client, rad), method)
-    else:
-        uploads = fed.stream(members, lambda client: send_kernel(fed, client, rad, method))
-        for k, value in uploads:
-            kernels[k] = received_kernel(value, len(rad), method)
     if not members:
         return None
-    weights = dict.fromkeys(kernels, 1.0)
-    return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
+    if method.upload == "model":
+        kernels = {
+            client.id: Kernel.of(represent_received(fed, client, rad), method)
+            for client in fed.mine(members)
+        }
+        mean = mean_of_kernels(fed, kernels, len(rad))
+    else:
+        uploads = fed.stream(members, lambda client: send_kernel(fed, client, rad, method))
+        mean = mean_of_uploads(fed, uploads, len(rad), method)
+    return similarity.normalise_kernel(mean)
 
 
 def represent_received(fed: Federation, client: Client, rad: Shard) -> Tensor:

@@ -39,8 +39,7 @@ from hpcfed import Client, Federation, Guide, Model, Paired, Params, RoundBased,
 from hpcfed.algorithms.base import OWN_LOSS
 from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.algorithms.public_data.kernels import (
-    mean_of_kernels,
-    received_kernel,
+    mean_of_uploads,
     send_kernel,
 )
 from hpcfed.config.conditions import Unused, field
@@ -96,9 +95,7 @@ class HeteroSSFL(RoundBased):
         """Return the mean of the cohort's kernels, normalised as a target, [L, L]; collective."""
 
         uploads = fed.stream(cohort, lambda client: send_kernel(fed, client, rad, self))
-        kernels = {k: received_kernel(value, len(rad), self) for k, value in uploads}
-        weights = dict.fromkeys(kernels, 1.0)
-        return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
+        return similarity.normalise_kernel(mean_of_uploads(fed, uploads, len(rad), self))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         rad = mean = None

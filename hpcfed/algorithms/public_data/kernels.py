@@ -1,8 +1,8 @@
 """Kernels of clients' representations of examples that all clients have, and their mean."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -81,39 +81,29 @@ class Kernel:
         )
 
 
-@dataclass(frozen=True)
-class HalfKernel:
-    """A kernel of which only its entries from the diagonal on are at hand.
-
-    values: as `Kernel.half` returns them.  size: L.
-    """
-
-    values: Tensor
-    size: int
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Return what `Kernel.rows` does, with zeros below the diagonal."""
-        rows = self.values.new_zeros(stop - start, self.size - start)
-        mask = torch.ones_like(rows, dtype=torch.bool).triu()
-        rows[mask] = self.values[self.before(start) : self.before(stop)]
-        return rows
-
-    def before(self, row: int) -> int:
-        """Return the number of values in the rows before this one."""
-        return row * self.size - row * (row - 1) // 2
-
-
 def send_kernel(fed: Federation, client: Client, rad: Shard, method: Settings) -> Upload:
     """Return what a client sends of the examples: representations [L, d], or half of the kernel."""
     z = represent(fed, client, rad)
-    kernel = z if method.upload == "representations" else Kernel.of(z, method).half()
-    return Upload(kernel, lasting=False)
+    if method.upload == "representations":
+        return Upload(z, lasting=False)
+    return Upload(Mean.of(Params(kernel=Kernel.of(z, method).half())), lasting=False)
 
 
-def received_kernel(value: Tensor, size: int, method: Settings) -> Kernel | HalfKernel:
-    """Return the kernel of what the server has received: representations, or half of it."""
-    half = method.upload == "kernel"
-    return HalfKernel(value, size) if half else Kernel.of(value, method)
+def mean_of_uploads(
+    fed: Federation, uploads: Iterable[tuple[int, Any]], size: int, method: Settings
+) -> Tensor:
+    """Return the exact mean of the kernels that clients have sent, [L, L], symmetric; collective.
+
+    uploads: of this rank's clients, by id, as `send_kernel` made them.  size: L.
+    """
+    if method.upload == "representations":
+        kernels = {k: Kernel.of(z, method) for k, z in uploads}
+        return mean_of_kernels(fed, kernels, size)
+    keep = Params(kernel=torch.zeros(size * (size + 1) // 2, device=fed.device))
+    half = fed.mean(uploads, keep=keep)["kernel"]
+    upper = half.new_zeros(size, size)
+    upper[torch.ones_like(upper, dtype=torch.bool).triu()] = half
+    return upper + upper.triu(1).T
 
 
 def strips(size: int, height: int) -> Iterator[tuple[int, int]]:
@@ -122,23 +112,16 @@ def strips(size: int, height: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + height, size)
 
 
-def mean_of_kernels(
-    fed: Federation,
-    kernels: Mapping[int, Kernel | HalfKernel],
-    weights: Mapping[int, float],
-    size: int,
-) -> Tensor:
-    """Return the exact weighted mean of all clients' kernels, [L, L], symmetric; collective.
+def mean_of_kernels(fed: Federation, kernels: Mapping[int, Kernel], size: int) -> Tensor:
+    """Return the exact mean of all clients' kernels, [L, L], symmetric; collective.
 
-    kernels, weights: of this rank's clients, by id.  size: L.
+    kernels: of this rank's clients, by id.  size: L.
     """
     mean = torch.zeros(size, size, device=fed.device)
     # depends on all clients, so that all ranks agree
     height = max(1, min(STRIP, MEMORY // (BYTES * size * fed.K)))
     for start, stop in strips(size, height):
-        parts = (
-            (k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items()
-        )
+        parts = ((k, Mean.of(Params(kernel=v.rows(start, stop)))) for k, v in kernels.items())
         keep = Params(kernel=mean[start:stop, start:])
         mean[start:stop, start:] = fed.mean(parts, keep=keep)["kernel"]
     return mean.triu() + mean.triu(1).T
