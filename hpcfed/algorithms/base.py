@@ -25,7 +25,7 @@ follows from the field `weighting`; `train` trains a client on the objective `lo
 hooks, a method declares its properties: `guide`, `accepts`, `needs`, `reads_head`, `views`,
 `local_defaults`, `unused`, `keeps_stragglers`, `keeps_weights`, `trains_once`, `trains_parts`,
 `trains`, `draws_widths`, `samples_cohorts`, `one_at_a_time`, `edges`,
-`variants`, `per`. Each is a ClassVar, or a property if it depends on an option.
+`variants`, `proxy_variant`, `per`. Each is a ClassVar, or a property if it depends on an option.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Method(Section):
     # tuple of str, suffixes of the clients' architectures, assigned in turn: changes that the
     # method makes to them (hpcfed.models.variants), such as "~pan_add_1_0.15"
     variants: ClassVar[Any] = ("",)
+    # str, such a suffix of models.proxy, beside each client's own model
+    proxy_variant: ClassVar[Any] = ""
     # whether partial work counts; otherwise stragglers are left out of the round
     keeps_stragglers: ClassVar[bool] = False
     # whether clients keep weights of their own from round to round; None: if some tensors are not

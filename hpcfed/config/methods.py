@@ -169,8 +169,23 @@ ALGORITHMS = {
         ),
         lgfedavg=("LGFedAvg", "a common head, personal bodies", "liang2020"),
         fedproto=("FedProto", "only class means travel", "tan2022"),
+        fedl2g=(
+            "FedL2G",
+            "the server learns a vector of each class that guides logits or representations",
+            "zhang2024fedl2g",
+        ),
         fd=("FD", "only mean outputs by class travel", "jeong2018"),
         fedgh=("FedGH", "the server trains the head on class means", "yi2023"),
+        fedtgp=(
+            "FedTGP",
+            "the server trains prototypes that lie apart by a margin",
+            "zhang2024fedtgp",
+        ),
+        fedorgp=(
+            "FedORGP",
+            "the server trains prototypes that are orthogonal",
+            "guo2025fedorgp",
+        ),
     ),
     **methods(
         "public_data",
@@ -217,6 +232,11 @@ ALGORITHMS = {
             "FedAvg with synthetic examples of missing classes, made at clients or at the server",
             "hao2021zeroshot",
         ),
+        fedgen=(
+            "FedGen",
+            "a generator at the server makes representations of classes that clients train on",
+            "zhu2021fedgen",
+        ),
         fedsynth=(
             "FedSynth",
             "clients send a few synthetic examples whose gradient is their update",
@@ -230,6 +250,11 @@ ALGORITHMS = {
             "FedKD",
             "own and common model learn from each other; the common one travels in small factors",
             "wu2022",
+        ),
+        fedmrl=(
+            "FedMRL",
+            "a common model's representation is fused with the own one, the coarse part of it",
+            "yi2024fedmrl",
         ),
         ghn=(
             "GHN",

@@ -88,12 +88,15 @@ def build(
     check(name, shape, vocabulary)
     architecture = Architecture.parse(name)
     if architecture.proxy:
-        return Pair(
+        from hpcfed.models.variants import change_pair
+
+        pair = Pair(
             *(
                 build(str(part), shape, classes, d, relu_head, vocabulary, names)
                 for part in architecture.parts
             )  # type: ignore[arg-type]
         )
+        return change_pair(pair, architecture.variants)
     base = architecture.base
     entry = find(base)
     target = entry.load()

@@ -69,8 +69,11 @@ def by_mix(job: Job, projected: Mapping[str, str]) -> tuple[str, ...]:
     projected: the variants of models that have a projection.
     """
     mix, widths = job.models.mix, job.models.widths
-    proxy = Architecture.parse(job.models.proxy) if "proxy" in job.algorithm.needs else None
-    variants = job.algorithm.variants
+    method = job.algorithm
+    proxy = None
+    if "proxy" in method.needs:
+        proxy = Architecture.parse(job.models.proxy + method.proxy_variant)
+    variants = method.variants
     kinds = {  # one string shared by all clients
         (base, width, variant): str(
             replace(

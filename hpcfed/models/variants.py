@@ -16,7 +16,7 @@ from torch import nn
 
 from hpcfed.core.architecture import Variant
 from hpcfed.core.registry import Entry
-from hpcfed.models.model import Head, Model
+from hpcfed.models.model import Head, Model, Pair
 
 PROJECTION = "projection"  # name in the body of the layer that `project` adds
 
@@ -34,9 +34,19 @@ def change(model: Model, variants: Iterable[Variant]) -> Model:
     """
     for variant in variants:
         entry = VARIANTS[variant.name]
+        if entry.of_pair:
+            continue
         options = (read(text) for read, text in zip(entry.options, variant.options, strict=True))
         model = entry.load()(model, *options)
     return model
+
+
+def change_pair(pair: Pair, variants: Iterable[Variant]) -> Pair:
+    """Return the pair after the changes of its client's own model that need the proxy too."""
+    for variant in variants:
+        entry = VARIANTS[variant.name]
+        pair = entry.load()(pair) if entry.of_pair else pair
+    return pair
 
 
 def project(model: Model, d: int) -> Model:
@@ -57,9 +67,11 @@ class Change(Entry):
     """One variant: its target takes the model and the options, and returns the changed model.
 
     options: their types.
+    of_pair: the target takes the pair of the model and its proxy instead, without options.
     """
 
     options: tuple[Callable[[str], Any], ...] = ()
+    of_pair: bool = False
 
 
 VARIANTS = {
@@ -84,6 +96,11 @@ VARIANTS = {
     ),
     "hyper": Change(
         "hpcfed.algorithms.proxies.hyper:generate", "a graph hyper-network", options=(int, int)
+    ),
+    "fuse": Change(
+        "hpcfed.algorithms.proxies.fedmrl:fuse",
+        "FedMRL's projector of both representations",
+        of_pair=True,
     ),
     "adapter": Change("hpcfed.models.clip:attend", "FedCLIP's adapter"),
 }

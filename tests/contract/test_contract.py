@@ -52,13 +52,16 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "waffle": ("--algorithm.kl", "0.01"),  # so too
     "pfedme": ("--algorithm.lam", "1", "--algorithm.eta", "0.5"),
     "pfedknow": ("--algorithm.rate", "0"),  # a model without channels
+    "fedgen": ("--algorithm.alpha", "0.1", "--algorithm.beta", "0.1"),  # of so few steps
+    "fedtgp": ("--algorithm.lam", "0.1"),  # the prototypes of an untrained network are far away
+    "fedorgp": ("--algorithm.lam", "0.1"),
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be
 COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
 # methods whose server gets each upload by itself; those of the others are added up on the way
 GATHERED = (
-    *("cyclic", "dsgd", "dsgt", "fedgh", "fedgkt", "fedma", "fedzkt", "ktpfl", "mocha", "pfedhr"),
-    *("pfedknow", "pfnm", "tkm"),
+    *("cyclic", "dsgd", "dsgt", "fedgh", "fedgkt", "fedma", "fedorgp", "fedtgp"),
+    *("fedzkt", "ktpfl", "mocha", "pfedhr", "pfedknow", "pfnm", "tkm"),
 )
 TWO_COHORTS = ("feddane",)  # drawn one after the other; announced is the traffic of who is in both
 

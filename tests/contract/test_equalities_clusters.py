@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.algorithms.clusters import cfl, clusters
+from hpcfed.algorithms.common_head.class_means import class_means
 from hpcfed.algorithms.matching import permutation
 from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.comm import Comm, Serial
@@ -459,12 +460,12 @@ def test_fedgh_sends_true_means_of_the_classes_that_a_client_has(batch: str):
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--evaluate.batch", batch))
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.participants.begin(0, [4], False)
-    sent = rounds.algorithm.means(fed, client)
+    sent = class_means(fed, client)
     x, y = client.train.batch(np.arange(client.n))
     z = client.model.body(fed.prepare(x)).detach()
     want = torch.stack([z[y == c].mean(0) for c in sent["label"]])
     assert torch.allclose(sent["mean"], want, rtol=0, atol=1e-6)
-    single = rounds.algorithm.means(fed, fed.clients[1])
+    single = class_means(fed, fed.clients[1])
     assert single["label"].tolist() == [2] and single["mean"].numel() == toy.D
     assert rounds.algorithm.traffic(fed, 1)[1] == 4 * (toy.D + 1)
 
@@ -476,7 +477,7 @@ def test_fedgh_averages_the_inputs_of_its_head_after_the_relu():
     fed.participants.begin(0, [4], False)
     x, y = client.train.batch(np.arange(client.n))
     z = client.model.body(fed.prepare(x)).detach()
-    sent = rounds.algorithm.means(fed, client)
+    sent = class_means(fed, client, relu=True)
     want = torch.stack([F.relu(z[y == c]).mean(0) for c in sent["label"]])
     assert torch.allclose(sent["mean"], want, rtol=0, atol=1e-6)
     one = {

@@ -55,6 +55,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.steps": 3,
     "algorithm.patience": 1,
     "algorithm.clip": 1e-3,
+    "algorithm.coarse": 7,
     "algorithm.drop_worst": 1.2,
     "algorithm.max_staleness": 0,
     "algorithm.tau_base": 0.5,
@@ -92,6 +93,8 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.gamma",
     "algorithm.drop_worst",  # a client that only guesses
     "algorithm.max_staleness",
+    "algorithm.draw",  # of classes that are equally many
+    "algorithm.gap",  # of prototypes nearer than tau
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
     "algorithm.queue",  # no class is rare
@@ -147,6 +150,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,
     "fed2": SMALL,
+    "fedtgp": ("--algorithm.tau", "0.1"),  # less than the distance of any two classes
     "mocha": ("--algorithm.sigma_rounds", "1"),
     "zeroshot": SMALL,
     "pfedknow": (*SMALL, "--algorithm.threshold", "0.9", "--rounds", "3"),

@@ -52,6 +52,11 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "fccl": ("--algorithm.pretrain_epochs", "1"),
     "fedbuff": ("--algorithm.K", "2"),
     "fedcompass": ("--algorithm.min_steps", "1", "--local.steps", "10"),
+    "fedgen": (
+        *("--algorithm.server_steps", "2", "--algorithm.server_batch", "8"),
+        *("--algorithm.hidden", "8"),
+    ),
+    "fedl2g": ("--algorithm.warmup", "0"),
     "fedclip": ("--local.weight_decay", "0"),
     "fedrare": ("--algorithm.inter_after", "1"),
     "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate

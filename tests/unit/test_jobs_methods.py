@@ -19,6 +19,7 @@ SHOWN = [name for name, row in SMALL["rows"].items() if "cannot" not in row]
 STAGES = {  # rounds of a method's first stage: a shorter run has nothing of what comes after it
     "cfl": "after",
     "fedcovid": "warmup",
+    "fedl2g": "warmup",
     "fedrare": "inter_after",
     "harmony": "stage1_rounds",
     "reptile": "first_rounds",

@@ -25,9 +25,9 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed import Client, Federation, Guide, Params, RoundBased, Upload
+from hpcfed.algorithms.common_head.class_means import class_means, join_means
 from hpcfed.config.conditions import Unused, field
 from hpcfed.models.model import in_head
-from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.server import fit
 
 
@@ -63,33 +63,17 @@ class FedGH(RoundBased):
         download = fed.down(client, state)
         self.receive(client, download)
         self.train(fed, client, download, t)
-        return self.means(fed, client)
+        return class_means(fed, client, fed.job.models.relu_head)
 
     def aggregate(self, fed: Federation, state: Params, uploads: list[tuple[int, Any]]) -> Params:
         sent = fed.at_root(dict(uploads))
         return fed.on_root(lambda: self.train_head(fed, state, list(sent.values()), fed.t))
 
-    def means(self, fed: Federation, client: Client) -> Upload:
-        """Return the client's mean representation of each class that it has, and the classes.
-
-        mean: [C_k, d], as the header's linear layer takes it.
-        label: classes, [C_k].
-        """
-        z = represent(fed, client, client.train)
-        z = F.relu(z) if fed.job.models.relu_head else z
-        sums, counts = class_sums(z, client.train.labels, fed.classes)
-        present = counts > 0
-        means = (sums[present] / counts[present, None]).float()
-        return Upload(mean=means, label=present.nonzero()[:, 0].int())
-
     def train_head(
         self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int
     ) -> Params:
         """Return the header after the server's epochs over all pairs of mean and label."""
-        z, y = (
-            torch.cat([pair["mean"] for pair in sent]),
-            torch.cat([pair["label"] for pair in sent]).long(),
-        )
+        z, y = join_means(sent)
 
         def loss(head: Params, rows: Tensor) -> Tensor:
             return F.cross_entropy(

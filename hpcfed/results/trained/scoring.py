@@ -83,8 +83,8 @@ def of_known_classes(fed: Federation, client: Client, method: Any, state: State)
 
 
 def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """Return a FedProto client's model and the prototypes, of which the nearest gives the class."""
-    parts, proto = alone(client), state["proto"]
+    """Return a client's model and the global prototypes, of which the nearest gives the class."""
+    parts, proto = alone(client), method.model(state)["proto"]
     if method.inference == "head" or proto.isnan().all():
         return parts
     return parts._replace(tensors={**parts.tensors, "prototypes": proto.clone()}, kind="prototypes")
@@ -106,5 +106,7 @@ OWN: dict[str, Callable[..., Pieces]] = {
     "fedkemf": one_of_two,
     "heterofl": of_known_classes,
     "fedproto": by_prototypes,
+    "fedtgp": by_prototypes,
+    "fedorgp": by_prototypes,
     "fedgkt": with_server,
 }

@@ -1,0 +1,28 @@
+"""Mean representations by class, which clients send in place of weights."""
+
+import torch
+import torch.nn.functional as F
+
+from hpcfed import Client, Federation, Upload
+from hpcfed.training.infer import class_sums, represent
+
+
+def class_means(fed: Federation, client: Client, relu: bool = False) -> Upload:
+    """Return the client's mean representation of each class that it has, and the classes.
+
+    mean: [C_k, d], over all training examples, by the model as it is now.
+    label: classes, [C_k].
+    relu: the mean is that of the representations after a ReLU.
+    """
+    z = represent(fed, client, client.train)
+    z = F.relu(z) if relu else z
+    sums, counts = class_sums(z, client.train.labels, fed.classes)
+    present = counts > 0
+    means = (sums[present] / counts[present, None]).float()
+    return Upload(mean=means, label=present.nonzero()[:, 0].int())
+
+
+def join_means(sent: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the means of all clients, [n, d], and their classes, [n]."""
+    means = torch.cat([pair["mean"] for pair in sent])
+    return means, torch.cat([pair["label"] for pair in sent]).long()
