@@ -48,7 +48,7 @@ from hpcfed import (
     rng,
 )
 from hpcfed.algorithms.base import warn_of_short_run
-from hpcfed.config.conditions import Unused, field, unless
+from hpcfed.config.conditions import Unused, above, field, unless
 from hpcfed.core.payload import map_tensors
 from hpcfed.training import examples
 from hpcfed.training.infer import FEW
@@ -83,7 +83,7 @@ class FedL2G(RoundBased):
     """Rounds before the clients train, in which only the vectors are learned."""
     server_lr: NonNegativeFloat = field(0.1, used_if="lam")
     """Learning rate of the vectors; representations need larger ones, in the paper 100."""
-    clip: PositiveFloat = field(100.0, used_if={"lam": True, "server_lr": True})
+    clip: PositiveFloat = field(100.0, used_if={"lam": above(0), "server_lr": above(0)})
     """Largest norm of the mean gradient of all vectors."""
 
     @property

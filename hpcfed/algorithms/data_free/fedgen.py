@@ -107,7 +107,7 @@ class FedGen(RoundBased):
     """Units of the generator's hidden layer."""
     server_steps: NonNegativeInt = field(50, used_if=TERMS)
     """Steps of the generator in a round, by Adam."""
-    server_lr: PositiveFloat = field(3e-4, used_if=({"alpha": True, "server_steps": True},))
+    server_lr: PositiveFloat = field(3e-4, used_if="server_steps")
     """Learning rate of the generator in the first round; it has the factor `server_decay` per
     round.
     """
@@ -180,9 +180,11 @@ class FedGen(RoundBased):
         """Return representations of these classes, [n, d], and their noise; labels: [n]."""
         size = len(labels), self.noise_size
         draw = torch.randn if self.noise == "normal" else torch.rand
-        eps = draw(*size, generator=g).to(labels.device)
+        eps = draw(*size, generator=g).to(labels.device, non_blocking=True)
         classes = weights["0.weight"].shape[1] - self.noise_size
-        inputs = torch.cat([eps, F.one_hot(labels, classes).to(eps.dtype)], 1)
+        # one_hot would look at the labels, for which a GPU has to be waited
+        member = labels[:, None] == torch.arange(classes, device=labels.device)
+        inputs = torch.cat([eps, member.to(eps.dtype)], 1)
         return functional_call(network, dict(weights), (inputs,)), eps
 
     def objective(
@@ -225,7 +227,8 @@ class FedGen(RoundBased):
                 examples.refuse(fed, "its batches have generated representations beside examples")
             for x, y in steps:
                 with torch.no_grad():
-                    places = torch.rand(self.generated, generator=g).to(edges.device)
+                    places = torch.rand(self.generated, generator=g)
+                    places = places.to(edges.device, non_blocking=True)
                     labels = torch.searchsorted(edges, places, right=True).clamp(max=len(edges) - 1)
                     fake, _ = self.make(network, weights, labels, g)
                     of_batch, _ = self.make(network, weights, y, g)
