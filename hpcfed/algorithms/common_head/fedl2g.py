@@ -25,6 +25,7 @@ batch at all.
 """
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,6 +57,7 @@ from hpcfed.training.local import count_work
 from hpcfed.training.optimisers import learning_rate
 
 Batch = tuple[Any, Tensor]  # prepared inputs and labels
+ONE_AT_A_TIME = Lock()  # all threads of a process share torch's levels of forward derivatives
 
 
 class FedL2G(RoundBased):
@@ -185,10 +187,11 @@ class FedL2G(RoundBased):
 
 def along(fn: Callable[..., Tensor], weights: Any, x: Any, u: Any) -> tuple[Tensor, Tensor]:
     """Return fn(weights, x), and its derivative by the weights along u."""
-    if isinstance(x, Tensor) and not x.is_floating_point():  # tokens
-        outputs: Any = jvp(lambda at: fn(at, x), (weights,), (u,))
-    else:  # torch makes the zero of a constant on the host
-        outputs = jvp(fn, (weights, x), (u, map_tensors(x, torch.zeros_like)))
+    with ONE_AT_A_TIME:
+        if isinstance(x, Tensor) and not x.is_floating_point():  # tokens
+            outputs: Any = jvp(lambda at: fn(at, x), (weights,), (u,))
+        else:  # torch makes the zero of a constant on the host
+            outputs = jvp(fn, (weights, x), (u, map_tensors(x, torch.zeros_like)))
     return outputs
 
 
