@@ -119,7 +119,7 @@ SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
     **{f"own/{name}": (partial(own.planned, name), ["own.py", name]) for name in own.TABLES},
 }
 # many hours, or methods to come: runs are kept as they come, and what is not there is not missing
-GROWS = tuple(name for name in SHOWN if name.startswith(("evidence/", "own/")))
+GROWS = tuple(name for name in SHOWN if name.startswith(("evidence/", "own/", "methods")))
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.algorithms.trial import measure
-from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import ConfigError, everywhere
 
 if TYPE_CHECKING:
@@ -30,7 +29,10 @@ def open_account(fed: Federation, method: Any) -> None:
         each = measure(fed).releases if by_example else uploads
         fed.account.open(fed.comm, max(1, each), busiest(fed, method))
     if fed.rule:
-        on_all_ranks(fed.comm, lambda: fed.rule.open(fed) if fed.rule else None)
+        try:
+            fed.rule.open(fed)
+        except ConfigError as error:
+            raise everywhere(error) from None
 
 
 def check_cohorts(fed: Federation, method: Any) -> None:

@@ -136,7 +136,10 @@ def test_natural_clients_that_fewer_clients_merge_are_named():
     train = SimpleNamespace(y=np.zeros(4, int), users=np.array([0, 1, 2, 2]))
     data = SimpleNamespace(train=train, user_names=("Bonn", "Essen", "Ulm"))
     context = SimpleNamespace(
-        model_dump=lambda: {"name": "t.csv"}, partition="natural", partition_file=None
+        model_dump=lambda: {"name": "t.csv"},
+        partition="natural",
+        partition_file=None,
+        clients_per_domain=1,
     )
     job = SimpleNamespace(data=context, columns=SimpleNamespace(client="site"), clients=2)
     rows = (np.array([0, 2, 3]), np.array([1]))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.comm.collective_errors import on_all_ranks
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, everywhere
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Ledger, Release
 from hpcfed.federation.transforms.privacy.central import probability
 
@@ -59,24 +58,30 @@ class Account:
         self.each = each
         times = each * self.most_releases(turns)
 
-        def compute() -> list[float]:
-            if self.target:
-                assert self.budget is not None
-                try:
-                    self.z = self.calibrate(times)
-                except ValueError as error:
-                    raise ConfigError(f"privacy.epsilon = {self.budget:g}: {error}") from None
-            self.accountant = self.accountant.for_run(self.z, self.q, times)
-            return [self.z, self.cost(each)]
-
-        values = on_all_ranks(comm, lambda: compute() if comm.rank == 0 else [])
-        self.z, self.ahead = comm.bcast(values)
+        begun: tuple[float, float] | str
+        begun = self._begin(each, times) if comm.rank == 0 else (0.0, 0.0)
+        values: Any = comm.bcast(begun)
+        if isinstance(values, str):
+            raise everywhere(ConfigError(values))
+        self.z, self.ahead = values
         if self.budget is not None and self.ahead > self.budget:
             raise ConfigError(
                 f"privacy.epsilon = {self.budget:g}: with privacy.noise = {self.z:g} the first "
                 f"round costs {self.ahead:.4g} already; set more noise, or leave privacy.noise out "
                 f"and it is computed"
             )
+
+    def _begin(self, each: int, times: int) -> tuple[float, float] | str:
+        """Return the noise multiplier and the cost of the first round, or why there are none."""
+        try:
+            if self.target:
+                self.z = self.calibrate(times)
+            self.accountant = self.accountant.for_run(self.z, self.q, times)
+            return self.z, self.cost(each)
+        except ValueError as error:
+            return f"privacy.epsilon = {self.budget:g}: {error}"
+        except ConfigError as error:  # a package is missing
+            return str(error)
 
     def most_releases(self, turns: int) -> int:
         """Return the number of rounds of the run that count.  turns: of the busiest client."""
