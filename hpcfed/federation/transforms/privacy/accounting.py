@@ -117,7 +117,8 @@ class Accountant:
         """Return epsilon of Gaussian noise without sampling, in closed form."""
         z = math.fsum(release.times / release.z**2 for release in ledger) ** -0.5
         gaussian = package("gaussian_mechanism")
-        return float(gaussian.get_epsilon_gaussian(z / (2 if self._doubled else 1), self.delta))
+        with np.errstate(divide="ignore"):  # in its search for a bracket
+            return float(gaussian.get_epsilon_gaussian(z / (2 if self._doubled else 1), self.delta))
 
     def _rdp(self, ledger: Sequence[Release]) -> float:
         accounting, rdp = package(), package("rdp")
