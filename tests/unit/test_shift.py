@@ -169,10 +169,17 @@ def test_each_group_has_every_image_once_if_images_are_reused():
     assert (images(turned) == originals[decided.rows.train[1] - n, :, ::-1, ::-1]).all()
 
 
-def test_readers_of_a_run_see_the_images_as_its_clients_had_them(tmp_path):
-    flags = (*("--data.shift.noise", "0.2"), *("--data.shift.rotation_groups", "2"))
-    reuse = ("--data.shift.reuse", "--clients", "6", "--data.partition", "iid")
-    job = toy.job("fedavg", *MLP, *flags, *reuse, "--out", str(tmp_path), "--overwrite")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--data.shift.rotation_groups", "2", "--data.shift.reuse"),
+        ("--data.shift.degrees", "0,30,60", "--evaluate.unseen", "30"),
+    ],
+    ids=["reused", "unseen angle"],
+)
+def test_readers_of_a_run_see_the_images_as_its_clients_had_them(tmp_path, flags):
+    flags = (*flags, *("--data.shift.noise", "0.2"), *("--clients", "6", "--data.partition", "iid"))
+    job = toy.job("fedavg", *MLP, *flags, "--out", str(tmp_path), "--overwrite")
     decided = world(job, Serial())
     decided.partition.save(names.partition_file(tmp_path))
     sources = Sources(job, tmp_path)

@@ -83,10 +83,10 @@ class Sources:
         if isinstance(self.partition, Synthetic):
             return self.partition.common()
         test, job = self.data.test, self.job
-        if not job.data.shift.active:
+        if not job.shift.active:
             return test
         owners, rows = self.shares.tests()
-        x = shift.images_of(job.data.shift, job.clients, job.seed, test.x, owners, rows)
+        x = shift.images_of(job.shift, job.clients, job.seed, test.x, owners, rows)
         return Split(x, test.y[rows])
 
     def client_data(self, k: int, which: str) -> Shard:
@@ -94,18 +94,15 @@ class Sources:
         if isinstance(self.partition, Synthetic):
             split = self.partition.client_data(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
-        split, only = getattr(self.data, which), None
+        split, rows, only = getattr(self.data, which), getattr(self.shares, which)[k], None
         if self.data.modalities:
             assignment = self.held(self.data.modalities)
             only = (assignment.train if which == "train" else assignment.own)[k]
-        if self.job.data.shift.active:
-            rows, change = (
-                getattr(self.shares, which)[k],
-                shift.of_client(self.job.data.shift, k, self.job.clients),
-            )
+        if self.job.shift.active:
+            change = shift.of_client(self.job.shift, k, self.job.clients)
             images = change(split.x, rows, self.job.seed, which)
             return Shard(images, split.y[rows], np.arange(len(rows)), CPU)
-        return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU, only)
+        return Shard(split.x, split.y, rows, CPU, only)
 
 
 class Owner(Client):
