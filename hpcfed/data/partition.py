@@ -72,25 +72,31 @@ def split(data: DataSet, settings: Data, clients: int, seed: int, unseen: str = 
     if settings.partition == "natural" and data.own_tests:
         test = tuple(_of_users(data, part) for part in train)
     else:
+        candidates, share = tests[test_rows], settings.test_share
         test = tuple(
-            test_rows[
-                mirror(strata, part, tests[test_rows], settings.test_share, stream(seed, "test", k))
-            ]
+            test_rows[mirror(strata, part, candidates, share, stream(seed, "test", k))]
             for k, part in enumerate(train)
         )
-    # `limit` takes all if there is no number
-    train = tuple(
-        part[limit(strata[part], settings.client_limit, stream(seed, "client limit", k))]
-        for k, part in enumerate(train)
-    )
-    test = tuple(
-        part[limit(tests[part], settings.test_limit, stream(seed, "test limit", k))]
-        for k, part in enumerate(test)
-    )
+    train = _limit_each(train, strata, settings.client_limit, seed, "client limit")
+    test = _limit_each(test, tests, settings.test_limit, seed, "test limit")
     if settings.missing_labels:
         generator = lambda k: stream(seed, "missing labels", k)  # noqa: E731
         train = tuple(labelled(train, settings.missing_labels, generator))
     return Partition(train, test, apart)
+
+
+def _limit_each(
+    parts: tuple[np.ndarray, ...], labels: np.ndarray, n: int | None, seed: int, name: str
+) -> tuple[np.ndarray, ...]:
+    """Return at most n rows of each client, every class in proportion; all of them without n.
+
+    labels: of the split.  name: of the clients' random streams.
+    """
+    if n is None:
+        return parts
+    return tuple(
+        part[limit(labels[part], n, stream(seed, name, k))] for k, part in enumerate(parts)
+    )
 
 
 def unseen_tests(data: DataSet, settings: Data, unseen: str, seed: int) -> np.ndarray:
