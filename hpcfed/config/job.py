@@ -155,6 +155,11 @@ class Job(Limited):
         return float(self.evaluate.unseen) if angles and self.evaluate.unseen else None
 
     @property
+    def unseen_client(self) -> str:
+        """The natural client whose examples nobody gets; "": another domain is unseen, or none."""
+        return "" if self.data.shift.degrees else self.evaluate.unseen
+
+    @property
     def shift(self) -> Shift:
         """How the images of clients differ: as the job says, without the unseen angle."""
         shift, unseen = self.data.shift, self.unseen_degrees

@@ -186,10 +186,7 @@ class DataSet:
 
         Raises ConfigError for a name that the data do not have.
         """
-        for name in names:
-            self.domain(name, "data.domains")
-        users = [self.user_names.index(name) for name in names]
-
+        users = [self.domain(name, "data.domains") for name in names]
         train, test = (
             np.flatnonzero(np.isin(np.asarray(split.users), users))
             for split in (self.train, self.test)

@@ -149,8 +149,7 @@ def share_out(job: Job, data: DataSet) -> tuple[Partition | Synthetic, Rows]:
     if data.name == "synthetic":
         return population(job), ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
-    unseen = job.evaluate.unseen if job.unseen_degrees is None else ""
-    partition = split(data, settings, job.clients, job.seed, unseen)
+    partition = split(data, settings, job.clients, job.seed, job.unseen_client)
     share, labels = job.evaluate.validation, data.strata
     if not share:
         return partition, ()
@@ -171,8 +170,7 @@ def unseen_rows(job: Job, data: DataSet) -> np.ndarray | None:
     """Return the rows of the test split that are of the unseen domain; None if there is none."""
     if not job.evaluate.unseen:
         return None
-    domain = job.evaluate.unseen if job.unseen_degrees is None else ""
-    return unseen_tests(data, job.data, domain, job.seed)
+    return unseen_tests(data, job.data, job.unseen_client, job.seed)
 
 
 def public_rows(
