@@ -154,7 +154,8 @@ def make_pool_client(world: World, store: ClientStore, device: torch.device, job
         return Client(job.clients, architecture, everything, nothing, store)
 
     def examples() -> tuple[Shard, Shard, None]:
-        shards = [world.client_data(k, device)[0] for k in range(job.clients)]
+        parts = enumerate(world.rows.train)
+        shards = [world.shard(k, "train", rows, device) for k, rows in parts]
         return concat_shards(shards), nothing, None
 
     return LazyClient(job.clients, architecture, examples, store)
