@@ -186,9 +186,11 @@ class DataSet:
 
         Raises ConfigError for a name that the data do not have.
         """
-        users = [self.domain(name, "data.domains") for name in names]
+        users = {self.domain(name, "data.domains") for name in names}
+        if len(users) == len(self.user_names):  # the source has read no others
+            return self
         train, test = (
-            np.flatnonzero(np.isin(np.asarray(split.users), users))
+            np.flatnonzero(np.isin(np.asarray(split.users), [*users]))
             for split in (self.train, self.test)
         )
         groups = None if self.groups is None else self.groups[test]
