@@ -12,8 +12,9 @@ from torch import nn
 from hpcfed.algorithms.data_free.fedgen import FedGen, similarity
 from hpcfed.comm import Serial
 from hpcfed.core import rng
+from hpcfed.core.params import Params
 from hpcfed.training.batches import plan_batches
-from tests.contract import plain, toy
+from tests.contract import referee, toy
 from tests.contract.test_equalities import run
 
 OFF = (
@@ -61,8 +62,8 @@ def test_two_rounds_are_those_of_plain_torch(share: str):
         *("--algorithm.beta", "0.5", "--algorithm.server_batch", "6"),
     )
     mix = ("--models.mix", "mlp") if share == "all" else ()
-    rounds = toy.start(Serial(), toy.job("fedgen", *plain.FULL, *mix, *flags))
-    fed, models, C = rounds.fed, plain.models_of(rounds), toy.CLASSES
+    rounds = toy.start(Serial(), toy.job("fedgen", *referee.FULL, *mix, *flags))
+    fed, models, C = rounds.fed, referee.models_of(rounds), toy.CLASSES
     common = dict(rounds.state.x)
     G = nn.Sequential(nn.Linear(3 + C, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, toy.D))
     G.load_state_dict(dict(rounds.state.generator), strict=False)
@@ -73,11 +74,9 @@ def test_two_rounds_are_those_of_plain_torch(share: str):
         return G(torch.cat([eps, F.one_hot(y, C).float()], 1)), eps
 
     for t in range(2):
-        total = sum(fed.sizes)
-        mean = {name: torch.zeros_like(value) for name, value in common.items()}
         for k, model in models.items():
             model.load_state_dict(common, strict=False)
-            x, y = plain.batch_of(rounds, k)
+            x, y = referee.batch_of(rounds, k)
             client = fed.clients[k]
             (order,) = plan_batches(fed, client, t, client.train, 1000, 1, False)
             x, y = x[order], y[order]  # each example has noise of its own
@@ -91,10 +90,10 @@ def test_two_rounds_are_those_of_plain_torch(share: str):
                 kl = (soft * (soft.log() - model(x).log_softmax(1))).sum(1).mean()
                 fakes = F.cross_entropy(model.head(fake), fake_y)
                 value = value + 0.98 * (2 * 7 / 1000 * fakes + 0.5 * kl)
-            plain.descend(value, model)
-            for name in mean:
-                mean[name] += fed.sizes[k] / total * model.state_dict()[name]
-        common = mean
+            referee.descend(value, model)
+        common = referee.mean(
+            {k: Params(m.state_dict()).pick(common.__contains__) for k, m in models.items()}
+        )
         G.train()
         g = rng.torch_stream(fed.seed, "generated", t)
         adam.param_groups[0]["lr"] = 3e-4 * 0.98**t
@@ -120,7 +119,7 @@ def test_two_rounds_are_those_of_plain_torch(share: str):
     for name, value in common.items():
         assert torch.allclose(rounds.state.x[name], value, rtol=0, atol=1e-5)
     if share == "head":
-        plain.assert_models_agree(rounds, models, 1e-5)
+        referee.assert_models_agree(rounds, models, 1e-5)
 
 
 def test_the_generator_is_sent_with_the_model_and_label_counts_come_back():

@@ -15,7 +15,7 @@ from hpcfed.algorithms.common_head.fedl2g import split_quiz
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from hpcfed.models.model import Head, Model
-from tests.contract import plain, toy
+from tests.contract import referee, toy
 from tests.contract.test_equalities import run
 
 NOW = ("--algorithm.warmup", "0")
@@ -86,8 +86,8 @@ def test_its_gradient_by_hand():
 @pytest.mark.parametrize("guides", ["logits", "features"])
 def test_two_rounds_are_those_of_plain_torch(guides: str):
     flags = (*NOW, "--algorithm.guides", guides, "--algorithm.server_lr", "5")
-    rounds = toy.start(Serial(), toy.job("fedl2g", *plain.FULL, *flags))
-    fed, models, v = rounds.fed, plain.models_of(rounds), rounds.state["v"].clone()
+    rounds = toy.start(Serial(), toy.job("fedl2g", *referee.FULL, *flags))
+    fed, models, v = rounds.fed, referee.models_of(rounds), rounds.state["v"].clone()
     for _ in range(2):
         total, holders = torch.zeros_like(v), torch.zeros(len(v), 1)
         for k, model in models.items():
@@ -99,15 +99,15 @@ def test_two_rounds_are_those_of_plain_torch(guides: str):
             x, y = study
             z = model.body(x)
             guided = z if guides == "features" else model.head(z)
-            plain.descend(F.cross_entropy(model.head(z), y) + F.mse_loss(guided, v[y]), model)
+            referee.descend(F.cross_entropy(model.head(z), y) + F.mse_loss(guided, v[y]), model)
             if len(quiz[1]):
                 copy = deepcopy(model).eval()
-                total += double_backward(copy, v, study, quiz, plain.LR, 1, guides == "features")
+                total += double_backward(copy, v, study, quiz, referee.LR, 1, guides == "features")
                 holders[y.unique()] += 1
         v = v - 5 * total / holders.clamp(min=1)
         rounds.step()
         assert torch.allclose(rounds.state["v"], v, rtol=0, atol=1e-5)
-    plain.assert_models_agree(rounds, models, 1e-5)
+    referee.assert_models_agree(rounds, models, 1e-5)
 
 
 def test_vectors_stay_without_a_rate_and_models_in_the_warm_up():

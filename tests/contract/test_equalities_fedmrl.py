@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from hpcfed.algorithms.proxies.fedmrl import FedMRL
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
-from tests.contract import plain, toy
+from hpcfed.core.params import Params
+from tests.contract import referee, toy
 from tests.contract.test_equalities import run
 
 
@@ -40,23 +41,19 @@ def test_a_fixed_projector_onto_the_own_representation_is_local_training(monkeyp
 
 def test_two_rounds_are_those_of_plain_torch():
     flags = ("--algorithm.coarse", "5", "--algorithm.m", "0.5")
-    rounds = toy.start(Serial(), toy.job("fedmrl", *plain.FULL, *flags))
-    models, common = plain.models_of(rounds), dict(rounds.state.under("proxy."))
+    rounds = toy.start(Serial(), toy.job("fedmrl", *referee.FULL, *flags))
+    models, common = referee.models_of(rounds), dict(rounds.state.under("proxy."))
     for _ in range(2):
-        total = sum(rounds.fed.sizes)
-        mean = {name: torch.zeros_like(value) for name, value in common.items()}
         for k, pair in models.items():
             pair.proxy.load_state_dict(common)
-            x, y = plain.batch_of(rounds, k)
+            x, y = referee.batch_of(rounds, k)
             r = pair.projector(torch.cat([pair.proxy.body(x), pair.own.body(x)], 1))
             value = F.cross_entropy(pair.own.head(r), y)
             value = value + 0.5 * F.cross_entropy(pair.proxy.head(r[:, :5]), y)
-            plain.descend(value, pair)
-            for name, tensor in pair.proxy.state_dict().items():
-                mean[name] += len(y) / total * tensor
-        common = mean
+            referee.descend(value, pair)
+        common = referee.mean({k: Params(pair.proxy.state_dict()) for k, pair in models.items()})
         rounds.step()
-    plain.assert_models_agree(rounds, models, 1e-5)
+    referee.assert_models_agree(rounds, models, 1e-5)
     for name, value in common.items():
         assert torch.allclose(rounds.state[f"proxy.{name}"], value, rtol=0, atol=1e-5)
 
@@ -74,9 +71,9 @@ def test_only_the_common_model_is_sent_and_an_absent_client_keeps_its_projector(
 
 
 def test_the_common_head_reads_the_coarse_part_alone():
-    rounds = toy.start(Serial(), toy.job("fedmrl", "--algorithm.coarse", "5", *plain.FULL))
+    rounds = toy.start(Serial(), toy.job("fedmrl", "--algorithm.coarse", "5", *referee.FULL))
     client, method = rounds.fed.clients[4], rounds.algorithm
-    x, _ = plain.batch_of(rounds, 4)
+    x, _ = referee.batch_of(rounds, 4)
     pair = client.model.eval()
     fine = method.predictor(rounds.fed, client, rounds.state)
     coarse = method.model_copy(update={"inference": "proxy"}).predictor(

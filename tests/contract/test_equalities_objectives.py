@@ -12,7 +12,7 @@ from hpcfed.algorithms.global_model.fedntd import not_true_distillation
 from hpcfed.comm import Serial
 from hpcfed.training.losses import decorrelation
 from tests.contract import toy
-from tests.contract.referee import TWO, Referee, cross_entropy, mean
+from tests.contract.referee import TWO, Referee, batch_of, cross_entropy, mean
 from tests.contract.test_equalities import FULL, ONE, near, run
 
 NEUTRAL = {  # method: flags with which it is FedAvg, and flags of both
@@ -59,12 +59,12 @@ def test_two_rounds_of_fedlc_in_plain_torch():
     for cohort in referee.run():
         models = {}
         for k in cohort:
-            y = referee.data(k)[1]
+            y = batch_of(referee.rounds, k)[1]
             n = torch.bincount(y, minlength=toy.CLASSES).double()
 
-            def calibrated(forward, x, y, n=n):
+            def calibrated(model, x, y, n=n):
                 """The paper's sum over pairs, of classes that the client has."""
-                z, m = forward(x).double(), n**-0.25
+                z, m = model(x).double(), n**-0.25
                 pairs = z - z.gather(1, y[:, None]) + 0.5 * (m[y][:, None] - m)
                 return pairs[:, n > 0].exp().sum(1).log().mean()
 
@@ -114,14 +114,14 @@ def test_two_rounds_of_fedntd_in_plain_torch():
     for cohort in referee.run():
         models = {}
         for k in cohort:
-            x, y = referee.data(k)
+            x, y = batch_of(referee.rounds, k)
             others = F.one_hot(y, toy.CLASSES) == 0
-            teacher = torch.func.functional_call(referee.model, w, (x,)).detach()
+            teacher = referee.with_weights(w)(x).detach()
 
-            def preserving(forward, x, y, teacher=teacher, others=others):
-                z, q = (v[others].view(len(y), -1) / 2 for v in (forward(x), teacher))
+            def preserving(model, x, y, teacher=teacher, others=others):
+                z, q = (v[others].view(len(y), -1) / 2 for v in (model(x), teacher))
                 apart = (q.softmax(1) * (q.log_softmax(1) - z.log_softmax(1))).sum(1).mean()
-                return cross_entropy(forward, x, y) + 0.5 * 2**2 * apart
+                return cross_entropy(model, x, y) + 0.5 * 2**2 * apart
 
             models[k] = referee.train(k, w, preserving)
         w = mean(models)
@@ -141,8 +141,8 @@ def test_decorrelation_of_two_equal_components_by_hand():
 def test_decorrelation_depends_on_correlations_alone(scale):
     z = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     want = decorrelation(z, scale)
-    moved = decorrelation(z * torch.tensor([1.0, 2.0, 0.5, 3.0, 10.0]) + 7, scale)
-    assert moved.item() == pytest.approx(want.item(), rel=1e-5)
+    value = decorrelation(z * torch.tensor([1.0, 2.0, 0.5, 3.0, 10.0]) + 7, scale)
+    assert value.item() == pytest.approx(want.item(), rel=1e-5)
 
 
 def test_uncorrelated_components_and_single_examples_add_nothing():
@@ -160,16 +160,12 @@ def test_a_constant_component_adds_nothing_and_has_a_finite_gradient():
 
 def test_two_rounds_of_feddecorr_in_plain_torch():
     referee = Referee("feddecorr", *TWO)
-    model, w = referee.model, referee.initial()
+    w = referee.initial()
 
-    def decorrelated(forward, x, y):
+    def decorrelated(model, x, y):
         """As the authors' code."""
-        rows = []
-        handle = model.head.register_forward_hook(lambda module, inputs, out: rows.append(inputs))
-        value = cross_entropy(forward, x, y)
-        handle.remove()
-        ((z,),) = rows
-        n, d = z.shape
+        z = model.body(x)
+        value, (n, d) = F.cross_entropy(model.head(z), y), z.shape
         if n == 1:
             return value
         z = z - z.mean(0)

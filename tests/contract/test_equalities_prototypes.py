@@ -15,7 +15,7 @@ from hpcfed.algorithms.common_head.fedtgp import FedTGP
 from hpcfed.algorithms.common_head.generated import prototypes
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
-from tests.contract import plain, toy
+from tests.contract import referee, toy
 from tests.contract.test_equalities import run
 
 TWO = ("fedtgp", "fedorgp")
@@ -40,8 +40,8 @@ def test_prototypes_stay_as_they_start_without_server_epochs(method: str):
         states.append(rounds.state)
     assert toy.differences(rounds.state.generator, start) == []
     for before, after in pairwise(states):  # a class has a prototype from its first round on
-        known = ~before.proto["proto"].isnan().any(1)
-        assert torch.equal(before.proto["proto"][known], after.proto["proto"][known])
+        valid = ~before.proto["proto"].isnan().any(1)
+        assert torch.equal(before.proto["proto"][valid], after.proto["proto"][valid])
 
 
 def test_a_class_that_nobody_has_sent_pulls_nobody():
@@ -68,24 +68,24 @@ def generate(generator: Params) -> tuple[nn.Embedding, nn.Sequential]:
     return vectors, net
 
 
-def contrast(z: torch.Tensor, y: torch.Tensor, made: torch.Tensor, margin: float) -> torch.Tensor:
+def contrast(z: torch.Tensor, y: torch.Tensor, proto: torch.Tensor, margin: float) -> torch.Tensor:
     """FedTGP's loss as in its paper, with a loop over pairs."""
     total = 0
     for mean, c in zip(z, y, strict=True):
-        far = [(mean - p).square().sum().sqrt() for p in made]
+        far = [(mean - p).square().sum().sqrt() for p in proto]
         right = torch.exp(-(far[c] + margin))
-        wrong = sum(torch.exp(-far[i]) for i in range(len(made)) if i != c)
+        wrong = sum(torch.exp(-far[i]) for i in range(len(proto)) if i != c)
         total = total - torch.log(right / (right + wrong))
     return total / len(z)
 
 
-def orthogonality(z, y, made, margin):
+def orthogonality(z, y, proto, margin):
     """FedORGP's loss with a loop over pairs."""
-    intra, inter, wrong = 0, 0, len(z) * (len(made) - 1)
+    intra, inter, wrong = 0, 0, len(z) * (len(proto) - 1)
     for mean, c in zip(z, y, strict=True):
-        similar = [(mean @ p) / (mean.norm() * p.norm()) for p in made]
+        similar = [(mean @ p) / (mean.norm() * p.norm()) for p in proto]
         intra = intra + (1 - similar[c]) / len(z)
-        inter = inter + sum(similar[i].abs() / wrong for i in range(len(made)) if i != c)
+        inter = inter + sum(similar[i].abs() / wrong for i in range(len(proto)) if i != c)
     return intra + 10 * inter
 
 
@@ -102,17 +102,17 @@ def angle(z, p):
     [("fedtgp", squared, contrast), ("fedorgp", angle, orthogonality)],
 )
 def test_two_rounds_are_those_of_plain_torch(method, distance, server_loss):
-    rounds = toy.start(Serial(), toy.job(method, *plain.FULL, *FULL_SERVER))
-    models, made = plain.models_of(rounds), None
+    rounds = toy.start(Serial(), toy.job(method, *referee.FULL, *FULL_SERVER))
+    models, proto = referee.models_of(rounds), None
     vectors, net = generate(rounds.state.generator)
     for _ in range(2):
         means, labels = [], []
         for k, model in models.items():
-            x, y = plain.batch_of(rounds, k)
+            x, y = referee.batch_of(rounds, k)
             z = model.body(x)
             value = F.cross_entropy(model.head(z), y)
-            value = value if made is None else value + 10 * distance(z, made[y])
-            plain.descend(value, model)
+            value = value if proto is None else value + 10 * distance(z, proto[y])
+            referee.descend(value, model)
             for c in y.unique():
                 means.append(model.body(x)[y == c].mean(0).detach())
                 labels.append(int(c))
@@ -121,28 +121,28 @@ def test_two_rounds_are_those_of_plain_torch(method, distance, server_loss):
         margin = min(float(torch.cdist(centres, centres).max()), 100)
         for _ in range(3):
             value = server_loss(z, y, net(vectors.weight), margin)
-            plain.descend(value, net, vectors, lr=0.01)
-        made = net(vectors.weight).detach()
+            referee.descend(value, net, vectors, lr=0.01)
+        proto = net(vectors.weight).detach()
         rounds.step()
-        assert torch.allclose(rounds.state.proto["proto"], made, rtol=0, atol=1e-5)
-    plain.assert_models_agree(rounds, models, 1e-5)
-    assert torch.allclose(prototypes(rounds.state.generator), made, rtol=0, atol=1e-5)
+        assert torch.allclose(rounds.state.proto["proto"], proto, rtol=0, atol=1e-5)
+    referee.assert_models_agree(rounds, models, 1e-5)
+    assert torch.allclose(prototypes(rounds.state.generator), proto, rtol=0, atol=1e-5)
 
 
 def test_the_authors_class_means_are_those_before_local_training():
-    rounds = toy.start(Serial(), toy.job("fedtgp", "--preset", "authors", *plain.FULL))
+    rounds = toy.start(Serial(), toy.job("fedtgp", "--preset", "authors", *referee.FULL))
     assert rounds.algorithm.gap == "nearest"
-    before, sent = plain.models_of(rounds), {}
+    before, sent = referee.models_of(rounds), {}
     learn = type(rounds.algorithm).learn
 
-    def noted(self, fed, state, uploads):
+    def learn_and_note(self, fed, state, uploads):
         sent.update(zip(fed.clients, uploads, strict=True))
         return learn(self, fed, state, uploads)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(rounds.algorithm), "learn", noted)
+        patch.setattr(type(rounds.algorithm), "learn", learn_and_note)
         rounds.step()
-    x, y = plain.batch_of(rounds, 4)
+    x, y = referee.batch_of(rounds, 4)
     z = before[4].eval().body(x)
     want = torch.stack([z[y == c].mean(0) for c in y.unique()])
     assert torch.allclose(sent[4]["mean"], want, rtol=0, atol=1e-6)

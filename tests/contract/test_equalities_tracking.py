@@ -13,7 +13,7 @@ from hpcfed.comm import Serial
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
-from tests.contract.referee import LR, Referee
+from tests.contract.referee import LR, Referee, equal_mean, mean
 from tests.contract.test_equalities import near, run
 
 ALL = ("--participation", "1")
@@ -22,39 +22,30 @@ RING = ("--algorithm.topology", "ring")
 MLP = ("--models.mix", "mlp", "--local.lr", "0.1")
 
 
-def memories(rounds: Rounds, name: str) -> list[Params]:
-    return [Params(client.memory[name]) for client in rounds.fed.clients.values()]
-
-
-def plain_mean(values: list[Params]) -> Params:
-    return (1 / len(values)) * sum(values[1:], values[0])
+def mean_memory(rounds: Rounds, name: str) -> Params:
+    return equal_mean({k: Params(c.memory[name]) for k, c in rounds.fed.clients.items()})
 
 
 def test_two_rounds_of_dsgt_in_plain_torch():
     referee = Referee("dsgt", *RING, *ALL)
     W = uniform(referee.rounds.algorithm.links(referee.fed))  # of a ring: a third each
     x = {k: referee.initial() for k in range(6)}
-    y = g = {k: Params(referee.gradient(k, x[k])) for k in range(6)}
+    y = g = {k: referee.gradient(k, x[k]) for k in range(6)}
     for _ in referee.run():
         stepped = {k: x[k] - LR * y[k] for k in range(6)}
-        x, y = ({i: weighted_sum(W[i], values) for i in range(6)} for values in (stepped, y))
-        new = {k: Params(referee.gradient(k, x[k])) for k in range(6)}
+        x, y = ({i: mean(values, W[i].tolist()) for i in range(6)} for values in (stepped, y))
+        new = {k: referee.gradient(k, x[k]) for k in range(6)}
         y, g = {k: y[k] + new[k] - g[k] for k in range(6)}, new
     for k, client in referee.fed.clients.items():
         assert near(client.params(), x[k], 1e-6)
         assert near(Params(client.memory["y"]), y[k], 1e-6)
 
 
-def weighted_sum(row: np.ndarray, values: dict[int, Params]) -> Params:
-    parts = [float(w) * values[j] for j, w in enumerate(row) if w]
-    return sum(parts[1:], parts[0])
-
-
 def test_the_mean_of_the_trackers_is_that_of_the_gradients_after_each_round():
     rounds = toy.start(Serial(), toy.job("dsgt", *MLP, *RING, *ALL))
     for _ in range(3):
         rounds.step()
-        assert near(plain_mean(memories(rounds, "y")), plain_mean(memories(rounds, "g")), 1e-6)
+        assert near(mean_memory(rounds, "y"), mean_memory(rounds, "g"), 1e-6)
 
 
 def test_averages_over_all_and_full_batches_are_central_gradient_steps():
