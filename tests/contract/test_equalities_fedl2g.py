@@ -3,6 +3,8 @@ rounds in plain torch.
 """
 
 from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,22 +43,16 @@ def double_backward(model: nn.Module, v, study, quiz, lr: float, lam: float, fea
     slopes = torch.autograd.grad(
         value, list(weights.values()), create_graph=True, allow_unused=True
     )
-    moved = {n: w - lr * s for (n, w), s in zip(weights.items(), slopes, strict=True)}
-    loss = F.cross_entropy(functional_call(model, moved, (quiz[0],)), quiz[1])
+    u = {n: w - lr * s for (n, w), s in zip(weights.items(), slopes, strict=True)}
+    loss = F.cross_entropy(functional_call(model, u, (quiz[0],)), quiz[1])
     return torch.autograd.grad(loss, v)[0]
 
 
 def meta_step(flags: tuple[str, ...], model: nn.Module, v, study, quiz, lr: float):
     rounds = toy.start(Serial(), toy.job("fedl2g", "--models.mix", "mlp", *flags))
     client = rounds.fed.clients[4]
-
-    class OnModel:
-        """A client with this model."""
-
-        task = client.task
-
-    OnModel.model = model
-    return rounds.algorithm.meta_step(OnModel, Params(v=v), study, quiz, lr)
+    on_model: Any = SimpleNamespace(task=client.task, model=model)
+    return rounds.algorithm.meta_step(on_model, Params(v=v), study, quiz, lr)
 
 
 @pytest.mark.parametrize("guides", ["logits", "features"])
@@ -145,5 +141,5 @@ def test_a_client_moves_the_vectors_of_its_classes_alone():
     upload = rounds.algorithm.local(fed, fed.clients[1], state, 0)
     mean = fed.mean([(1, upload.value)], keep=rounds.algorithm.averaged(state), per="row")
     new = rounds.algorithm.server(fed, state, mean, [1])
-    moved = (new["v"] != state["v"]).any(1)
-    assert moved.tolist() == [False, False, True, False]  # client 1 has one class
+    changed = (new["v"] != state["v"]).any(1)
+    assert changed.tolist() == [False, False, True, False]  # client 1 has one class

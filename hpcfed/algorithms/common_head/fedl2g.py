@@ -134,13 +134,14 @@ class FedL2G(RoundBased):
             self.train(fed, client, download, t, data=study)
         rows = rng.stream(fed.seed, "study", t, client.id).permutation(len(study))
         size = FEW if fed.trial else fed.job.local.batch
-        batch = prepared(fed, study, np.sort(rows[:size]))
-        others = prepared(fed, quiz, np.arange(len(quiz)))
-        in_batch = F.one_hot(batch[1], fed.classes).any(0).float()
+        study_batch = prepare(fed, study, np.sort(rows[:size]))
+        quiz_batch = prepare(fed, quiz, np.arange(len(quiz)))
+        in_batch = F.one_hot(study_batch[1], fed.classes).any(0).float()
         slopes = torch.zeros_like(download["v"])
         if len(quiz):
-            with count_work(fed, client, 2 * (len(batch[1]) + len(others[1]))):
-                slopes = self.meta_step(client, download, batch, others, learning_rate(fed, t))
+            with count_work(fed, client, 2 * (len(study_batch[1]) + len(quiz_batch[1]))):
+                lr = learning_rate(fed, t)
+                slopes = self.meta_step(client, download, study_batch, quiz_batch, lr)
         present = torch.from_numpy(np.unique(client.train.labels))
         classes = present.to(fed.device)
         weight = self.weight(client) if len(quiz) else 0.0
@@ -160,15 +161,16 @@ class FedL2G(RoundBased):
             logits = functional_call(model.head, dict(at.under("head.")), (z,))
             return self.guided(z, logits), logits
 
-        def studied(at: Mapping[str, Tensor]) -> Tensor:
+        def study_loss(at: Mapping[str, Tensor]) -> Tensor:
             guided, logits = answer(at, x)
             return client.task.loss(logits, y) + self.lam * F.mse_loss(guided, v[y])
 
-        slopes = differentiate(studied, weights)
-        moved = {name: value - lr * slopes[name] for name, value in weights.items()}
-        u = differentiate(lambda at: client.task.loss(answer(at, quiz[0])[1], quiz[1]), moved)
+        slopes = differentiate(study_loss, weights)
+        u = {name: value - lr * slopes[name] for name, value in weights.items()}
+        direction = differentiate(lambda at: client.task.loss(answer(at, quiz[0])[1], quiz[1]), u)
         try:
-            guided, change = along(lambda at, x: answer(at, x)[0], weights, x, u)  # [n, m]
+            # [n, m]
+            guided, change = derive_along(direction, lambda at, x: answer(at, x)[0], weights, x)
         except NotImplementedError as why:
             raise ConfigError(
                 f"fedl2g: {client.architecture} of models.mix has a layer without a forward-mode "
@@ -185,13 +187,15 @@ class FedL2G(RoundBased):
         return state - self.server_lr * (self.clip / norm.clamp(min=self.clip)) * mean
 
 
-def along(fn: Callable[..., Tensor], weights: Any, x: Any, u: Any) -> tuple[Tensor, Tensor]:
-    """Return fn(weights, x), and its derivative by the weights along u."""
+def derive_along(
+    direction: Any, fn: Callable[..., Tensor], weights: Any, x: Any
+) -> tuple[Tensor, Tensor]:
+    """Return fn(weights, x), and its derivative by the weights along this direction."""
     with ONE_AT_A_TIME:
         if isinstance(x, Tensor) and not x.is_floating_point():  # tokens
-            outputs: Any = jvp(lambda at: fn(at, x), (weights,), (u,))
+            outputs: Any = jvp(lambda at: fn(at, x), (weights,), (direction,))
         else:  # torch makes the zero of a constant on the host
-            outputs = jvp(fn, (weights, x), (u, map_tensors(x, torch.zeros_like)))
+            outputs = jvp(fn, (weights, x), (direction, map_tensors(x, torch.zeros_like)))
     return outputs
 
 
@@ -202,7 +206,7 @@ def differentiate(loss: Any, at: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(leaves, slopes, strict=True))
 
 
-def prepared(fed: Federation, data: Shard, rows: np.ndarray) -> Batch:
+def prepare(fed: Federation, data: Shard, rows: np.ndarray) -> Batch:
     """Return these examples as a model takes them, and their labels."""
     x, y = data.batch(rows)
     return fed.prepare(x), y

@@ -143,8 +143,8 @@ class GeneratedPrototypes(RoundBased):
             )
         sent_before = ~state.proto["proto"].isnan().any(1)
         valid = sent_before | F.one_hot(y, len(sent_before)).any(0)
-        made = prototypes(generator)
-        return Params(proto=torch.where(valid[:, None], made, torch.nan)), generator
+        proto = torch.where(valid[:, None], prototypes(generator), torch.nan)
+        return Params(proto=proto), generator
 
 
 def prototypes(generator: Params) -> Tensor:
