@@ -24,7 +24,7 @@ here they are the client's. They stop using the generator after 20 local epochs,
 followed. Norms in D are means over components.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hpcfed import (
     Client,
@@ -136,19 +135,16 @@ class FedGen(RoundBased):
         """Whether the generator has an effect."""
         return bool(self.alpha or self.beta)
 
-    def network(self, fed: Federation) -> nn.Module:
-        """Return the generator's network, [n, noise_size + C] -> [n, d], with its first weights."""
+    def init(self, fed: Federation) -> State:
         C, d = fed.shapes()["head.weight"].shape
         with rng.scoped(fed.seed, "generator"):
-            return nn.Sequential(
+            network = nn.Sequential(
                 nn.Linear(self.noise_size + C, self.hidden),
                 nn.BatchNorm1d(self.hidden),
                 nn.ReLU(),
                 nn.Linear(self.hidden, d),
             ).to(fed.device)
-
-    def init(self, fed: Federation) -> State:
-        network, zero = self.network(fed), torch.zeros((), dtype=torch.int64, device=fed.device)
+        zero = torch.zeros((), dtype=torch.int64, device=fed.device)
         weights = Params(network.named_parameters()).clone()
         statistics = Params(
             {n: b.clone() for n, b in network.named_buffers() if b.is_floating_point()}
@@ -172,12 +168,16 @@ class FedGen(RoundBased):
 
     def make(
         self,
-        network: nn.Module,
         weights: Params,
         labels: Tensor,
         g: torch.Generator,
+        training: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return representations of these classes, [n, d], and their noise; labels: [n]."""
+        """Return representations of these classes, [n, d], and their noise.
+
+        weights: of the generator, and its running statistics.  labels: [n].  training: batch
+        normalisation takes the batch's statistics, which also update the running ones.
+        """
         size = len(labels), self.noise_size
         draw = torch.randn if self.noise == "normal" else torch.rand
         eps = draw(*size, generator=g).to(labels.device, non_blocking=True)
@@ -185,7 +185,10 @@ class FedGen(RoundBased):
         # one_hot would look at the labels, for which a GPU has to be waited
         member = labels[:, None] == torch.arange(classes, device=labels.device)
         inputs = torch.cat([eps, member.to(eps.dtype)], 1)
-        return functional_call(network, dict(weights), (inputs,)), eps
+        h = F.linear(inputs, weights["0.weight"], weights["0.bias"])
+        statistics = weights["1.running_mean"], weights["1.running_var"]
+        h = F.batch_norm(h, *statistics, weights["1.weight"], weights["1.bias"], training)
+        return F.linear(F.relu(h), weights["3.weight"], weights["3.bias"]), eps
 
     def objective(
         self,
@@ -212,8 +215,7 @@ class FedGen(RoundBased):
 
     def train_with(self, fed: Federation, client: Client, received: Params, t: int) -> None:
         """Train the client's model on its examples and on generated representations."""
-        network, weights = self.network(fed).eval(), received.under("generator/")
-        counts = received["labels/counts"]
+        generator, counts = received.under("generator/"), received["labels/counts"]
         # before any client has reported, all classes are alike
         present = ((counts > 0) | (counts.sum() == 0)).to(counts.dtype)
         chances = counts.clamp(min=1) * present if self.draw == "counts" else present
@@ -230,8 +232,8 @@ class FedGen(RoundBased):
                     places = torch.rand(self.generated, generator=g)
                     places = places.to(edges.device, non_blocking=True)
                     labels = torch.searchsorted(edges, places, right=True).clamp(max=len(edges) - 1)
-                    fake, _ = self.make(network, weights, labels, g)
-                    of_batch, _ = self.make(network, weights, y, g)
+                    fake, _ = self.make(generator, labels, g)
+                    of_batch, _ = self.make(generator, y, g)
                 loss = partial(
                     self.objective, client, received, (alpha, beta), (fake, labels), of_batch
                 )
@@ -254,7 +256,7 @@ class FedGen(RoundBased):
     def aggregate(self, fed: Federation, state: State, uploads: list[tuple[int, Any]]) -> State:
         x = fed.mean(((k, sent["model"]) for k, sent in uploads), keep=state.x)
         if not self.teaches:
-            return State(x, state.generator, state.moments, state.steps, state.labels)
+            return replace(state, x=x)
         heads = {
             k: {
                 "head": sent["model"].terms[0].value.under("head."),
@@ -277,9 +279,8 @@ class FedGen(RoundBased):
         steps = min(self.server_steps, 1) if fed.trial else self.server_steps
         if not len(classes):
             return state.generator, state.moments, state.steps, labels
-        network, new = self.network(fed).train(), state.generator.clone()
-        names = [name for name, _ in network.named_parameters()]
-        leaves = {name: new[name].requires_grad_() for name in names}
+        new = state.generator.clone()
+        leaves = {name: new[name].requires_grad_() for name in state.moments.under("m/")}
         lr = self.server_lr * self.server_decay**fed.t
         adam = torch.optim.Adam(leaves.values(), lr, weight_decay=self.server_weight_decay)
         for name, leaf in leaves.items():
@@ -290,9 +291,9 @@ class FedGen(RoundBased):
             }
         g = rng.torch_stream(fed.seed, "generated", fed.t)
         for _ in range(steps):
-            drawn = torch.randint(len(classes), (self.server_batch,), generator=g)
-            y = classes[drawn.to(classes.device)]
-            z, eps = self.make(network, new, y, g)
+            places = torch.randint(len(classes), (self.server_batch,), generator=g)
+            y = classes[places.to(classes.device)]
+            z, eps = self.make(new, y, g, training=True)
             adam.zero_grad()
             value = self.generator_loss(sent, counts / total.clamp(min=1), z, y)
             (value + self.diversity * similarity(eps, z)).backward()
