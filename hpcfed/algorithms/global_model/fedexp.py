@@ -68,7 +68,8 @@ class FedExP(RoundBased):
         )
 
     def averaged(self, state: State) -> dict[str, Params]:
-        return {"x": state.x, "square": Params(square=0 * squared_norm(state.x))}
+        zero = next(iter(state.x.values())).new_zeros(1)
+        return {"x": state.x, "square": Params(square=zero)}
 
     def server(self, fed: Federation, state: State, mean: Any, cohort: list[int]) -> State:
         update = mean["x"].pick(fed.trainable) - state.x
