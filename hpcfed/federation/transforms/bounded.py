@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.transforms.secure.sums import SecureSums
 
+K = TypeVar("K")
 Name = tuple[str, str]  # of a part of an upload, and of a tensor in it
 ROUNDED = 2.0**-22  # relatively, more than what rounding to float32 adds to a length
 
@@ -208,7 +209,7 @@ def square(term: Term, name: str, count_scale: float) -> float:
     return float((value * weight).square().sum() + count_scale**2 * weight.square().sum())
 
 
-def shrink(squares: Mapping[Name, float], clip: float, layers: bool) -> dict[Name, float]:
+def shrink(squares: Mapping[K, float], clip: float, layers: bool) -> dict[K, float]:
     """Return the factor of each tensor, at most 1, with which the bound holds."""
     if layers:
         share = clip / math.sqrt(max(1, len(squares)))

@@ -12,7 +12,6 @@ negative, and the server's means are quotients of the sums as without noise.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +25,9 @@ from hpcfed.core.payload import LEAVES, map_tensors, tensors
 from hpcfed.federation.transforms.bounded import (
     complete,
     difference,
-    factor,
     scale,
     scale_of_counts,
+    shrink,
     square,
     valid,
 )
@@ -55,9 +54,7 @@ class LocalNoise(Transform):
             check_covered(fed, client, part)
         updates = complete(fed, difference(upload))
         squares = [s for part in updates.parts.values() for s in self._squares(part)]
-        bound = self.clip / math.sqrt(max(1, len(squares))) if self.layers else self.clip
-        lengths = squares if self.layers else len(squares) * [math.fsum(squares)]
-        factors = [factor(math.sqrt(length), bound) for length in lengths]
+        factors = list(shrink(dict(enumerate(squares)), self.clip, self.layers).values())
         z = fed.account.z if fed.account else 0.0
         if not z and all(f == 1 for f in factors):
             return upload
@@ -145,8 +142,8 @@ def check_covered(fed: Federation, client: Client, part: Any) -> None:
                     f"privacy.by = 'local': {name}: a client sends its weight, {weight:g}, which "
                     f"no noise hides; set algorithm.weighting = 'uniform', or take another method"
                 )
-    whole = [v for _, v in tensors(part) if not torch.as_tensor(v).is_floating_point()]
-    if whole or plain(part):
+    integers = [v for _, v in tensors(part) if not torch.as_tensor(v).is_floating_point()]
+    if integers or plain(part):
         raise ConfigError(
             f"privacy.by = 'local': the clients of {name} send whole or plain numbers, for which "
             f"no noise is defined; take another method, such as fedavg"
