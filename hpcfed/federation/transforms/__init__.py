@@ -63,7 +63,8 @@ def install_secure_sums(fed: Federation) -> None:
     """Let the federation add uploads up by a secure sum, after all other transforms."""
     secure = fed.job.secure
     rule = fed.rule
-    if not isinstance(rule, BoundedMean) or rule.clip is None:
+    if not isinstance(rule, BoundedMean):
+        assert secure.bound is not None  # `check_secure`
         rule = fed.rule = BoundedMean(secure.bound, secure.largest_weight or fed.largest)
         rule.hidden_by, rule.instead = f"secure.by = {secure.by!r}", "secure.by = 'none'"
         fed.transforms.append(Envelope(secure.bound, rule.largest_weight))

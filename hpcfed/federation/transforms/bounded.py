@@ -40,7 +40,7 @@ class Bound(Transform):
     The length is the L2 norm of what the client adds to the sums: of its values, or for values with
     weights of their own (one for each class, say) of weight * value and of the weights.
 
-    clip: the length C of all parts together; None: there is no bound.
+    clip: the length C of all parts together.
     cap: weights are min(weight, cap) / cap; None: they must not exceed 1.
     layers: each of the L tensors has the length C / sqrt(L) instead.
     count_scale: factor of tensors of weights in the length; None: as `scale_of_counts` has it.
@@ -48,7 +48,7 @@ class Bound(Transform):
 
     def __init__(
         self,
-        clip: float | None,
+        clip: float,
         cap: float | None = None,
         layers: bool = False,
         count_scale: float | None = None,
@@ -57,7 +57,7 @@ class Bound(Transform):
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         upload = difference(upload)
-        squares = {} if self.clip is None else self.squares(fed, upload, self.clip)
+        squares = self.squares(fed, upload, self.clip)
         return self.shortened(fed, upload, squares, self.clip)
 
     def squares(self, fed: Federation, upload: Upload, clip: float) -> dict[Name, float]:
@@ -71,17 +71,13 @@ class Bound(Transform):
         return squares
 
     def shortened(
-        self,
-        fed: Federation,
-        upload: Upload,
-        squares: Mapping[Name, float],
-        clip: float | None,
+        self, fed: Federation, upload: Upload, squares: Mapping[Name, float], clip: float
     ) -> Upload:
         """Return an upload of updates with this length and bounded weights.
 
-        squares: of its tensors, if there is a length.
+        squares: of its tensors.
         """
-        factors = {} if clip is None else shrink(squares, clip, self.layers)
+        factors = shrink(squares, clip, self.layers)
         parts = {}
         for name, mean in means_of(upload).items():
             terms = (
@@ -96,7 +92,7 @@ class Bound(Transform):
 
     def _scaled(self, term: Term, part: str, factors: Mapping[Name, float]) -> Params:
         """Return the values of a term, shortened unless their weights are."""
-        if isinstance(term.weight, Params) or not factors:
+        if isinstance(term.weight, Params):
             return term.value
         return Params(
             {name: scale(value, factors[part, name]) for name, value in term.value.items()}
@@ -107,8 +103,6 @@ class Bound(Transform):
         weight = term.weight
         if not isinstance(weight, Params):
             return self.bounded(fed, weight)
-        if not factors:
-            return weight
         return Params({name: scale(w, factors[part, name]) for name, w in weight.items()})
 
     def bounded(self, fed: Federation, weight: float) -> float:
@@ -272,14 +266,13 @@ def form_of(term: Term, is_update: bool, n: int) -> Form:
 class BoundedMean(MeanRule):
     """The mean of uploads that `Bound` has bounded.
 
-    clip: the bound C of values, from which the scale of the sums follows; None: it follows from the
-    values.
+    clip: the bound C of values, from which the scale of the sums follows.
     largest_weight: of a client in a mean.
     secure: adds up such that single terms stay hidden; None: they are added up openly.
     """
 
     def __init__(
-        self, clip: float | None, largest_weight: float = 1.0, secure: SecureSums | None = None
+        self, clip: float, largest_weight: float = 1.0, secure: SecureSums | None = None
     ) -> None:
         self.clip, self.largest_weight, self.secure = clip, largest_weight, secure
 
@@ -301,10 +294,8 @@ class BoundedMean(MeanRule):
             self.sum(fed, declared, shapes, factors, quotients)
         return quotients.mean()
 
-    def bounds(self, quotients: Quotients) -> np.ndarray | None:
-        """Return bounds of the values of a row's arrays; None: they are not known beforehand."""
-        if self.clip is None:
-            return None
+    def bounds(self, quotients: Quotients) -> np.ndarray:
+        """Return bounds of the values of a row's arrays."""
         of_values = np.where(is_weight(quotients), 1.0, self.clip)
         return of_values * self.largest_weight * (1 + ROUNDED)
 
@@ -348,7 +339,7 @@ class DeclaredRows(HostRows):
 
     clients: of the rows, [rows].
     expected: number of clients that may have a row.
-    bounds: of each array, [A]; None: they are measured.
+    bounds: of each array, [A].
     bits: lower ones of a sum that count, so that no others travel if it is masked.
     """
 
@@ -357,15 +348,12 @@ class DeclaredRows(HostRows):
         rows: Sequence[Row],
         clients: Sequence[int],
         expected: int,
-        bounds: np.ndarray | None,
+        bounds: np.ndarray,
         bits: int = 64,
     ) -> None:
         super().__init__(rows)
         self.clients, self.expected, self.bounds, self.bits = clients, expected, bounds, bits
 
     def largest(self, shapes: Sequence[tuple[int, ...]], factors: Sequence[float]) -> np.ndarray:
-        peaks = super().largest(shapes, factors)
-        if self.bounds is None:
-            return peaks
-        assert (peaks <= self.bounds).all()  # `Bound` has shortened them
+        assert (super().largest(shapes, factors) <= self.bounds).all()  # `Bound` has shortened them
         return self.bounds

@@ -66,6 +66,7 @@ class CentralBound(Bound):
     """Clips uploads to the bound of the rule, and adds the bit of adaptive clipping."""
 
     def __init__(self, privacy: Privacy) -> None:
+        assert privacy.clip is not None
         layers = privacy.clipping == "layers"
         super().__init__(privacy.clip, privacy.cap, layers, privacy.count_scale)
         self.adaptive = privacy.clipping == "adaptive"
@@ -76,11 +77,11 @@ class CentralBound(Bound):
         for mean in means_of(upload).values():
             check_weight(fed, client, mean.terms[0].weight)
         upload = complete(fed, difference(upload))
-        squares = self.squares(fed, upload, rule.bound)
-        clipped = self.shortened(fed, upload, squares, rule.bound)
+        squares = self.squares(fed, upload, rule.clip)
+        clipped = self.shortened(fed, upload, squares, rule.clip)
         if not self.adaptive:
             return clipped
-        bit = adaptive.bit(math.sqrt(math.fsum(squares.values())), rule.bound)
+        bit = adaptive.bit(math.sqrt(math.fsum(squares.values())), rule.clip)
         return clipped.changed({BIT: torch.tensor(bit)})
 
     def bounded(self, fed: Federation, weight: float) -> float:
@@ -103,7 +104,7 @@ def check_weight(fed: Federation, client: Client, weight: Any) -> None:
 
 
 class CentralMean(BoundedMean):
-    """The mean with noise. Its state is the bound of adaptive clipping.
+    """The mean with noise. Its state is the bound C of this round, which adaptive clipping changes.
 
     call: number of the next mean of this round.  uploads: of this rank's clients so far.
     bits: the sum of theirs.
@@ -118,12 +119,6 @@ class CentralMean(BoundedMean):
         self.privacy, self.empty_cohorts = privacy, poisson
         self.begin()
         self.forms: dict[int, Form] = {}
-
-    @property
-    def bound(self) -> float:
-        """The bound C of this round."""
-        assert self.clip is not None
-        return self.clip
 
     @property
     def adaptive(self) -> bool:
@@ -204,7 +199,7 @@ class CentralMean(BoundedMean):
 
     def quotients(self, fed: Federation, keep: Params, per: Per, form: Form) -> Quotients:
         form = self.complete_form(fed, form, per)
-        std = self.multiplier(fed) * self.bound * self.largest(form)
+        std = self.multiplier(fed) * self.clip * self.largest(form)
 
         def noise(i: int, start: int, n: int) -> np.ndarray:
             return std * self.noise(fed, i, start, n)
@@ -224,7 +219,7 @@ class CentralMean(BoundedMean):
         divisor = None if Form.TENSORS in form else self.divisor(fed, form)
         quotients = NoisyQuotients(keep, per, Form.UPDATE in form, divisor, std, noise)
         n = sum(weights.size for weights in quotients.weights)
-        quotients.count_scale = self.privacy.count_scale or default_scale(self.bound, n)
+        quotients.count_scale = self.privacy.count_scale or default_scale(self.clip, n)
         return quotients
 
     def noise(self, fed: Federation, i: int, start: int, n: int) -> np.ndarray:
@@ -245,8 +240,8 @@ class CentralMean(BoundedMean):
 
     def bounds(self, quotients: Quotients) -> np.ndarray:
         assert isinstance(quotients, NoisyQuotients)
-        of_weights = max(1.0, self.largest_weight, self.bound / quotients.count_scale)
-        of_values = self.bound * max(1.0, self.largest_weight)
+        of_weights = max(1.0, self.largest_weight, self.clip / quotients.count_scale)
+        of_values = self.clip * max(1.0, self.largest_weight)
         return np.where(is_weight(quotients), of_weights, of_values) * (1 + ROUNDED)
 
     def multiplier(self, fed: Federation) -> float:
@@ -272,11 +267,11 @@ class CentralMean(BoundedMean):
             self.bit_noise(fed) * rng.stream(fed.seed, "privacy", "bit", fed.t).standard_normal()
         )
         m, p = probability(fed.job) * fed.K * max(1, *uploads), self.privacy
-        self.clip = adaptive.adapted(self.bound, bits, m, p.clip_rate, p.quantile)
+        self.clip = adaptive.adapted(self.clip, bits, m, p.clip_rate, p.quantile)
 
     def columns(self) -> dict[str, float]:
         """Return what a round's record has of the rule."""
-        return {"rounds/clip": self.bound} if self.adaptive else {}
+        return {"rounds/clip": self.clip} if self.adaptive else {}
 
     def fresh(self) -> CentralMean:
         rule = copy(self)

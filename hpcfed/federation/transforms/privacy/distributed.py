@@ -69,8 +69,7 @@ class Shares(CentralBound):
         if fed.trial and any(are_pieces(fed, term) for term in terms.values()):
             return clipped  # how large complete ones are, the mean of these shows
         scales = {
-            name: scale_of_counts(self.count_scale, rule.bound, term)
-            for name, term in terms.items()
+            name: scale_of_counts(self.count_scale, rule.clip, term) for name, term in terms.items()
         }
         vectors = {name: vector(term, scales[name]) for name, term in terms.items()}
         lengths = {name: padded(len(values)) for name, values in vectors.items()}
