@@ -94,13 +94,9 @@ class Shares(CentralBound):
                     }
                 )
             )
-            sizes[name] = -(-self.bits * lengths[name] // 8)
+            sizes[name] = -(-grid.bits * lengths[name] // 8)
             start = stop
         return clipped.changed(parts, sizes=sizes)
-
-    def __init__(self, privacy: Privacy) -> None:
-        super().__init__(privacy)
-        self.bits = privacy.bits
 
 
 def are_pieces(fed: Federation, term: Term) -> bool:
@@ -343,9 +339,6 @@ class DistributedAccount(Account):
     def cost(self, more: int) -> float:
         ahead = Counter({fewest(self.job): more}) if more else Counter[int]()
         return self.epsilon(self.sums + ahead, self.z)
-
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | {"accountant": "rdp"}
 
     def to_tree(self) -> dict[str, Any]:
         sums = np.array(sorted(self.sums.items()), dtype=np.int64).reshape(-1, 2)
