@@ -281,6 +281,11 @@ class Federation:
     # A round
 
     @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the bound C, as the account has it; 0: no noise."""
+        return self.account.z if self.account else 0.0
+
+    @property
     def t(self) -> int:
         """Index of the current round, from 0."""
         return self.tallies.t

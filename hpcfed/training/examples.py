@@ -143,8 +143,7 @@ class PrivateGradient:
             check_stream(fed, (phase, t, client.id))
         self.fed, self.client, self.model, self.size = fed, client, skeleton.model, size
         self.names, self.leaves = names, [skeleton.parameters[name] for name in names]
-        z = fed.account.z if fed.account else 0.0
-        self.clip, self.std = privacy.clip, z * (privacy.clip or 0.0)
+        self.clip, self.std = privacy.clip, fed.noise_multiplier * (privacy.clip or 0.0)
         self.draws = rng.torch_stream(
             fed.seed, phase, "privacy", t, client.id, device=skeleton.flat.device
         )

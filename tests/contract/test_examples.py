@@ -36,7 +36,7 @@ def gradient_of(model: nn.Module, clip: float | None, noise: float = 0.0, size: 
     fed = SimpleNamespace(
         trial=False,
         seed=0,
-        account=SimpleNamespace(z=noise),
+        noise_multiplier=noise,
         device=torch.device("cpu"),
         job=SimpleNamespace(
             privacy=SimpleNamespace(clip=clip, noise=noise, by="examples"),

@@ -246,12 +246,12 @@ class CentralMean(BoundedMean):
 
     def multiplier(self, fed: Federation) -> float:
         """Return the noise multiplier of the clients' vectors."""
-        z = fed.account.z if fed.account else 0.0
+        z = fed.noise_multiplier
         return adaptive.split_noise(z, self.bit_noise(fed)) if self.adaptive else z
 
     def bit_noise(self, fed: Federation) -> float:
         """Return the standard deviation of the noise on the sum of bits."""
-        z = fed.account.z if fed.account else 0.0
+        z = fed.noise_multiplier
         if self.privacy.bit_noise is not None:
             return self.privacy.bit_noise if z else 0.0
         return max(probability(fed.job) * fed.K / 20, z) if z else 0.0

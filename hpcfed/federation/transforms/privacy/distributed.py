@@ -192,8 +192,7 @@ class DistributedMean(CentralMean):
 
     def grid(self, fed: Federation) -> Grid:
         """Return the grid of the run's integers."""
-        z = fed.account.z if fed.account else 0.0
-        return make_grid(fed.job, self.lengths, z)
+        return make_grid(fed.job, self.lengths, fed.noise_multiplier)
 
     def open(self, fed: Federation) -> None:
         try:

@@ -55,7 +55,7 @@ class LocalNoise(Transform):
         updates = complete(fed, difference(upload))
         squares = [s for part in updates.parts.values() for s in self._squares(part)]
         factors = list(shrink(dict(enumerate(squares)), self.clip, self.layers).values())
-        z = fed.account.z if fed.account else 0.0
+        z = fed.noise_multiplier
         if not z and all(f == 1 for f in factors):
             return upload
         key = fed.t, client.id, fed.replay.streams
