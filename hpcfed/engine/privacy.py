@@ -17,22 +17,23 @@ def open_account(fed: Federation, method: Any) -> None:
 
     Raises ConfigError, on all ranks, for a method of which no account can be kept.
     """
-    if fed.rule or fed.account:
-        try:
-            uploads = measure(fed).uploads
-            if fed.job.privacy.sampling:
-                check_cohorts(fed, method)
-        except ConfigError as error:
-            raise everywhere(error) from None
-    if fed.account:
-        by_example = fed.job.privacy.by == "examples"
-        each = measure(fed).releases if by_example else uploads
-        fed.account.open(fed.comm, max(1, each), busiest(fed, method))
-    if fed.rule:
-        try:
+    if not (fed.rule or fed.account):
+        return
+    privacy = fed.job.privacy
+    try:
+        measured = measure(fed)
+        uploads = measured.uploads
+        if privacy.sampling:
+            check_cohorts(fed, method)
+        if fed.account:
+            each = measured.releases if privacy.by == "examples" else uploads
+            # with sampled cohorts each round costs all clients alike
+            turns = fed.job.rounds if privacy.sampling else busiest(fed, method)
+            fed.account.open(fed.comm, max(1, each), turns)
+        if fed.rule:
             fed.rule.open(fed)
-        except ConfigError as error:
-            raise everywhere(error) from None
+    except ConfigError as error:
+        raise everywhere(error) from None
 
 
 def check_cohorts(fed: Federation, method: Any) -> None:

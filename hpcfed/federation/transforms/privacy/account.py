@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.core.errors import ConfigError, everywhere
+from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Ledger, Release
 from hpcfed.federation.transforms.privacy.central import probability
 
@@ -53,17 +53,15 @@ class Account:
         """Find the noise, before the first round; collective.
 
         each: releases in one round.  turns: of the busiest client, in all rounds.
-        Raises ConfigError if no noise reaches the target, or if one round exceeds the budget.
+        Raises ConfigError, on all ranks, if no noise reaches the target, or if one round exceeds
+        the budget.
         """
         self.each = each
         times = each * self.most_releases(turns)
-
-        begun: tuple[float, float] | str
-        begun = self._begin(each, times) if comm.rank == 0 else (0.0, 0.0)
-        values: Any = comm.bcast(begun)
-        if isinstance(values, str):
-            raise everywhere(ConfigError(values))
-        self.z, self.ahead = values
+        result: Any = comm.bcast(self._begin(each, times) if comm.rank == 0 else None)
+        if isinstance(result, str):
+            raise ConfigError(result)
+        self.z, self.ahead = result
         if self.budget is not None and self.ahead > self.budget:
             raise ConfigError(
                 f"privacy.epsilon = {self.budget:g}: with privacy.noise = {self.z:g} the first "
