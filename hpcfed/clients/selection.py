@@ -83,15 +83,12 @@ class Choice:
         g = rng.stream(self.seed, "cohort", t)
         if by == "e3cs":
             return draw_systematic(self.probabilities(t)[0], g)
-        if by == "poisson":  # in two steps, which take as long as the cohort is large
-            size = g.binomial(K, self.participation)
-            return sorted(g.choice(K, size, replace=False, shuffle=False).tolist())
-        if by == "cyclic":
-            b = count_groups(self.selection, self.participation)
-            members = np.arange(t % b, K, b)
+        if by in ("poisson", "cyclic"):  # in two steps, which take as long as the cohort is large
+            b = count_groups(self.selection, self.participation) if by == "cyclic" else 1
+            members = range(t % b, K, b)
             size = g.binomial(len(members), min(1.0, b * self.participation))
             chosen = g.choice(len(members), size, replace=False, shuffle=False)
-            return sorted(members[chosen].tolist())
+            return sorted(members[i] for i in chosen.tolist())
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
         several = (self.selection.candidates or 2 * self.m) if by == "power-of-choice" else self.m
