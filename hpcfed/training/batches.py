@@ -68,34 +68,29 @@ def plan_batches(
     amount: int,
     in_steps: bool,
     phase: str = "train",
+    poisson: bool = False,
 ) -> list[np.ndarray]:
     """Return the rows of each batch of a client's local training on these examples.
 
     The order is drawn from the client's own stream.
+    poisson: whether batches are Poisson samples (`poisson_batches`).
     """
-    order = rng.stream(fed.seed, phase, "batches", t, client.id)
+    g = rng.stream(fed.seed, phase, "batches", t, client.id)
+    if poisson:
+        return list(poisson_batches(len(data), size, amount, in_steps, g))
     shares = draw_shares(fed, client, data)
-    return list(batches(len(data), size, amount, in_steps, order, shares))
+    return list(batches(len(data), size, amount, in_steps, g, shares))
 
 
 def poisson_batches(
-    fed: Federation,
-    client: Client,
-    t: int,
-    data: Shard,
-    size: int,
-    amount: int,
-    in_steps: bool,
-    phase: str = "train",
-) -> list[np.ndarray]:
-    """Return the rows of Poisson batches, as many as `plan_batches` returns.
+    n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Yield the rows of Poisson batches, as many as `batches` yields.
 
     Each example is in a batch with probability size / n, independently; so a batch may be empty.
     """
-    n = len(data)
-    steps = amount if in_steps else amount * math.ceil(n / size)
-    g = rng.stream(fed.seed, phase, "batches", t, client.id)
-    return [np.flatnonzero(g.random(n) < size / n) for _ in range(steps)]
+    for _ in range(amount if in_steps else amount * math.ceil(n / size)):
+        yield np.flatnonzero(g.random(n) < size / n)
 
 
 def draw_shares(fed: Federation, client: Client, data: Shard) -> np.ndarray | None:

@@ -16,14 +16,7 @@ from hpcfed.data.sampling import even_parts
 from hpcfed.machine.devices import autocast, wait
 from hpcfed.models.model import Model
 from hpcfed.training import engines, examples
-from hpcfed.training.batches import (
-    batches,
-    draw_shares,
-    inputs,
-    plan_batches,
-    poisson_batches,
-    prepare_batches,
-)
+from hpcfed.training.batches import batches, draw_shares, inputs, plan_batches, prepare_batches
 from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.infer import FEW
 from hpcfed.training.optimisers import (
@@ -85,8 +78,10 @@ class LocalSteps:
         )
         amount = amount or fed.work(client, epochs)
         self.private = examples.protects(fed, client, self.data)
-        plan = poisson_batches if self.private and not fed.trial else plan_batches
-        self.plan = plan(fed, client, t, self.data, self.size, amount, in_steps, phase)
+        poisson = self.private and not fed.trial  # whose batches may be empty
+        self.plan = plan_batches(
+            fed, client, t, self.data, self.size, amount, in_steps, phase, poisson
+        )
         if fed.trial:
             self.plan = [rows[:FEW] for rows in self.plan[:1]]
         self.lr = lr or learning_rate(fed, t)

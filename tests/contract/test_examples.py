@@ -17,7 +17,7 @@ from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
 from hpcfed.training import examples
-from hpcfed.training.batches import poisson_batches
+from hpcfed.training.batches import plan_batches
 from tests.contract import toy
 from tests.threads import spmd
 
@@ -137,7 +137,7 @@ def test_an_empty_batch_is_noise_alone():
 
 def test_poisson_batches_have_the_right_size_in_the_mean():
     fed, client = SimpleNamespace(seed=1), SimpleNamespace(id=0)
-    draw = partial(poisson_batches, fed, client, 0, np.arange(50))
+    draw = partial(plan_batches, fed, client, 0, np.arange(50), poisson=True)
     rows = draw(10, 4000, True)
     assert len(rows) == 4000
     assert np.mean([len(r) for r in rows]) == pytest.approx(10, abs=0.2)
