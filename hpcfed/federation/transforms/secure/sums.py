@@ -18,8 +18,9 @@ import torch
 from hpcfed.comm.exact import quantise, restore, scale
 from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
-from hpcfed.core.params import Mean, Params
+from hpcfed.core.params import Params
 from hpcfed.core.payload import magnitudes
+from hpcfed.federation.transforms.bounded import means_of
 from hpcfed.federation.transforms.secure.attendance import ANSWERS, STAGES, Attendance, SumFailed
 from hpcfed.federation.transforms.secure.coded import CodedSum, piece_of
 from hpcfed.federation.transforms.secure.costs import (
@@ -60,7 +61,7 @@ class Envelope(Transform):
 
     def upload(self, fed: Federation, client: Client, upload: Upload) -> Upload:
         """Return the upload. Raises DivergedError for a value or weight beyond the bound."""
-        means = {n: part for n, part in upload.parts.items() if isinstance(part, Mean)}
+        means = means_of(upload)
         if self.bound is not None:
             for part in means.values():
                 for term in part.terms:
@@ -116,7 +117,7 @@ class SecureSums:
         by_rank = fed.comm.gather({fed.comm.rank: rows.clients})
         senders = sorted({k for clients in by_rank.values() for k in clients})
         invited = sorted({*senders, *fed.participants.lost})
-        if not senders and not invited:
+        if not invited:
             fed.comm.sum(rows, shapes, factors, into)
             return
         attendance = Attendance(invited, invited, senders, senders)
