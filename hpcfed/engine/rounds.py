@@ -154,23 +154,24 @@ class Synchronous:
         self.fed.choice.learn(self.fed.t, cohort, self.losses)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic
 
+    def _parts(self) -> dict[str, Any]:
+        """Return what of the job has a state of its own from round to round, by name."""
+        fed = self.fed
+        parts = {
+            "choice": fed.choice if fed.choice.learns else None,
+            "edges": self.edges,
+            "rule": fed.rule,
+            "account": fed.account,
+        }
+        return {name: part for name, part in parts.items() if part}
+
     def to_tree(self) -> Row:
-        learnt = {"choice": self.fed.choice.to_tree()} if self.fed.choice.learns else {}
-        edges = {"edges": self.edges.to_tree()} if self.edges else {}
-        rule = {"rule": self.fed.rule.to_tree()} if self.fed.rule else {}
-        account = {"account": self.fed.account.to_tree()} if self.fed.account else {}
-        return {"now": self.now} | learnt | edges | rule | account
+        return {"now": self.now} | {name: part.to_tree() for name, part in self._parts().items()}
 
     def from_tree(self, tree: Row) -> None:
         self.now = tree["now"]
-        if self.edges:
-            self.edges.from_tree(tree["edges"])
-        if self.fed.choice.learns:
-            self.fed.choice.from_tree(tree["choice"])
-        if self.fed.rule:
-            self.fed.rule.from_tree(tree["rule"])
-        if self.fed.account:
-            self.fed.account.from_tree(tree["account"])
+        for name, part in self._parts().items():
+            part.from_tree(tree[name])
 
 
 @dataclass(frozen=True)
