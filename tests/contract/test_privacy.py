@@ -14,6 +14,7 @@ from hpcfed.clients.selection import Choice
 from hpcfed.comm import Serial
 from hpcfed.config.selection import Selection
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.federation.transforms.privacy.accounting import Accountant, Release
 from hpcfed.main import main
 from hpcfed.report.cite import citation_keys
@@ -36,6 +37,11 @@ UNIFORM = ("--algorithm.weighting", "uniform")
 
 def epsilons(outcome: toy.Outcome) -> list[float]:
     return [row["rounds/epsilon"] for row in outcome.rows]
+
+
+def changes(before: Params, after: Params) -> torch.Tensor:
+    """All values of a state after a round less those before it, [P]."""
+    return torch.cat([(after[name] - value).flatten() for name, value in before.items()])
 
 
 # Poisson cohorts
@@ -117,10 +123,10 @@ def test_a_round_without_clients_adds_noise_alone():
     before = rounds.state
     row, _ = rounds.step()
     assert not row["clients/cohort"].any() and rounds.fed.choice.sample(0) == []
-    changes = torch.cat([(rounds.state[n] - v).flatten() for n, v in before.items()])
+    noise = changes(before, rounds.state)
     std = 0.5 / (0.01 * 6)  # z C / (q K)
-    assert changes.std().item() == pytest.approx(std, rel=0.05)
-    assert abs(changes.mean().item()) < 4 * std / math.sqrt(len(changes))
+    assert noise.std().item() == pytest.approx(std, rel=0.05)
+    assert abs(noise.mean().item()) < 4 * std / math.sqrt(len(noise))
     assert row["rounds/epsilon"] > 0
 
 
@@ -129,8 +135,8 @@ def test_what_one_client_adds_to_the_state_is_bounded():
     rounds = toy.start(Serial(), job)
     before = rounds.state
     rounds.step()
-    moved = torch.cat([(rounds.state[n] - v).flatten() for n, v in before.items()])
-    assert 0 < moved.norm() <= 0.01 * (1 + 1e-6)  # the mean of six updates of this length at most
+    change = changes(before, rounds.state).norm()
+    assert 0 < change <= 0.01 * (1 + 1e-6)  # the mean of six updates of this length at most
 
 
 def test_with_a_cap_clients_count_by_their_examples_up_to_it():
@@ -155,8 +161,8 @@ def test_with_a_cap_clients_count_by_their_examples_up_to_it():
 def test_local_noise_of_n_clients_is_that_of_their_mean():
     job = toy.job("fedavg", *MLP, *ALL, *LOCAL, *NOISE, "--privacy.clip", "1e-6", "--rounds", "1")
     outcome, before = toy.run(Serial(), job), toy.start(Serial(), job).state
-    moved = torch.cat([(outcome.state[n] - v).flatten() for n, v in before.items()])
-    assert moved.std().item() == pytest.approx(2e-6 / math.sqrt(6), rel=0.1)
+    noise = changes(before, outcome.state)
+    assert noise.std().item() == pytest.approx(2e-6 / math.sqrt(6), rel=0.1)
 
 
 def test_prototypes_of_all_classes_are_sent_with_noise_and_the_same_bytes_by_all():

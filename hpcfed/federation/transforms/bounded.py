@@ -179,14 +179,14 @@ def valid(name: str, value: Tensor, old: Tensor) -> Tensor:
     return torch.where(value < 0, old, value) if name.endswith("running_var") else value
 
 
-def scale_of_counts(given: float | None, clip: float, term: Term) -> float:
+def scale_of_counts(setting: float | None, clip: float, term: Term) -> float:
     """Return the factor of the weights of a term in its length.
 
-    given: by the job; None: clip / sqrt(2 n) of n weights, so that weights of 1 take half of the
+    setting: of the job; None: clip / sqrt(2 n) of n weights, so that weights of 1 take half of the
     squared bound.
     """
     sizes = term.weight.values() if isinstance(term.weight, Params) else ()
-    return given or default_scale(clip, sum(weight.numel() for weight in sizes))
+    return setting or default_scale(clip, sum(weight.numel() for weight in sizes))
 
 
 def default_scale(clip: float, n: int) -> float:
