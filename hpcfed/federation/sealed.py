@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcfed.comm import codec
@@ -104,10 +104,8 @@ class Sealed:
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        sealed = next(
-            value for value in [*args, *(kwargs or {}).values()] if isinstance(value, cls)
-        )
-        sealed._refuse()
+        check_open([*args, *(kwargs or {}).values()])
+        return NotImplemented  # a part in another container: torch raises TypeError
 
     __getitem__ = __iter__ = __len__ = __bool__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
@@ -126,10 +124,19 @@ def refusal(rule: MeanRule) -> ConfigError:
 
 def check_open(values: Iterable[Any]) -> None:
     """Raise ConfigError if one of these values, which the server moves or reads, is sealed."""
+    for part in sealed_in(values):
+        part._refuse()
+
+
+def sealed_in(values: Iterable[Any]) -> Iterator[Sealed]:
+    """Iterate over the sealed parts in values, and in mappings, lists and tuples of such."""
     for value in values:
-        for part in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(part, Sealed):
-                part._refuse()
+        if isinstance(value, Sealed):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from sealed_in(value.values())
+        elif isinstance(value, list | tuple):
+            yield from sealed_in(value)
 
 
 codec.register(Sealed, "sealed", Sealed._refuse, Sealed._refuse)

@@ -10,7 +10,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.engine.decide import world
 from hpcfed.engine.setup import federation
-from hpcfed.federation.sealed import MeanRule, Sealed
+from hpcfed.federation.sealed import MeanRule, Sealed, check_open
 from hpcfed.federation.transforms.bounded import Bound
 from hpcfed.federation.upload import Upload
 from tests.contract import toy
@@ -31,6 +31,9 @@ def sealed() -> Sealed:
         lambda part: list(part),
         lambda part: bool(part),
         lambda part: torch.add(torch.ones(2), part),
+        lambda part: torch.stack([torch.ones(2), part]),
+        lambda part: torch.cat(tensors=[part, part]),
+        lambda part: check_open([torch.ones(2), {"x": (1, [part])}]),
         lambda part: part.terms_for(MeanRule()),
     ],
 )
