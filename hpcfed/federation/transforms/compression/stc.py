@@ -6,47 +6,23 @@ of the k magnitudes. k = ceil(share n); the paper sends 1 of 400 values.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from hpcfed.federation.transforms.compression.bits import (
-    Reader,
-    most_bytes,
-    pack_positions,
-    read_positions,
-)
-from hpcfed.federation.transforms.compression.codec import Codec, Shape, count
-from hpcfed.federation.transforms.compression.topk import largest
+from hpcfed.federation.transforms.compression.bits import Reader
+from hpcfed.federation.transforms.compression.topk import TopK
 
 
-class STC(Codec):
+class STC(TopK):
     """share: of the values that are not 0."""
 
-    contracts = True
-
-    def __init__(self, share: float, together: bool = True, min_size: int = 0) -> None:
-        super().__init__(min_size)
-        self.share, self.together = share, together
-
-    def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
-        flat = x.ravel()
-        positions = largest(flat, count(self.share, flat.size))
-        values = flat[positions]
+    def pack_values(self, values: np.ndarray) -> bytes:
         magnitude = np.float32(np.abs(values, dtype=np.float64).mean())
-        signs = np.packbits(np.signbit(values)).tobytes()
-        return magnitude.tobytes() + signs + pack_positions(positions, flat.size)
+        return magnitude.tobytes() + np.packbits(np.signbit(values)).tobytes()
 
-    def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
-        n = int(np.prod(shape))
-        k = count(self.share, n)
+    def unpack_values(self, reader: Reader, k: int) -> np.ndarray:
         magnitude = reader.array("f4", 1)[0]
         negative = reader.numbers(k, 1).astype(bool)
-        x = np.zeros(n, np.float32)
-        x[read_positions(reader, k, n)] = np.where(negative, -magnitude, magnitude)
-        return x
+        return np.where(negative, -magnitude, magnitude)
 
-    def most_bytes_of(self, shape: Shape) -> int:
-        n = int(np.prod(shape))
-        k = count(self.share, n)
-        return 4 + -(-k // 8) + most_bytes(k, n)
+    def bytes_of_values(self, k: int) -> int:
+        return 4 + -(-k // 8)

@@ -42,16 +42,28 @@ class TopK(Codec):
     def pack(self, x: np.ndarray, generator: Any, memory: dict[str, Any]) -> bytes:
         flat = x.ravel()
         positions = largest(flat, count(self.share, flat.size))
-        return flat[positions].tobytes() + pack_positions(positions, flat.size)
+        return self.pack_values(flat[positions]) + pack_positions(positions, flat.size)
 
     def unpack(self, reader: Reader, shape: Shape, generator: Any) -> np.ndarray:
         n = int(np.prod(shape))
         k = count(self.share, n)
-        values, x = reader.array("f4", k), np.zeros(n, np.float32)
+        values, x = self.unpack_values(reader, k), np.zeros(n, np.float32)
         x[read_positions(reader, k, n)] = values
         return x
 
     def most_bytes_of(self, shape: Shape) -> int:
         n = int(np.prod(shape))
         k = count(self.share, n)
-        return 4 * k + most_bytes(k, n)
+        return self.bytes_of_values(k) + most_bytes(k, n)
+
+    def pack_values(self, values: np.ndarray) -> bytes:
+        """Encode the values that are sent."""
+        return values.tobytes()
+
+    def unpack_values(self, reader: Reader, k: int) -> np.ndarray:
+        """Return the k values that `pack_values` has written."""
+        return reader.array("f4", k)
+
+    def bytes_of_values(self, k: int) -> int:
+        """Return the bytes that `pack_values` writes for k values."""
+        return 4 * k
